@@ -1,0 +1,94 @@
+# `make sweep` and `make test` need Python 3.11 or 3.12 and a C++ compiler; each makes .venv, installs what constraints.txt
+# pins, and runs. A second call installs again only if pyproject.toml or constraints.txt changed.
+#
+#   make sweep ARGS="captioning --num-trials 20"
+#   make test ARGS="-k settings -x"        ARGS go to pytest
+#   make install EXTRAS=aws,s3             nothing but the installation, with extras of pyproject.toml
+#   make sweep PYTHON=python3.12           another interpreter, for the first call
+
+SHELL := /bin/sh
+VENV ?= .venv
+ARGS ?=
+EXTRAS ?=
+IN_VENV := $(VENV)/bin/python
+LOG := $(VENV)/install.log
+
+.PHONY: help sweep test lint install clean check
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+	@echo "Targets: sweep, test, lint, install, clean."
+
+sweep: $(VENV)/.installed
+	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
+
+test: lint
+	$(IN_VENV) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(IN_VENV) -m ruff check .
+	$(IN_VENV) -m ruff format --check .
+	$(IN_VENV) -m mypy
+
+install: $(VENV)/.installed
+ifneq ($(EXTRAS),)
+	@echo "Installing the extras $(EXTRAS)."
+	@$(call pip_install,-e ".[$(EXTRAS)]")
+endif
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find orchestrator workloads analysis tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and alone: the build that this machine's pip prefers, for CPU or CUDA, is then kept by all that follows.
+$(VENV)/.torch: constraints.txt | check
+	@test -x $(IN_VENV) || $(python) -m venv $(VENV)
+	@echo "Installing torch into $(VENV), which takes a minute or more; details in $(LOG)."
+	@$(call pip_install,torch)
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
+	@echo "Installing compile-sweep and what it needs; details in $(LOG)."
+	@$(call pip_install,-e .)
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need; details in $(LOG)."
+	@$(call pip_install,-e ".[dev]")
+	@touch $@
+
+pip_install = $(IN_VENV) -m pip install -q --disable-pip-version-check -c constraints.txt $(1) >$(LOG) 2>&1 \
+	|| { tail -n 20 $(LOG) >&2; echo "The installation failed; the whole of it is in $(LOG)." >&2; exit 2; }
+
+# Before anything is made: one sentence on what is missing. It goes through $(error) because a failed recipe would add a line.
+check:
+	$(if $(missing),$(error $(missing)))@:
+
+# The first interpreter that will do, unless PYTHON names one. A command may exist and not run (pyenv's shims).
+python = $(or $(PYTHON),$(shell $(find_python)))
+missing = $(shell $(find_missing))
+
+find_python = for name in python3 python3.12 python3.11; do \
+    if $$name -c '$(is_supported)' 2>/dev/null; then echo $$name; break; fi; \
+  done
+
+is_supported = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+
+# Inductor and Triton compile C++ against Python.h, which Debian keeps in a package of its own, as it does half of venv.
+find_missing = python=$(if $(wildcard $(IN_VENV)),$(IN_VENV),$(python)); \
+  if ! $${python:-false} -c '$(is_supported)' 2>/dev/null; then \
+    echo "compile-sweep needs Python 3.11 or 3.12, which $(or $(PYTHON),python3) is not: install one" \
+      "(apt-get install python3 python3-dev python3-venv, or from python.org) and name it, as in PYTHON=python3.12"; \
+    exit; \
+  fi; \
+  lacks=; packages=; \
+  lack() { lacks="$$lacks$${lacks:+ and }$$1"; packages="$$packages $$2"; }; \
+  version=$$($$python -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); \
+  $$python -c 'import ensurepip, venv' 2>/dev/null || lack "Python's venv module" $$version-venv; \
+  $$python -c '$(has_headers)' 2>/dev/null || lack "Python's header files" $$version-dev; \
+  command -v $(CXX) >/dev/null || lack "the C++ compiler $(CXX)" g++; \
+  test -z "$$lacks" || echo "compile-sweep needs $$lacks: install what is missing" \
+    "(on Debian or Ubuntu, apt-get install$$packages)"
+
+has_headers = import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))

@@ -1,0 +1,44 @@
+"""What every test may rely on: a marker that names a missing device or browser skips the test and says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The repository's root."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of an installed Chromium; only for tests marked `browser`, which are skipped where there is none."""
+    return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` without a CUDA device, and `browser` without a Chromium."""
+    for marker, is_there, reason in (
+        ("gpu", _has_gpu, "no CUDA device"),
+        ("browser", lambda: _chromium() is not None, "no Chromium installed"),
+    ):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not is_there():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_gpu() -> bool:
+    import torch  # seconds, and only if a test asks
+
+    return torch.cuda.is_available()
+
+
+def _chromium() -> str | None:
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
