@@ -1,0 +1,173 @@
+"""Workloads small enough to compile in seconds, sound and faulty, for tests. Named on command lines as `toy_workloads:Name`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from workloads.base import Batch, Workload
+from workloads.shapes import PadToLongest, ShapePolicy
+
+VOCABULARY, WIDTH = 16, 8
+
+
+class Block(nn.Module):
+    """A repeated region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.linear(hidden).relu()
+
+
+class Loss(nn.Module):
+    """Cross entropy."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Body(nn.Module):
+    """Embedding, three equal blocks, output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.output = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embedding(ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.output(hidden)
+        return logits
+
+
+class ToyModel(nn.Module):
+    """Body and loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Body()
+        self.loss = Loss()
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return self.spoiled(self.loss(self.body(ids), labels))
+
+    def spoiled(self, loss: Tensor) -> Tensor:
+        """For faulty models to override."""
+        return loss
+
+
+class Toy(Workload):
+    """Sound."""
+
+    sizes = ("only",)
+    batch_size = 3
+    max_length = 16
+    pool_batches = 4
+    model_class: type[ToyModel] = ToyModel
+
+    def build_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return self.model_class()
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        return [self._batch(policy.padded(longest), rank, device) for longest in (5, 16, 9, 3)[: self.pool_batches]]
+
+    def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
+        return self._batch(length, rank, device)
+
+    def regions(self, model: nn.Module) -> Sequence[str]:
+        return [name for name, module in model.named_modules() if isinstance(module, Block)]
+
+    def parts(self) -> Sequence[str]:
+        return ["body", "loss"]
+
+    def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
+        if module.startswith("body.blocks"):
+            return {"hidden": (1,)}
+        return {"": {"ids": (1,), "labels": (1,)}, "body": {"ids": (1,)}, "loss": {"logits": (1,), "labels": (1,)}}[module]
+
+    def _batch(self, length: int, rank: int, device: torch.device) -> Batch:
+        generator = torch.Generator().manual_seed(1000 * rank + length)
+        ids = torch.randint(VOCABULARY, (self.batch_size, length + 1), generator=generator)
+        inputs = {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
+        on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
+        return Batch(inputs=on_device, length=length, samples=self.batch_size, tokens=ids[:, 1:].numel())
+
+
+class _NanWhenCompiled(ToyModel):
+    def spoiled(self, loss: Tensor) -> Tensor:
+        return loss * float("nan") if torch.compiler.is_compiling() else loss
+
+
+class _WrongWhenCompiled(ToyModel):
+    def spoiled(self, loss: Tensor) -> Tensor:
+        return loss * 1.5 if torch.compiler.is_compiling() else loss
+
+
+class _BreaksItsGraph(ToyModel):
+    def spoiled(self, loss: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return loss * 1.0
+
+
+class NanWhenCompiled(Toy):
+    """Silently wrong under the compiler: not finite."""
+
+    model_class = _NanWhenCompiled
+
+
+class WrongWhenCompiled(Toy):
+    """Silently wrong under the compiler: half as much again."""
+
+    model_class = _WrongWhenCompiled
+
+
+class BreaksItsGraph(Toy):
+    """Two graphs where one was expected."""
+
+    model_class = _BreaksItsGraph
+
+
+class Faulty(Toy):
+    """Misbehaves by pad multiple: 2 raises, 4 loses its worker, 8 hangs with a child process while warming up."""
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        multiple = policy.multiple if isinstance(policy, PadToLongest) else None
+        if multiple == 2:
+            raise RuntimeError("this workload does not like multiples of 2")
+        if multiple == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._hang = multiple == 8
+        return super().pool(policy, rank=rank, device=device)
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        if self._hang:
+            model.register_forward_pre_hook(_hang)
+        return model
+
+
+class Slow(Toy):
+    """Takes about three seconds to build, so that a test can act while a trial is in flight."""
+
+    def build_model(self) -> nn.Module:
+        time.sleep(1.0)
+        return super().build_model()
+
+
+def _hang(module: nn.Module, inputs: object) -> None:
+    subprocess.Popen(["sleep", "600"])
+    time.sleep(600)

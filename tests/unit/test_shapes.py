@@ -1,0 +1,77 @@
+"""Shape policies: what lengths they give and refuse."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy, uniform_buckets
+
+SIZES = st.integers(1, 600)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> tuple[ShapePolicy, int]:
+    """A policy and its longest sequence."""
+    max_length, size = draw(SIZES), draw(SIZES)
+    policy: ShapePolicy = draw(
+        st.sampled_from(
+            [
+                PadToMax(max_length=max_length),
+                PadToLongest(max_length=max_length, multiple=size),
+                PadToBuckets(buckets=uniform_buckets(max_length, size)),
+            ]
+        )
+    )
+    return policy, max_length
+
+
+@given(policies())
+@settings(max_examples=200, deadline=None)
+def test_a_padded_length_holds_the_longest_row_and_is_one_the_policy_announced(given_policy: tuple[ShapePolicy, int]) -> None:
+    policy, max_length = given_policy
+    announced = policy.lengths()
+    assert list(announced) == sorted(set(announced))
+    assert announced[-1] == max_length
+    padded = [policy.padded(longest) for longest in range(1, max_length + 1)]
+    assert all(length >= longest for longest, length in enumerate(padded, start=1))
+    assert padded == sorted(padded)
+    assert set(padded) == set(announced)
+
+
+@given(policies(), st.integers(1, 100))
+@settings(max_examples=100, deadline=None)
+def test_a_row_above_the_maximum_is_an_error_not_a_cut(given_policy: tuple[ShapePolicy, int], excess: int) -> None:
+    policy, max_length = given_policy
+    with pytest.raises(ValueError, match=f"{max_length + excess} tokens does not fit the maximum of {max_length}"):
+        policy.padded(max_length + excess)
+
+
+@pytest.mark.parametrize(
+    ("policy", "longest", "padded"),
+    [
+        (PadToMax(max_length=256), 1, 256),
+        (PadToLongest(max_length=256), 31, 31),
+        (PadToLongest(max_length=256, multiple=8), 32, 32),
+        (PadToLongest(max_length=256, multiple=8), 33, 40),
+        (PadToLongest(max_length=250, multiple=8), 249, 250),
+        (PadToBuckets(buckets=(32, 64, 100)), 32, 32),
+        (PadToBuckets(buckets=(32, 64, 100)), 65, 100),
+    ],
+)
+def test_padding_goes_to_the_next_length(policy: ShapePolicy, longest: int, padded: int) -> None:
+    assert policy.padded(longest) == padded
+
+
+@pytest.mark.parametrize(
+    ("max_length", "bucket_size", "buckets"),
+    [(256, 64, (64, 128, 192, 256)), (100, 32, (32, 64, 96, 100)), (64, 64, (64,)), (64, 100, (64,))],
+)
+def test_buckets_are_multiples_and_the_longest_sequence(max_length: int, bucket_size: int, buckets: tuple[int, ...]) -> None:
+    assert uniform_buckets(max_length, bucket_size) == buckets
+
+
+def test_policies_of_equal_lengths_are_equal() -> None:
+    assert PadToLongest(max_length=256, multiple=8) == PadToLongest(multiple=8, max_length=256)
+    assert PadToMax(max_length=256) != PadToMax(max_length=255)

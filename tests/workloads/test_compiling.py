@@ -1,0 +1,111 @@
+"""Settings applied to real models and really compiled, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_workloads import BreaksItsGraph, NanWhenCompiled, Toy, WrongWhenCompiled
+
+from orchestrator.failures import Label, judge_measurement
+from orchestrator.records import Status
+from workloads.base import Workload
+from workloads.captioning import Captioning
+from workloads.compiling import applied
+from workloads.measuring import Measurement, Protocol, measure
+from workloads.settings import CompileSettings
+
+CPU = torch.device("cpu")
+SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2)
+
+
+def measured(workload: Workload, spelled: str) -> Measurement:
+    torch._dynamo.reset()
+    return measure(workload, CompileSettings.parse(spelled), device=CPU, protocol=SHORT)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "graphs"),
+    [
+        ("scope=eager,padding=longest,pad_multiple=4", 0),
+        ("scope=full", 1),
+        ("scope=full,dynamic=mark,pad_multiple=4", 1),
+        ("scope=full,dynamic=auto,pad_multiple=4", 2),
+        ("scope=full,dynamic=buckets,bucket_size=8", 2),
+        ("scope=modular", 2),
+        ("scope=modular,dynamic=mark,pad_multiple=4", 2),
+        ("scope=regional", 1),
+        ("scope=regional,dynamic=mark,pad_multiple=4", 1),
+        ("scope=eager,optimizer=fused", 0),
+    ],
+)
+def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled: str, graphs: int) -> None:
+    found = measured(Toy("only", 0), spelled)
+    assert found.graphs == graphs
+    assert found.graph_break_reasons == []
+    assert found.recompile_limit_hits == []
+    assert found.numerics["status"] == "ok", found.numerics
+    assert judge_measurement(found.to_dict(), claims_cudagraphs=False).status is Status.OK
+
+
+def test_a_compiled_optimizer_is_one_more_graph_behind_the_break_torch_puts_before_it() -> None:
+    found = measured(Toy("only", 0), "scope=full,optimizer=compiled")
+    assert found.graphs == 2
+    assert ["torch/optim/optimizer.py" in reason for reason in found.graph_break_reasons] == [True]
+    assert found.numerics["status"] == "ok", found.numerics
+
+
+def test_regional_captioning_compiles_each_kind_of_block_once_for_all_depths_and_lengths() -> None:
+    found = measured(Captioning("tiny", 0), "scope=regional,dynamic=mark")
+    assert found.graphs == 2  # the encoder's block and the decoder's
+    assert found.recompile_reasons == []
+    assert found.numerics["status"] == "ok", found.numerics
+
+
+def test_full_captioning_is_one_graph_without_breaks() -> None:
+    found = measured(Captioning("tiny", 0), "scope=full")
+    assert (found.graphs, found.graph_break_reasons, found.recompile_reasons) == (1, [], [])
+    assert found.numerics["status"] == "ok", found.numerics
+
+
+def test_a_compiled_nan_is_labelled_and_infeasible() -> None:
+    verdict = judge_measurement(measured(NanWhenCompiled("only", 0), "scope=full").to_dict(), claims_cudagraphs=False)
+    assert (verdict.status, verdict.label) == (Status.INFEASIBLE, Label.NAN)
+
+
+def test_a_silently_wrong_loss_is_labelled_and_infeasible() -> None:
+    verdict = judge_measurement(measured(WrongWhenCompiled("only", 0), "scope=full").to_dict(), claims_cudagraphs=False)
+    assert (verdict.status, verdict.label) == (Status.INFEASIBLE, Label.DIVERGES)
+
+
+def test_a_hit_recompile_limit_is_noticed_and_infeasible() -> None:
+    with torch._dynamo.config.patch(recompile_limit=2):
+        found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=4")
+    verdict = judge_measurement(found.to_dict(), claims_cudagraphs=False)
+    assert (verdict.status, verdict.label) == (Status.INFEASIBLE, Label.RECOMPILE_LIMIT)
+    assert verdict.reason is not None
+    assert "forward" in verdict.reason
+
+
+def test_a_graph_break_is_counted_with_its_reason_and_no_path_of_this_machine() -> None:
+    found = measured(BreaksItsGraph("only", 0), "scope=full")
+    assert found.graphs == 2
+    assert len(found.graph_break_reasons) == 1
+    assert "toy_workloads.py" in found.graph_break_reasons[0]
+    assert "/tests/" not in found.graph_break_reasons[0]
+
+
+def test_forwards_are_put_back() -> None:
+    workload = Toy("only", 0)
+    model = workload.build_model()
+    settings = CompileSettings.parse("scope=regional,dynamic=mark,pad_multiple=4")
+    optimizer = workload.optimizer(model, settings.optimizer)
+    with applied(settings, workload, model, optimizer, CPU):
+        assert all("forward" in model.get_submodule(name).__dict__ for name in workload.regions(model))
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_captioning_switches_cudnn_attention_off_only_while_it_runs() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with Captioning("tiny", 0).process_settings():
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before

@@ -1,0 +1,130 @@
+"""The `Workload` contract: what a sweep must know of a training step, and how workloads are found by name.
+
+A workload says how to build its model, its batches and its optimizer, and which parts of the model are worth compiling on
+their own. It knows nothing of compile settings beyond the shape policy its batches are padded by.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.settings import OptimizerKind
+from workloads.shapes import ShapePolicy
+
+BUILT_IN = {"captioning": "workloads.captioning:Captioning"}
+"""Short names of the workloads that come with the project."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's input for one worker, on its device."""
+
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model's forward."""
+    length: int
+    """Padded length, in tokens."""
+    samples: int
+    tokens: int
+    """Useful tokens: padding not counted."""
+
+
+class Workload(ABC):
+    """A training step that can be measured under compile settings.
+
+    Args:
+        size: one of `sizes`.
+        seed: decides weights and data; equal seeds give equal samples in equal order whatever the settings.
+
+    Raises:
+        WorkloadError: `size` is none of `sizes`.
+    """
+
+    sizes: ClassVar[tuple[str, ...]]
+    """Names of the sizes, the real one first."""
+    batch_size: int
+    """Samples a step and worker."""
+    max_length: int
+    """Longest sequence, in tokens."""
+    pool_batches: int
+    """Distinct batches a steady-state pass goes through."""
+    learning_rate: float = 1e-4
+    """Of the optimizer; costs no time, and a small one keeps the numerics check sharp."""
+
+    def __init__(self, size: str, seed: int) -> None:
+        if size not in self.sizes:
+            raise WorkloadError(f"{type(self).__name__} has no size {size!r}; use one of {', '.join(self.sizes)}")
+        self.size = size
+        self.seed = seed
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """The model on the CPU, in training mode, whose forward takes a batch's inputs and returns the scalar loss."""
+
+    @abstractmethod
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        """The batches of a steady-state pass: the same samples in the same order under every policy."""
+
+    @abstractmethod
+    def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
+        """A batch padded to exactly `length` tokens, for warming up shapes the pool happens not to hold."""
+
+    @abstractmethod
+    def regions(self, model: nn.Module) -> Sequence[str]:
+        """Dotted names of the model's repeated blocks, for scope=regional."""
+
+    @abstractmethod
+    def parts(self) -> Sequence[str]:
+        """Dotted names of the modules that scope=modular compiles apart; together they are the whole step."""
+
+    @abstractmethod
+    def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
+        """For each tensor argument of that module's forward that depends on the length, the dimensions that do.
+
+        Args:
+            module: a name from `regions` or `parts`, or `""` for the whole model.
+        """
+
+    @contextmanager
+    def process_settings(self) -> Iterator[None]:
+        """Process-wide settings the workload needs, in force from before its model is built; nothing by default."""
+        yield
+
+    def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
+        """The dtype autocast runs in on this device; None for no autocast."""
+        return torch.bfloat16 if device.type == "cuda" else None
+
+    def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer:
+        """Adam over the model's parameters; a compiled optimizer is a foreach one whose step is compiled later."""
+        fused = kind is OptimizerKind.FUSED
+        return torch.optim.Adam(model.parameters(), lr=self.learning_rate, fused=fused, foreach=not fused)
+
+
+def load_workload(name: str) -> type[Workload]:
+    """The workload class called `name`: a built-in one, or `package.module:Class`.
+
+    Raises:
+        WorkloadError: no such workload, its module does not import, or it is no `Workload`.
+    """
+    target = BUILT_IN.get(name, name)
+    module_name, colon, class_name = target.partition(":")
+    if not colon or not module_name or not class_name:
+        close = get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(BUILT_IN)}, or package.module:Class"
+        raise WorkloadError(f"no workload is called {name!r}; {hint}")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name, None)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        raise WorkloadError(f"workload {name!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, type) or not issubclass(found, Workload):
+        raise WorkloadError(f"workload {name!r}: {class_name} in {module_name} is no subclass of workloads.Workload")
+    return found

@@ -1,0 +1,34 @@
+"""The C++ toolchain of CPU Inductor: its precompiled headers.
+
+torch precompiles its C++ headers once a host and keeps them outside `TORCHINDUCTOR_CACHE_DIR`, so the first cold compile on a
+host would pay seconds that no later one does. They are made before anything is measured.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+_COMPILE_SOMETHING = """
+import torch
+step = torch.compile(lambda x: (x.relu() * 2).sum())
+step(torch.ones(64, 64, requires_grad=True)).backward()
+"""
+
+
+def warm_cpp_headers() -> None:
+    """Compiles a trifle in another process, once for a host, user and torch version; a failure is left to the real compile."""
+    folder = Path(default_cache_dir())
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"compile-sweep-headers-{torch.__version__}").open("a") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)  # trials side by side: one makes them, the others wait
+        if mark.tell() == 0:
+            environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+            subprocess.run([sys.executable, "-c", _COMPILE_SOMETHING], env=environment, check=False)
+            mark.write("made\n")
