@@ -1,0 +1,86 @@
+"""What a trial is told to do: plain values, because they cross processes, and the record they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.failures import Verdict
+from orchestrator.folder import LOGS
+from orchestrator.records import TrialRecord
+from workloads.settings import CompileSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan:
+    """What all trials of a sweep have in common."""
+
+    folder: str
+    """The sweep's, absolute."""
+    workload: str
+    size: str
+    seed: int
+    num_workers: int
+    use_gpu: bool
+    cores_per_worker: int
+    """Threads a worker computes and compiles with."""
+    compile_deadline_s: float
+    trial_deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One trial: the plan and what is its own."""
+
+    plan: TrialPlan
+    trial_id: str
+    settings_key: str
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
+        """The assignment that `to_dict` made these values of."""
+        return cls(plan=TrialPlan(**values["plan"]), trial_id=values["trial_id"], settings_key=values["settings_key"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as Tune's and Train's configurations are."""
+        return asdict(self)
+
+    @property
+    def settings(self) -> CompileSettings:
+        """What to measure."""
+        return CompileSettings.parse(self.settings_key)
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the trial's own output goes."""
+        return Path(self.plan.folder) / LOGS / self.trial_id
+
+    def record(
+        self, verdict: Verdict, *, phase: str | None, started_at: str, wall_s: float, figures: Mapping[str, Any] | None = None
+    ) -> TrialRecord:
+        """The record of an attempt at this assignment.
+
+        Args:
+            verdict: what became of it.
+            phase: the last one reached, if any was.
+            started_at: ISO 8601.
+            wall_s: seconds it took.
+            figures: further fields of `TrialRecord`, if it was measured.
+        """
+        return TrialRecord(
+            trial_id=self.trial_id,
+            settings=self.settings.to_dict(),
+            settings_key=self.settings_key,
+            status=verdict.status,
+            label=verdict.label,
+            reason=verdict.reason,
+            phase=phase,
+            workload=self.plan.workload,
+            size=self.plan.size,
+            num_workers=self.plan.num_workers,
+            started_at=started_at,
+            wall_s=wall_s,
+            **(figures or {}),
+        )

@@ -1,0 +1,67 @@
+"""Command lines: options from a dataclass, and every mistake as one sentence with exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import tyro
+
+from workloads.errors import CompileSweepError
+
+Options = TypeVar("Options")
+
+
+class UsageError(CompileSweepError):
+    """Words on the command line that do not fit its options."""
+
+
+def parse(options: type[Options], prog: str, arguments: Sequence[str]) -> Options:
+    """The options that the arguments spell; `--help` prints and exits.
+
+    Raises:
+        UsageError: an unknown option or a value of the wrong kind.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                options, prog=prog, args=list(arguments), config=(tyro.conf.FlagCreatePairsOff, tyro.conf.EnumChoicesFromValues)
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+    raise UsageError(_sentence(complaint.getvalue(), prog))
+
+
+def run(command: Callable[[], int]) -> int:
+    """Runs a command; the user's mistakes become one sentence on stderr and exit code 2."""
+    try:
+        return command()
+    except CompileSweepError as error:
+        sentence = " ".join(line.strip() for line in str(error).splitlines() if line.strip())  # what it quotes may have several
+        print(f"error: {sentence}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _sentence(complaint: str, prog: str) -> str:
+    """The heart of the parser's complaint, which has a frame only where stdout's encoding can show one."""
+    lines = [line.strip("│ ") for line in complaint.splitlines() if not line.startswith(("╭", "╰"))]
+    if not complaint.startswith("╭"):
+        lines = lines[2:]  # the title and a rule
+    text = " ".join(line if line.strip("─-") else "─" for line in lines if line)
+    if unknown := re.match(r"Unrecognized options: (.*?)(?: ─|$)", text):
+        word = unknown.group(1).split(",")[0]
+        near = re.search(r"Perhaps you meant: (--[\w-]+)", text)
+        hint = f"did you mean {near.group(1)}?" if near else f"see {prog} --help"
+        return f"no option or argument {word!r}; {hint}"
+    if value := re.match(r"Error parsing (\S+?):.*? from \[(.*?)\]\.", text):
+        return f"{value.group(1)} cannot be {value.group(2)}; see {prog} --help for what it takes"
+    return f"{text.split(' ─')[0] or 'these arguments do not fit'}; see {prog} --help"

@@ -1,0 +1,84 @@
+"""What a sweep is: one complete, frozen value that decides everything a sweep does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.space import Excluded
+from workloads.settings import CompileSettings
+
+IDENTITY = ("workload", "size", "seed", "device", "workers_per_trial")
+"""Fields in which a resumed sweep must equal the one that began the folder, for its figures to be comparable."""
+
+
+class Device(StrEnum):
+    """What a trial trains on; torch's names."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepConfig:
+    """One sweep.
+
+    Raises:
+        ConfigError: a value that does not work, whatever the machine.
+    """
+
+    recipe: str
+    """Name of the recipe the settings came from."""
+    workload: str
+    """A built-in workload's name, or `package.module:Class`."""
+    size: str
+    """One of the workload's sizes."""
+    settings: tuple[CompileSettings, ...]
+    """What to try, in order."""
+    excluded: tuple[Excluded, ...] = ()
+    """What the recipe would have tried and why it is not."""
+    seed: int = 0
+    """Decides weights and data."""
+    device: Device = Device.CPU
+    """What trials train on."""
+    workers_per_trial: int = 1
+    """Train workers a trial, each with one GPU where there are GPUs."""
+    max_concurrent: int = 1
+    """Trials that run at once. More than one a host inflates compile times."""
+    time_budget_s: float | None = None
+    """Seconds after which no further trial starts; None for no limit."""
+    compile_deadline_s: float = 600.0
+    """Seconds the warm-up window, compiles included, may take before the trial is killed."""
+    trial_deadline_s: float = 1200.0
+    """Seconds a whole trial may take before it is killed."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers_per_trial", "max_concurrent"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{_flag(name)} {getattr(self, name)} is too few; use 1 or more")
+        for name in ("time_budget_s", "compile_deadline_s", "trial_deadline_s"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ConfigError(f"--{_flag(name)} {value:g} is no time; use a finite number of seconds above 0")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"--seed {self.seed} is none; use a whole number from 0 to {2**32 - 1}")
+        if self.trial_deadline_s < self.compile_deadline_s:
+            raise ConfigError(
+                f"--trial-deadline-s {self.trial_deadline_s:g} is below --compile-deadline-s {self.compile_deadline_s:g}, "
+                "which it includes; raise it"
+            )
+        if not self.settings:
+            reason = f": {self.excluded[0].reason}" if self.excluded else ""
+            raise ConfigError(f"recipe {self.recipe} leaves no setting to try here{reason}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; settings as their keys."""
+        values = asdict(self)
+        values["settings"] = [setting.key for setting in self.settings]
+        return values
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,125 @@
+"""The environment fingerprint: what must be equal for figures of two trials to be comparable.
+
+Reads package metadata, `/proc` and NVML; never imports torch and never starts CUDA, so it is cheap in any process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+import pynvml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """One host, as far as figures depend on it; None where there is no such thing."""
+
+    python: str
+    torch: str | None
+    triton: str | None
+    transformers: str | None
+    ray: str | None
+    cuda: str | None
+    """Highest CUDA version of the driver."""
+    driver: str | None
+    gpu: str | None
+    num_gpus: int
+    gpu_memory_bytes: int | None
+    cpu: str
+    cores: int
+    """Cores this process may use."""
+    memory_bytes: int
+    platform: str
+
+    @property
+    def key(self) -> str:
+        """Digest of what decides a figure: versions and processors, not how many of them or which driver patch."""
+        facts = (self.python, self.torch, self.triton, self.transformers, self.cuda, self.gpu, self.gpu or self.cpu)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, str | int | None]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@cache
+def fingerprint() -> Environment:
+    """The environment of the host this runs on."""
+    gpus, driver, cuda = _gpus()
+    return Environment(
+        python=platform.python_version(),
+        torch=_version("torch"),
+        triton=_version("triton"),
+        transformers=_version("transformers"),
+        ray=_version("ray"),
+        cuda=cuda,
+        driver=driver,
+        gpu=gpus[0][0] if gpus else None,
+        num_gpus=len(gpus),
+        gpu_memory_bytes=gpus[0][1] if gpus else None,
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        platform=platform.platform(),
+    )
+
+
+def git_commit(workload_target: str) -> str | None:
+    """Commit of the checkout that holds a workload's module, with `+changes` where files differ from it; None outside git.
+
+    Args:
+        workload_target: `package.module:Class`.
+    """
+    spec = util.find_spec(workload_target.partition(":")[0].partition(".")[0])
+    places = list(spec.submodule_search_locations or []) if spec else []
+    folder = Path(places[0]) if places else Path(spec.origin).parent if spec and spec.origin else None
+    if folder is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> tuple[list[tuple[str, int]], str | None, str | None]:
+    """(name, memory in bytes) of each visible GPU, the driver's version and its CUDA version."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return [], None, None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [(str(pynvml.nvmlDeviceGetName(h)), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        return gpus, str(pynvml.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,23 @@
+"""The orchestrator's part of the tree of errors, whose root is drawn in workloads/errors.py.
+
+CompileSweepError
+├── ConfigError          a recipe, option or combination of options that does not work
+├── SweepFolderError     a folder that cannot be used for this sweep
+└── RecordsError         trials.jsonl or sweep.json is not what this version wrote
+"""
+
+from __future__ import annotations
+
+from workloads.errors import CompileSweepError
+
+
+class ConfigError(CompileSweepError):
+    """A recipe, an option or a combination of options that does not work."""
+
+
+class SweepFolderError(CompileSweepError):
+    """A folder that cannot be used for this sweep."""
+
+
+class RecordsError(CompileSweepError):
+    """`trials.jsonl` or `sweep.json` is not what this version of the project wrote."""

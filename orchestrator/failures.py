@@ -1,0 +1,149 @@
+"""What became of an attempt, decided purely: evidence in, status and label and reason out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from orchestrator.records import Status
+
+_SENTENCE_LENGTH = 300
+
+
+class Label(StrEnum):
+    """Why an attempt is not ok."""
+
+    NAN = "nan"
+    DIVERGES = "diverges"
+    EAGER_UNSTABLE = "eager-unstable"
+    RECOMPILE_LIMIT = "recompile-limit"
+    CUDAGRAPHS_SKIPPED = "cudagraphs-skipped"
+    OUT_OF_MEMORY = "out-of-memory"
+    COMPILE_ERROR = "compile-error"
+    COMPILE_DEADLINE = "compile-deadline"
+    TRIAL_DEADLINE = "trial-deadline"
+    EXCEPTION = "exception"
+    WORKER_DIED = "worker-died"
+    TRIAL_DIED = "trial-died"
+
+
+_INFEASIBLE = {
+    Label.NAN,
+    Label.DIVERGES,
+    Label.RECOMPILE_LIMIT,
+    Label.CUDAGRAPHS_SKIPPED,
+    Label.OUT_OF_MEMORY,
+    Label.COMPILE_ERROR,
+    Label.COMPILE_DEADLINE,
+}
+"""Labels that are a property of the setting; the others say nothing certain about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Status, and why if it is not ok."""
+
+    status: Status
+    label: Label | None = None
+    reason: str | None = None
+
+
+OK = Verdict(status=Status.OK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """What is known of an attempt that returned no measurement."""
+
+    phase: str
+    """The last phase a worker reported."""
+    in_phase_s: float
+    """Seconds since it did."""
+    elapsed_s: float
+    """Seconds since the trial began."""
+    compile_deadline_s: float
+    trial_deadline_s: float
+    error_type: str | None = None
+    """Class name of the exception a worker raised, dotted; None if it died without one."""
+    error_text: str = ""
+    error_is_compilers: bool = False
+    """Whether the exception came out of the compiler."""
+
+
+def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
+    """A measured attempt: is the setting fit to be used?
+
+    Args:
+        measurement: `workloads.measuring.Measurement.to_dict()`.
+        claims_cudagraphs: whether the settings say that CUDA graphs are used.
+    """
+    numerics = measurement["numerics"]
+    if numerics["status"] != "ok":
+        return _verdict(Label(numerics["status"]), _numerics_reason(numerics))
+    if hits := measurement["recompile_limit_hits"]:
+        function = re.search(r"function: '([^']*)'", hits[0])
+        name = f" in {function.group(1)}" if function else ""
+        return _verdict(Label.RECOMPILE_LIMIT, f"torch hit its recompile limit{name} and runs some sizes eagerly")
+    if claims_cudagraphs and measurement["cudagraph_skips"]:
+        reasons = measurement["cudagraph_skip_reasons"] or ["torch gave no reason"]
+        return _verdict(Label.CUDAGRAPHS_SKIPPED, f"CUDA graphs were asked for and not used: {_sentence(reasons[0])}")
+    return OK
+
+
+def _numerics_reason(numerics: Mapping[str, Any]) -> str:
+    label = Label(numerics["status"])
+    if label is Label.EAGER_UNSTABLE:
+        return "eager itself is not finite on these batches, so the numbers cannot be checked"
+    if label is Label.DIVERGES:
+        return (
+            f"does not follow eager on the same batches from step {numerics['first_bad_step']} on: "
+            f"loss off by {numerics['loss_gap']:.2%} (allowed {numerics['loss_tolerance']:.2%}), "
+            f"gradient norm by {numerics['gradient_norm_gap']:.2%} (allowed {numerics['gradient_norm_tolerance']:.2%})"
+        )
+    if numerics["first_bad_step"] is not None:
+        return f"loss or gradients are not finite from step {numerics['first_bad_step']} on; eager is, on the same batches"
+    return f"the loss is not finite from timed step {numerics['first_bad_steady_step']} on"
+
+
+def judge_death(death: Death) -> Verdict:
+    """An attempt without a measurement: what ended it?"""
+    where = f"in phase {death.phase}"
+    if death.error_type is not None:
+        text = f"{death.error_type.rpartition('.')[2]}: {_sentence(death.error_text)}"
+        if re.search(r"OutOfMemory|MemoryError|out of memory|can't allocate memory", f"{death.error_type} {death.error_text}"):
+            return _verdict(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}")
+        label = Label.COMPILE_ERROR if death.error_is_compilers else Label.EXCEPTION
+        return _verdict(label, f"{text} ({where})")
+    if death.phase == "warming-up" and death.in_phase_s >= death.compile_deadline_s:
+        return _verdict(
+            Label.COMPILE_DEADLINE, f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
+        )
+    if death.elapsed_s >= death.trial_deadline_s:
+        return _verdict(Label.TRIAL_DEADLINE, f"not done after {death.trial_deadline_s:g} s, {where}; killed by the deadline")
+    return _verdict(Label.WORKER_DIED, f"a worker died without an exception {where}: {_sentence(death.error_text)}")
+
+
+def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str) -> Verdict:
+    """A trial whose own process ended before it could write its record.
+
+    Args:
+        elapsed_s: seconds since it began.
+        trial_deadline_s: after which it ends itself if its workers cannot be ended.
+        error_text: what Tune says of it.
+    """
+    if elapsed_s >= trial_deadline_s:
+        return _verdict(Label.TRIAL_DEADLINE, f"not done after {trial_deadline_s:g} s and its workers did not end; killed")
+    return _verdict(Label.TRIAL_DIED, f"the trial's own process failed: {_sentence(error_text)}")
+
+
+def _verdict(label: Label, reason: str) -> Verdict:
+    return Verdict(status=Status.INFEASIBLE if label in _INFEASIBLE else Status.FAILED, label=label, reason=reason)
+
+
+def _sentence(text: str) -> str:
+    """The first line that says something, cut to a readable length."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    return line if len(line) <= _SENTENCE_LENGTH else line[:_SENTENCE_LENGTH] + "…"

@@ -1,0 +1,137 @@
+"""The sweep's folder: made for a new sweep, or taken up again for a resumed one.
+
+`sweep.json` holds the configuration and the environment of the latest run, and when each earlier one started, of which commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from orchestrator import records
+from orchestrator.config import IDENTITY, SweepConfig
+from orchestrator.environment import Environment
+from orchestrator.errors import RecordsError, SweepFolderError
+
+SCHEMA_VERSION = 1
+LOGS = "logs"
+TRAIN_STATE = ".train-"
+"""How folders of a running trial's Ray Train state begin; a killed driver leaves them."""
+
+
+def begin(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[records.TrialRecord]:
+    """Makes the folder for a new sweep. There are no records yet.
+
+    Raises:
+        SweepFolderError: the folder holds a sweep already, or cannot be written.
+    """
+    _make_writable(folder)
+    if (folder / records.SWEEP_FILE).exists() or (folder / records.TRIALS_FILE).exists():
+        raise SweepFolderError(f"{folder} holds a sweep already; add --resume to go on with it, or name another --output")
+    write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs=[]))
+    (folder / records.TRIALS_FILE).touch()  # second: without sweep.json it would look like a sweep that cannot be resumed
+    return []
+
+
+def resume(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[records.TrialRecord]:
+    """Takes the folder up again and returns what is recorded; a folder without a sweep is begun.
+
+    Raises:
+        SweepFolderError: another sweep's folder, or one begun in an environment whose figures cannot be compared.
+        RecordsError: a damaged sweep.json or trials.jsonl.
+    """
+    if not (folder / records.SWEEP_FILE).exists():
+        return begin(folder, config, environment, commit)
+    _make_writable(folder)
+    before = read_sweep(folder)
+    for name in IDENTITY:
+        mine, theirs = getattr(config, name), before["config"].get(name)
+        if mine != theirs:
+            raise SweepFolderError(
+                f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
+            )
+    if before["environment_key"] != environment.key:
+        component, theirs, mine = _difference(before["environment"], environment.to_dict())
+        raise SweepFolderError(
+            f"{folder} was measured with {component} {theirs}, and this is {mine}; their figures cannot be compared, "
+            "so name another --output"
+        )
+    done = records.read(folder)
+    for left_behind in folder.glob(f"{TRAIN_STATE}*"):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
+    write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs))
+    return done
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """What `sweep.json` holds.
+
+    Raises:
+        RecordsError: it is damaged or of another version.
+    """
+    path = folder / records.SWEEP_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {values['schema_version']!r}, and this version reads {SCHEMA_VERSION}")
+        for name, kind in (("config", dict), ("environment", dict), ("environment_key", str), ("started_at", str)):
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None
+    return dict(values)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Publishes a JSON file whole or not at all."""
+    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def now(seconds_ago: float = 0.0) -> str:
+    """ISO 8601 with its UTC offset, to the second."""
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
+
+
+def _described(config: SweepConfig, environment: Environment, commit: str | None, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": config.to_dict(),
+        "seed": config.seed,
+        "environment": {**environment.to_dict(), "commit": commit},
+        "environment_key": environment.key,
+        "started_at": now(),
+        "planned": [setting.key for setting in config.settings],
+        "runs": runs,
+    }
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SweepFolderError(f"{folder} cannot be written ({error.strerror}); name another --output") from None
+
+
+def _difference(theirs: dict[str, Any], mine: dict[str, Any]) -> tuple[str, Any, Any]:
+    for name in ("gpu", "cpu", "torch", "triton", "cuda", "transformers", "python"):
+        if theirs.get(name) != mine.get(name):
+            return name, theirs.get(name), mine.get(name)
+    return "environment", "another", "this one"

@@ -1,0 +1,82 @@
+"""Named sweeps: a recipe is a function from the target to the candidates it would like to try, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+
+from orchestrator.errors import ConfigError
+from orchestrator.space import Candidate, Target, every_candidate
+
+Recipe = Callable[[Target], Iterator[Candidate]]
+
+_EAGER_MAX: Candidate = {"scope": "eager", "padding": "max"}
+_EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
+
+
+def quickstart(target: Target) -> Iterator[Candidate]:
+    """Five or six settings that show the trade-off in minutes."""
+    yield _EAGER_MAX
+    yield _EAGER_LONGEST
+    yield {"scope": "regional"}
+    yield {"scope": "full"}
+    if target.has_gpu:
+        yield {"scope": "regional", "dynamic": "auto"}
+        yield {"scope": "full", "mode": "reduce-overhead"}
+    else:
+        yield {"scope": "full", "dynamic": "mark"}
+
+
+def captioning(target: Target) -> Iterator[Candidate]:
+    """The captioning source's table: its static and dynamic settings, cheap ones first, those that tune last."""
+    wide, narrow = _part(target, 4), _part(target, 8)
+    yield _EAGER_MAX
+    yield _EAGER_LONGEST
+    yield {"scope": "regional"}
+    yield {"scope": "regional", "dynamic": "auto"}
+    yield {"scope": "regional", "dynamic": "mark"}
+    yield {"scope": "full"}
+    yield {"scope": "full", "mode": "reduce-overhead"}
+    yield {"scope": "full", "optimizer": "fused"}
+    yield {"scope": "modular"}
+    yield {"scope": "regional", "dynamic": "buckets", "bucket_size": narrow}
+    yield {"scope": "full", "dynamic": "mark"}
+    yield {"scope": "full", "dynamic": "buckets", "bucket_size": wide}
+    yield {"scope": "modular", "dynamic": "mark"}
+    yield {"scope": "full", "dynamic": "mark", "optimizer": "compiled"}
+    yield {"scope": "full", "optimizer": "compiled"}
+    yield {"scope": "full", "dynamic": "auto"}
+    yield {"scope": "full", "dynamic": "true"}
+    yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead"}
+    yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "optimizer": "compiled"}
+    yield {"scope": "regional", "mode": "max-autotune"}
+    yield {"scope": "full", "dynamic": "true", "mode": "max-autotune-no-cudagraphs"}
+    yield {"scope": "full", "dynamic": "mark", "mode": "max-autotune", "optimizer": "compiled"}
+    yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled"}
+    yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "mode": "max-autotune"}
+
+
+def grid(target: Target) -> Iterator[Candidate]:
+    """Every combination of the settings' values."""
+    yield from every_candidate(bucket_sizes=[_part(target, count) for count in (8, 4, 2)], pad_multiples=(8,))
+
+
+def _part(target: Target, count: int) -> int:
+    """The bucket size that makes so many buckets of the longest sequence, in tokens; rounded down it would make one more."""
+    return -(-target.max_length // count)
+
+
+RECIPES: dict[str, Recipe] = {"quickstart": quickstart, "captioning": captioning, "grid": grid}
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in RECIPES:
+        close = get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(RECIPES)}"
+        raise ConfigError(f"no recipe is called {name!r}; {hint}")
+    return RECIPES[name]

@@ -1,0 +1,256 @@
+"""`python -m orchestrator.sweep`: command line and wiring only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from rich.console import Console
+
+import analysis
+from orchestrator import cli, folder, presenting, records
+from orchestrator.config import Device, SweepConfig
+from orchestrator.environment import Environment, fingerprint, git_commit
+from orchestrator.errors import ConfigError
+from orchestrator.estimates import expected_s
+from orchestrator.recipes import find_recipe
+from orchestrator.session import Interrupts, ray_session
+from orchestrator.space import Choice, Target, choose
+from workloads.base import BUILT_IN, Workload, load_workload
+from workloads.settings import CompileSettings
+
+GIVEN = "given"
+"""What a sweep of `--settings` calls its recipe."""
+
+PROG = "python -m orchestrator.sweep"
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Measure compile settings of a training workload and report the trade-off."""
+
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
+    """quickstart (the default), captioning or grid."""
+    settings: tuple[str, ...] = ()
+    """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
+    workload: str | None = None
+    """captioning (the default), or package.module:Class for your own."""
+    size: str | None = None
+    """One of the workload's sizes; by default its first with a GPU and its last without."""
+    num_trials: int | None = None
+    """At most this many of the recipe's settings, the first ones."""
+    device: Device | None = None
+    """cpu or cuda; by default cuda if this machine has a GPU. Say cuda on a cluster whose head has none."""
+    max_concurrent: int | None = None
+    """Trials at once; by default one a GPU, or one. Trials on one host inflate each other's compile times."""
+    workers_per_trial: int | None = None
+    """Train workers of each trial, one GPU each; 1 by default."""
+    time_budget_s: float | None = None
+    """Start no trial that would probably end later than this many seconds from now."""
+    compile_deadline_s: float | None = None
+    """Kill a trial that is still compiling or warming up after this; 600 by default."""
+    trial_deadline_s: float | None = None
+    """Kill a trial that is not done after this; by default the compile deadline and 300 s."""
+    seed: int | None = None
+    """Decides weights and data; 0 by default."""
+    output: Path | None = None
+    """The sweep's folder; by default a new one under results/."""
+    resume: bool = False
+    """Go on with the sweep in --output: what is recorded there is not repeated."""
+    dry_run: bool = False
+    """Print what would run, what would not and why, and how long it would take; start nothing."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return cli.run(lambda: _sweep(cli.parse(Options, PROG, words)))
+
+
+def _sweep(options: Options) -> int:
+    console = Console()
+    environment = fingerprint()
+    if options.resume and options.output is None:
+        raise ConfigError("--resume needs to know which sweep; name its folder with --output")
+    output = options.output or _new_folder(options)
+    stored = _stored_config(output) if options.resume else {}
+    device = _device(options, stored, environment)
+    workload = _workload(options, stored, device)
+    config = _configured(options, stored, workload, device, environment)
+    if options.dry_run:
+        done = records.read(output) if options.resume else []
+        presenting.show_plan(console, config, workload.max_length, done)
+        return 0
+    commit = git_commit(BUILT_IN.get(config.workload, config.workload))
+    done = (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
+    interrupted = _run(console, config, workload.max_length, environment, output, done)
+    report = analysis.write_report(output)
+    found = analysis.summary(analysis.load(output))
+    presenting.show_summary(console, _rows(found), found.counts)
+    left = _left(config, records.read(output))
+    if left:
+        again = f"{PROG} --resume --output {output}"
+        why = "stopped" if interrupted else "the time budget did not suffice for them"
+        console.print(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}", soft_wrap=True)
+    console.print(f"report: {report}", soft_wrap=True)
+    return 130 if interrupted else 0
+
+
+def _run(
+    console: Console,
+    config: SweepConfig,
+    max_length: int,
+    environment: Environment,
+    output: Path,
+    done: list[records.TrialRecord],
+) -> bool:
+    """Runs what is left of the plan; returns whether a person stopped it."""
+    left = _left(config, done)
+    if not left:
+        return False
+    interrupts = Interrupts()
+    ends_at = time.monotonic() + config.time_budget_s if config.time_budget_s else float("inf")
+
+    def may_start(setting: CompileSettings) -> bool:
+        expected = expected_s(setting, max_length, records.read(output))
+        return not interrupts.asked.is_set() and time.monotonic() + expected < ends_at
+
+    with tempfile.TemporaryDirectory(prefix="compile-sweep-tune-") as scratch:
+        try:
+            with ray_session(), interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
+                from orchestrator.live import LiveView  # these import ray, which reads what the session has set
+                from orchestrator.tuning import run_trials
+
+                view = LiveView(
+                    console=console,
+                    folder=output,
+                    title=f"{config.recipe}: {config.workload} ({config.size}) on {presenting.machine(environment)}",
+                    planned=len(config.settings),
+                    done=done,
+                    expected_s={setting.key: expected_s(setting, max_length, done) for setting in left},
+                    front_of=lambda path: list(analysis.pareto_front(analysis.load(path))["settings_key"]),
+                    stopping=interrupts.asked,
+                )
+                with view:
+                    run_trials(config, left, environment, output, Path(scratch), _new_trial_id(output), may_start)
+        except KeyboardInterrupt:
+            return True
+    return interrupts.asked.is_set()
+
+
+def _rows(found: analysis.Summary) -> list[presenting.SummaryRow]:
+    named = {
+        "best throughput": found.best,
+        "least compile time": found.quickest,
+        "knee": found.knee,
+        "best eager": found.best_eager,
+    }
+    return [
+        presenting.SummaryRow(
+            what=what,
+            setting=choice.trial["settings_label"],
+            samples_per_s=choice.trial["samples_per_s"],
+            compile_s=choice.trial["compile_s"],
+            speedup=choice.speedup,
+        )
+        for what, choice in named.items()
+        if choice is not None
+    ]
+
+
+def _device(options: Options, stored: dict[str, Any], environment: Environment) -> Device:
+    device = Device(_first(options.device, stored.get("device"), Device.CUDA if environment.gpu else Device.CPU))
+    if device is Device.CUDA and not environment.gpu and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu, or run on a cluster that has one")
+    return device
+
+
+def _workload(options: Options, stored: dict[str, Any], device: Device) -> Workload:
+    name: str = _first(options.workload, stored.get("workload"), "captioning")
+    seed: int = _first(options.seed, stored.get("seed"), 0)
+    sys.path.insert(0, os.getcwd())  # a user's module is named as it would be imported from here
+    found = load_workload(name)
+    default_size = found.sizes[0] if device is Device.CUDA else found.sizes[-1]
+    return found(_first(options.size, stored.get("size"), default_size), seed)
+
+
+def _configured(
+    options: Options, stored: dict[str, Any], workload: Workload, device: Device, environment: Environment
+) -> SweepConfig:
+    recipe: str = _first(GIVEN if options.settings else options.recipe, stored.get("recipe"), "quickstart")
+    workers: int = _first(options.workers_per_trial, stored.get("workers_per_trial"), 1)
+    target = Target(max_length=workload.max_length, has_gpu=device is Device.CUDA)
+    if options.settings:
+        chosen = _given(options, target)
+    elif options.recipe is None and "settings" in stored:
+        chosen = Choice(settings=tuple(CompileSettings.parse(str(key)) for key in stored["settings"]), excluded=())
+    else:
+        chosen = choose(find_recipe(recipe)(target), target)
+    if options.num_trials is not None and options.num_trials < 1:
+        raise ConfigError(f"--num-trials {options.num_trials} is too few; use 1 or more")
+    num_gpus = environment.num_gpus if device is Device.CUDA else 0
+    compile_deadline_s = _first(options.compile_deadline_s, stored.get("compile_deadline_s"), 600.0)
+    config = SweepConfig(
+        recipe=recipe,
+        workload=_first(options.workload, stored.get("workload"), "captioning"),
+        size=workload.size,
+        settings=chosen.settings[: options.num_trials],
+        excluded=chosen.excluded,
+        seed=workload.seed,
+        device=device,
+        workers_per_trial=workers,
+        max_concurrent=_first(options.max_concurrent, max(1, num_gpus // max(1, workers))),
+        time_budget_s=options.time_budget_s,
+        compile_deadline_s=compile_deadline_s,
+        trial_deadline_s=_first(options.trial_deadline_s, compile_deadline_s + 300.0),
+    )
+    if num_gpus and workers > num_gpus and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(f"--workers-per-trial {workers} needs as many GPUs, and {num_gpus} are visible")
+    return config
+
+
+def _given(options: Options, target: Target) -> Choice:
+    if options.recipe is not None:
+        raise ConfigError(f"--settings replaces a recipe's settings; leave out {options.recipe} or --settings")
+    settings = [CompileSettings.parse(spelled) for spelled in options.settings]
+    chosen = choose((setting.fields_that_apply() for setting in settings), target)
+    if chosen.excluded:
+        raise ConfigError(f"--settings {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
+    return chosen
+
+
+def _stored_config(output: Path) -> dict[str, Any]:
+    has_sweep = (output / records.SWEEP_FILE).exists()
+    return dict(folder.read_sweep(output)["config"]) if has_sweep else {}
+
+
+def _left(config: SweepConfig, done: Sequence[records.TrialRecord]) -> list[CompileSettings]:
+    recorded = {record.settings_key for record in done}
+    return [setting for setting in config.settings if setting.key not in recorded]
+
+
+def _new_folder(options: Options) -> Path:
+    name = GIVEN if options.settings else options.recipe or "quickstart"
+    return Path("results") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _new_trial_id(output: Path) -> Callable[[], str]:
+    return lambda: f"{len(list((output / folder.LOGS).iterdir())) + 1:03d}-{uuid.uuid4().hex[:6]}"
+
+
+def _first(*values: Value | None) -> Value:
+    return next(value for value in values if value is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Hands the planned trials to Ray Tune."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ray import tune
+from ray.tune.execution.placement_groups import PlacementGroupFactory
+
+from orchestrator.assignment import TrialPlan
+from orchestrator.board import open_board
+from orchestrator.cleanup import Cleanup
+from orchestrator.config import Device, SweepConfig
+from orchestrator.environment import Environment
+from orchestrator.searchers import PlannedSearcher
+from orchestrator.trial import run_trial
+from workloads.settings import CompileSettings
+
+_TRIAL_CPUS = 0.01
+"""A trial only waits for its workers; holding a core it could keep them from starting for ever (0 is refused by Tune)."""
+
+
+def run_trials(
+    config: SweepConfig,
+    settings: Sequence[CompileSettings],
+    environment: Environment,
+    output: Path,
+    scratch: Path,
+    new_trial_id: Callable[[], str],
+    may_start: Callable[[CompileSettings], bool],
+) -> None:
+    """Runs the trials; returns when none is left or none may start. Ray must be initialised.
+
+    Args:
+        config: the sweep's.
+        settings: what is left to try, in order.
+        environment: of the head.
+        output: the sweep's folder, to which trials append their records.
+        scratch: for Tune's own state, which nobody needs afterwards.
+        new_trial_id: makes an identifier no other attempt of the folder has.
+        may_start: asked before each trial.
+    """
+    board = open_board()
+    for name in ("ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
+    at_once = config.max_concurrent * config.workers_per_trial
+    plan = TrialPlan(
+        folder=str(output.resolve()),
+        workload=config.workload,
+        size=config.size,
+        seed=config.seed,
+        num_workers=config.workers_per_trial,
+        use_gpu=config.device is Device.CUDA,
+        cores_per_worker=max(1, environment.cores // at_once),
+        compile_deadline_s=config.compile_deadline_s,
+        trial_deadline_s=config.trial_deadline_s,
+    )
+    on_head = PlacementGroupFactory([{"CPU": _TRIAL_CPUS, "node:__internal_head__": 0.001}])
+    tuner = tune.Tuner(
+        tune.with_resources(run_trial, on_head),
+        tune_config=tune.TuneConfig(
+            search_alg=PlannedSearcher(settings, plan, new_trial_id, may_start),
+            num_samples=len(settings),
+            max_concurrent_trials=config.max_concurrent,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="sweep",
+            storage_path=str(scratch),
+            verbose=0,
+            callbacks=[Cleanup(output)],
+            failure_config=tune.FailureConfig(max_failures=0),
+        ),
+    )
+    tuner.fit()
+    del board  # until here it had to be held: the actor lives as long as its handle

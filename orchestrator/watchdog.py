@@ -1,0 +1,85 @@
+"""Deadlines, and that nothing outlives a trial.
+
+Every process of a trial's worker inherits a marker in its environment. A reaper, a small process beside the worker, notices
+when the worker is gone, however it went, kills whatever still carries the marker (compile workers, compilers) and removes the
+worker's scratch folder. Deadlines in the worker use `faulthandler`, which needs no GIL: a compiler stuck in C++ is ended too,
+and the stacks of all its threads are left in the trial's log.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+MARKER = "COMPILE_SWEEP_ATTEMPT"
+"""Environment variable whose value names the attempt a process belongs to."""
+
+_POLL_S = 0.2
+_NO_MORE_STARTS_S = 1.0
+"""How long the reaper goes on looking: a process may be starting another while it is killed."""
+
+
+def arm(seconds: float, log: IO[str]) -> None:
+    """Ends this process after so many seconds with the stacks of all threads in `log`; replaces an earlier deadline."""
+    faulthandler.dump_traceback_later(max(0.1, seconds), exit=True, file=log)
+
+
+def disarm() -> None:
+    """Takes the deadline back."""
+    faulthandler.cancel_dump_traceback_later()
+
+
+def start_reaper(scratch: Path) -> None:
+    """Starts the process that cleans up after this one.
+
+    Args:
+        scratch: a folder to remove once this process is gone.
+
+    Raises:
+        RuntimeError: this process does not carry the marker.
+    """
+    marker = os.environ.get(MARKER)
+    if not marker:
+        raise RuntimeError(f"{MARKER} is not set, so nothing could be told apart")
+    environment = {name: value for name, value in os.environ.items() if name != MARKER}
+    subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.watchdog", str(os.getpid()), marker, str(scratch)],
+        env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_marked(marker: str) -> int:
+    """Kills every process of this host that carries the marker; returns how many there were."""
+    killed = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if f"{MARKER}={marker}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+        except OSError:
+            continue  # gone meanwhile, or another user's
+    return killed
+
+
+def _reap(watched: int, marker: str, scratch: Path) -> None:
+    while os.getppid() == watched:
+        time.sleep(_POLL_S)
+    give_up = time.monotonic() + _NO_MORE_STARTS_S
+    while kill_marked(marker) or time.monotonic() < give_up:
+        time.sleep(_POLL_S)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _reap(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,120 @@
+"""What runs in each Ray Train worker: a fresh process that measures one setting and returns plain values."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import ray
+import ray.train
+
+from orchestrator import environment, watchdog
+from orchestrator.assignment import Assignment
+from orchestrator.board import find_board
+from orchestrator.folder import now
+
+
+class MeasurementFailed(Exception):
+    """A worker's exception in a form that pickles anywhere: foreign exceptions often do not."""
+
+    def __init__(self, error_type: str, text: str, from_compiler: bool, log: str) -> None:
+        super().__init__(error_type, text, from_compiler, log)
+        self.error_type, self.text, self.from_compiler, self.log = error_type, text, from_compiler, log
+
+    def __str__(self) -> str:
+        return f"{self.error_type}: {self.text} (see {self.log})"
+
+
+def train_loop(values: dict[str, Any]) -> dict[str, Any]:
+    """Measures one assignment. Ray Train's `train_loop_per_worker`.
+
+    Args:
+        values: `assignment`, as `Assignment.to_dict` makes it, and `scratch`, the attempt's folder for caches.
+
+    Returns:
+        `Measurement.to_dict()` with the host's environment key; the trial uses worker 0's.
+
+    Raises:
+        MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
+    """
+    assignment, scratch = Assignment.from_dict(values["assignment"]), Path(values["scratch"])
+    rank = ray.train.get_context().get_world_rank()
+    with _own_log(assignment.log_folder, rank) as log:
+        watchdog.start_reaper(scratch)
+        deadline = time.monotonic() + assignment.plan.trial_deadline_s
+        watchdog.arm(assignment.plan.trial_deadline_s, log)
+        try:
+            return _measure(assignment, rank, deadline, log)
+        except Exception as error:
+            traceback.print_exc()
+            raise MeasurementFailed(_type_name(error), str(error), _from_compiler(error), log.name) from None
+        finally:
+            watchdog.disarm()
+
+
+def _measure(assignment: Assignment, rank: int, deadline: float, log: IO[str]) -> dict[str, Any]:
+    plan = assignment.plan
+    print(f"{now()} worker {rank} of {plan.num_workers} is up", flush=True)
+    import torch  # not at the head of the module: the trial and the controller import it too, and need no torch
+
+    from workloads.base import load_workload
+    from workloads.measuring import Phase, measure
+
+    if not plan.use_gpu:
+        from workloads.toolchain import warm_cpp_headers
+
+        warm_cpp_headers()
+    board = find_board() if rank == 0 else None
+
+    def on_phase(phase: Phase) -> None:
+        print(f"{now()} {phase}", flush=True)
+        if board is not None:
+            ray.get(board.reach.remote(assignment.trial_id, phase))
+        seconds_left = deadline - time.monotonic()
+        watchdog.arm(min(plan.compile_deadline_s, seconds_left) if phase is Phase.WARMING_UP else seconds_left, log)
+
+    measurement = measure(
+        load_workload(plan.workload)(plan.size, plan.seed),
+        assignment.settings,
+        device=torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu"),
+        rank=rank,
+        on_phase=on_phase,
+    )
+    return {**measurement.to_dict(), "environment_key": environment.fingerprint().key}
+
+
+@contextmanager
+def _own_log(folder: Path, rank: int) -> Iterator[IO[str]]:
+    """Sends this process's output, its compilers' included, to the trial's own file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"worker-{rank}.log").open("a", buffering=1, encoding="utf-8") as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = os.dup(1), os.dup(2)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield log
+        finally:
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            for saved, descriptor in zip(kept, (1, 2), strict=True):
+                os.dup2(saved, descriptor)
+                os.close(saved)
+
+
+def _type_name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def _from_compiler(error: BaseException) -> bool:
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)

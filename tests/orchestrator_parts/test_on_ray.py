@@ -1,0 +1,109 @@
+"""Parts that need a Ray, on one real local Ray for all tests of this file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator import records
+from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.session import ray_session
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with ray_session():
+        yield
+
+
+def test_the_session_listens_on_the_loopback_alone_and_asks_for_a_token() -> None:
+    import ray
+
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    assert ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
+
+
+def test_a_board_tells_phases_of_running_trials_and_forgets_ended_ones() -> None:
+    import ray
+
+    from orchestrator.board import find_board, find_progress, open_board
+
+    board = open_board()
+    ray.get(board.begin.remote("1", "scope=eager"))
+    ray.get(board.reach.remote("1", "building"))
+    ray.get(board.reach.remote("2", "building"))  # never began
+    progress = find_progress("1")
+    assert progress is not None
+    assert (progress.settings_key, progress.phase) == ("scope=eager", "building")
+    assert 0 <= progress.in_phase_s <= progress.elapsed_s
+    ray.get(find_board().end.remote("1"))
+    assert ray.get(find_board().running.remote()) == []
+    ray.kill(board)
+
+
+def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> None:
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    from orchestrator.cleanup import remove_orphaned_placement_groups
+
+    @ray.remote(num_cpus=0)
+    class Creator:
+        def create(self) -> str:
+            group = placement_group([{"CPU": 0.5}])
+            ray.get(group.ready())
+            return str(group.id.hex())
+
+    mine = placement_group([{"CPU": 0.5}])
+    ray.get(mine.ready())
+    living, dying = Creator.remote(), Creator.remote()
+    kept, orphaned = ray.get([living.create.remote(), dying.create.remote()])
+    assert remove_orphaned_placement_groups() == 0
+    ray.kill(dying)
+    ends_at = time.monotonic() + 20
+    while placement_group_table()[orphaned]["state"] != "REMOVED":
+        remove_orphaned_placement_groups()
+        assert time.monotonic() < ends_at
+        time.sleep(0.1)
+    states = {identifier: group["state"] for identifier, group in placement_group_table().items()}
+    assert (states[kept], states[mine.id.hex()]) == ("CREATED", "CREATED")
+    remove_placement_group(mine)
+    ray.kill(living)
+
+
+@pytest.mark.parametrize(("deadline_s", "label"), [(1000.0, "trial-died"), (0.0, "trial-deadline")])
+def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path: Path, deadline_s: float, label: str) -> None:
+    import ray
+
+    from orchestrator.board import open_board
+    from orchestrator.cleanup import Cleanup
+
+    board = open_board()
+    ray.get(board.begin.remote("7", "scope=eager"))
+    plan = TrialPlan(
+        folder=str(tmp_path),
+        workload="toy",
+        size="only",
+        seed=0,
+        num_workers=1,
+        use_gpu=False,
+        cores_per_worker=1,
+        compile_deadline_s=deadline_s,
+        trial_deadline_s=deadline_s,
+    )
+    assignment = Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
+    trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
+    cleanup = Cleanup(tmp_path)
+    cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
+    cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
+    (record,) = records.read(tmp_path)
+    assert (record.trial_id, record.status, record.label) == ("7", records.Status.FAILED, label)
+    assert ray.get(board.running.remote()) == []
+    ray.kill(board)

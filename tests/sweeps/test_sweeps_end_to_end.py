@@ -1,0 +1,162 @@
+"""Whole sweeps through the command line, on a real local Ray, with tiny workloads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from samples import wait_until
+
+import analysis
+
+pytestmark = pytest.mark.slow
+
+EAGER_SIX = [
+    "scope=eager,padding=max",
+    "scope=eager,padding=longest,pad_multiple=1",
+    "scope=eager,padding=longest,pad_multiple=2",
+    "scope=eager,padding=longest,pad_multiple=4",
+    "scope=eager,padding=longest,pad_multiple=8",
+    "scope=eager,padding=longest,pad_multiple=16",
+]
+
+
+def command(output: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), *words]
+
+
+def sweep(output: Path, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    done = start(output, *words)
+    printed, complaints = done.communicate(timeout=timeout_s)
+    return subprocess.CompletedProcess(done.args, done.returncode, printed, complaints)
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).resolve().parents[2]
+    return {**os.environ, "PYTHONPATH": str(root)}
+
+
+def records_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "trials.jsonl").read_text().splitlines()]
+
+
+def processes_of_sweeps() -> list[str]:
+    """Commands of processes that only a sweep starts."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        environ, words = process.info["environ"] or {}, process.info["cmdline"] or []
+        if "COMPILE_SWEEP_ATTEMPT" in environ or "orchestrator.watchdog" in words or words[:2] == ["sleep", "600"]:
+            found.append(" ".join(words))
+    return found
+
+
+def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_finishing(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    settings = [*EAGER_SIX, "scope=eager,optimizer=fused"]
+    done = sweep(output, "--workload", "toy_workloads:Faulty", "--settings", *settings, "--compile-deadline-s", "6")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    by_multiple = {record["settings"]["pad_multiple"]: record for record in records_of(output)}
+    assert len(records_of(output)) == 7
+    usable = [record for record in records_of(output) if record["status"] == "ok"]
+    assert [record["settings"]["pad_multiple"] for record in usable] == [None, 1, 16, None]
+    raised, killed, hung = (by_multiple[multiple] for multiple in (2, 4, 8))
+    assert (raised["status"], raised["label"], raised["phase"]) == ("failed", "exception", "building")
+    assert "does not like multiples of 2" in raised["reason"]
+    assert (killed["status"], killed["label"], killed["phase"]) == ("failed", "worker-died", "building")
+    assert (hung["status"], hung["label"], hung["phase"]) == ("infeasible", "compile-deadline", "warming-up")
+    assert "Timeout" in (output / "logs" / hung["trial_id"] / "worker-0.log").read_text()
+    assert "multiples of 2" in (output / "logs" / raised["trial_id"] / "worker-0.log").read_text()
+    wait_until(lambda: not processes_of_sweeps(), 10)
+    frame = analysis.load(output)
+    assert set(analysis.pareto_front(frame)["status"]) == {"ok"}
+    assert (output / "report.html").stat().st_size > 1_000_000
+
+
+def test_a_sweep_survives_ctrl_c_and_a_killed_driver_and_repeats_only_what_was_in_flight(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:4])
+    first = start(output, *words)
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    first.send_signal(signal.SIGINT)
+    printed, complaints = first.communicate(timeout=90)
+    assert first.returncode == 130, complaints
+    assert "Ctrl-C again stops now" in printed
+    assert f"--resume --output {output}" in printed
+    assert [record["status"] for record in records_of(output)] == ["ok"]  # what was in flight finished, nothing else started
+
+    second = start(output, "--resume")
+    wait_until(lambda: len(records_of(output)) == 2, 90)
+    wait_until(lambda: len(list((output / "logs").iterdir())) == 3, 60)
+    second.kill()
+    second.communicate(timeout=30)
+    wait_until(lambda: not processes_of_sweeps(), 30)
+
+    third = sweep(output, "--resume")
+    assert third.returncode == 0, third.stderr
+    records = records_of(output)
+    assert [record["status"] for record in records] == ["ok"] * 4
+    assert len({record["settings_key"] for record in records}) == 4
+    assert len({record["trial_id"] for record in records}) == 4
+    assert len(list((output / "logs").iterdir())) == 5  # one attempt was repeated
+
+    again = sweep(output, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert len(records_of(output)) == 4
+
+
+def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    running = start(output, "--workload", "toy_workloads:Faulty", "--settings", EAGER_SIX[4])
+    wait_until(lambda: "warming-up" in log_of_first_trial(output), 60)
+    running.send_signal(signal.SIGINT)
+    time.sleep(1)
+    began = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    printed, complaints = running.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert running.returncode == 130, complaints
+    assert "Traceback" not in printed + complaints
+    assert records_of(output) == []
+    wait_until(lambda: not processes_of_sweeps(), 10)
+
+
+def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--workload", "toy_workloads:Toy", "--workers-per-trial", "2", "--settings", "scope=eager", "scope=full")
+    done = sweep(output, *words)
+    assert done.returncode == 0, done.stderr
+    eager, full = records_of(output)
+    assert [(r["status"], r["num_workers"], r["caches"]) for r in (eager, full)] == [("ok", 2, "cold")] * 2, (eager, full)
+    assert full["graphs"] >= 1
+    assert full["compile_s"] > 1 > eager["compile_s"]
+    assert "best throughput" in done.stdout
+    assert "2/2 ok: full, default, static" in done.stdout
+    described = json.loads((output / "sweep.json").read_text())
+    assert described["config"]["workers_per_trial"] == 2
+    assert described["environment_key"] == full["environment_key"]
+
+
+def start(output: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(output, *words),
+        cwd=Path(__file__).parent.parent,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def log_of_first_trial(output: Path) -> str:
+    logs = sorted(output.glob("logs/*/worker-0.log"))
+    return logs[0].read_text() if logs else ""

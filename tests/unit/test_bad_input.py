@@ -1,0 +1,216 @@
+"""The command on bad input: one sentence, exit code 2, nothing lost and nothing started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import folder as sweep_folder
+from orchestrator import sweep
+from orchestrator.config import SweepConfig
+from orchestrator.environment import fingerprint
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
+from workloads.settings import CompileSettings
+
+SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full")))
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """The folder of a `tiny` captioning sweep of which one trial is recorded."""
+    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS)
+    sweep_folder.begin(tmp_path / "theirs", config, fingerprint(), None)
+    eager = SETTINGS[0]
+    done = TrialRecord(trial_id="001-a", settings=eager.to_dict(), settings_key=eager.key, status=Status.OK)
+    append(tmp_path / "theirs", done)
+    return tmp_path / "theirs"
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty folder; a mistake that is not noticed fails here instead of starting Ray."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
+    monkeypatch.setattr(sweep, "_run", lambda *arguments: pytest.fail("the sweep was started"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on every machine."""
+    without = replace(fingerprint(), gpu=None, num_gpus=0)
+    monkeypatch.setattr(sweep, "fingerprint", lambda: without)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command says on stderr, which is one sentence, and all it does."""
+    before = contents(Path.cwd())
+    assert sweep.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.endswith("\n")
+    assert len(captured.err.splitlines()) == 1
+    assert contents(Path.cwd()) == before
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["quickstrat"], "no recipe is called 'quickstrat'; did you mean quickstart?"),
+        (["--num-trails", "3"], "no option or argument '--num-trails'; did you mean --num-trials?"),
+        (["--num-trials", "many"], "--num-trials cannot be 'many'"),
+        (["--device", "cuda"], "--device cuda needs a GPU, and none is visible"),
+        (["--device", "tpu"], "invalid choice 'tpu' for argument '--device'"),
+        (["--num-trials", "0"], "--num-trials 0 is too few; use 1 or more"),
+        (["--num-trials", "-3"], "--num-trials -3 is too few; use 1 or more"),
+        (["--max-concurrent", "0"], "--max-concurrent 0 is too few"),
+        (["--workers-per-trial", "0"], "--workers-per-trial 0 is too few"),
+        (["--time-budget-s", "0"], "--time-budget-s 0 is no time"),
+        (["--compile-deadline-s", "-1"], "--compile-deadline-s -1 is no time"),
+        (["--compile-deadline-s", "nan"], "--compile-deadline-s nan is no time"),
+        (["--compile-deadline-s", "inf"], "--compile-deadline-s inf"),
+        (["--compile-deadline-s", "600", "--trial-deadline-s", "60"], "--trial-deadline-s 60 is below"),
+        (["--size", "huge"], "Captioning has no size 'huge'; use one of base, tiny"),
+        (["--workload", "captionin"], "no workload is called 'captionin'; did you mean captioning?"),
+        (["--workload", "translation"], "no workload is called 'translation'; use one of captioning"),
+        (["--workload", "no_such_module:Workload"], "importing no_such_module failed: ModuleNotFoundError"),
+        (["--workload", "workloads.captioning:Translation"], "Translation in workloads.captioning is no subclass"),
+        (["--workload", "pathlib:Path"], "Path in pathlib is no subclass of workloads.Workload"),
+        (["--settings", "scope=regionl"], "scope=regionl is none of eager, full, regional, modular; did you mean regional?"),
+        (["--settings", "dynamic=true,cudagraphs=on"], "dynamic=true makes every size symbolic"),
+        (["--settings", "dynamic=buckets,bucket_size=1"], "above torch's recompile limit of 8"),
+        (["captioning", "--settings", "scope=full"], "--settings replaces a recipe's settings"),
+        (["--resume"], "--resume needs to know which sweep; name its folder with --output"),
+    ],
+)
+def test_a_mistake_in_the_words_is_named_and_makes_no_folder(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refused(capsys, *words)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "reason"),
+    [
+        ("lacks_a_module", "import no_such_module_either", "ModuleNotFoundError: No module named 'no_such_module_either'"),
+        ("raises_at_length", "raise RuntimeError('first\\nsecond\\nthird')", "RuntimeError: first"),
+        ("has_no_grammar", "class Workload:\n", "has_no_grammar"),
+        ("exits", "import sys\nsys.exit(1)", "exits"),
+    ],
+)
+def test_a_workload_that_does_not_import_is_named_with_why(
+    name: str, source: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path(f"{name}.py").write_text(source)
+    assert reason in refused(capsys, "--workload", f"{name}:Mine")
+
+
+@pytest.mark.parametrize("words", [[], ["--seed", "3"], ["captioning"]])
+def test_a_folder_that_holds_a_sweep_is_not_overwritten(
+    theirs: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(theirs)
+    assert f"{theirs} holds a sweep already; add --resume" in refused(capsys, "--output", str(theirs), *words)
+    assert contents(theirs) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--seed", "3"], "holds another sweep: its seed is 0, not 3"),
+        (["--size", "base"], "holds another sweep: its size is 'tiny', not 'base'"),
+        (["--num-trials", "0"], "--num-trials 0 is too few"),
+        (["quickstrat"], "no recipe is called 'quickstrat'"),
+    ],
+)
+def test_another_sweep_is_not_taken_up(theirs: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(theirs)
+    assert sentence in refused(capsys, "--resume", "--output", str(theirs), *words)
+    assert contents(theirs) == before
+
+
+def test_a_damaged_last_record_stops_a_resume_and_is_kept(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (theirs / TRIALS_FILE).open("a") as log:
+        log.write('{"schema_version": 1, "trial_id": "002')
+    before = contents(theirs)
+    sentence = refused(capsys, "--resume", "--output", str(theirs))
+    assert f"{theirs / TRIALS_FILE} line 2 is no trial record" in sentence
+    assert "the 1 before it are intact" in sentence
+    assert contents(theirs) == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 1, "config": {"settings": [7]}}'])
+def test_a_damaged_description_stops_a_resume_and_is_kept(theirs: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (theirs / SWEEP_FILE).write_text(text)
+    before = contents(theirs)
+    assert f"{theirs / SWEEP_FILE} is no sweep this version wrote" in refused(capsys, "--resume", "--output", str(theirs))
+    assert contents(theirs) == before
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, resume: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "cannot be written (Not a directory)" in refused(capsys, "--output", str(tmp_path / "file" / "sweep"), *resume)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--dry-run", "--size", "tiny"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "eager, pad to max" in captured.out
+    assert "estimate:" in captured.out
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(theirs)
+    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 0
+    out = capsys.readouterr().out
+    assert "1 recorded already" in out
+    assert "full, default, static" in out
+    assert "eager, pad to max" not in out
+    assert contents(theirs) == before
+
+
+def in_a_process(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command as a person starts it."""
+    environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "orchestrator.sweep", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_a_process_ends_with_code_2_and_one_line(repository: Path) -> None:
+    Path("my_workloads.py").write_text("raise RuntimeError('the data set is not there')\n")
+    done = in_a_process(repository, "--workload", "my_workloads:Mine")
+    sentence = "error: workload 'my_workloads:Mine': importing my_workloads failed: RuntimeError: the data set is not there\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
+    assert [path.name for path in Path.cwd().iterdir()] == ["my_workloads.py"]
+
+
+def test_a_process_that_meets_damaged_records_changes_nothing(repository: Path, theirs: Path) -> None:
+    with (theirs / TRIALS_FILE).open("a") as log:
+        log.write("garbage\n")
+    before = contents(theirs)
+    done = in_a_process(repository, "--resume", "--output", str(theirs))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "line 2 is no trial record" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert contents(theirs) == before
+    assert json.loads(before[SWEEP_FILE])["config"]["size"] == "tiny"

@@ -1,0 +1,148 @@
+"""Command lines: what fits is parsed, and every mistake is one sentence."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import tyro
+
+from orchestrator.cli import UsageError, parse, run
+from orchestrator.errors import ConfigError
+from workloads.errors import CompileSweepError, SettingsError
+
+PROG = "python -m orchestrator.sweep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Find it."""
+
+    recipe: Annotated[str | None, tyro.conf.Positional] = None
+    """What to do."""
+    num_trials: int | None = None
+    """At most this many."""
+    time_budget_s: float | None = None
+    """Seconds."""
+    output: Path | None = None
+    """Where."""
+    resume: bool = False
+    """Go on."""
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(UsageError) as refusal:
+        parse(Options, PROG, words)
+    sentence = str(refusal.value)
+    assert len(sentence.splitlines()) == 1
+    assert not set(sentence) & set("╭╮╰╯│─")
+    return sentence
+
+
+def test_no_words_give_the_defaults() -> None:
+    assert parse(Options, PROG, []) == Options()
+
+
+def test_words_that_fit_are_read() -> None:
+    words = ["captioning", "--num-trials", "3", "--time-budget-s", "60", "--output", "a/b", "--resume"]
+    expected = Options(recipe="captioning", num_trials=3, time_budget_s=60.0, output=Path("a/b"), resume=True)
+    assert parse(Options, PROG, words) == expected
+
+
+def test_help_prints_every_option_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(Options, PROG, ["--help"])
+    assert stop.value.code == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    for option in (PROG, "--num-trials", "--time-budget-s", "--output", "--resume", "Find it.", "At most this many."):
+        assert option in captured.out
+
+
+@pytest.mark.parametrize("columns", ["30", "80", "200"])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--num-trails", "3"], "no option or argument '--num-trails'; did you mean --num-trials?"),
+        (["--bogus"], f"no option or argument '--bogus'; see {PROG} --help"),
+        (["-x"], f"no option or argument '-x'; see {PROG} --help"),
+        (["quickstart", "extra"], f"no option or argument 'extra'; see {PROG} --help"),
+        (["quickstart", "--wrong", "1", "--also", "2"], f"no option or argument '--wrong'; see {PROG} --help"),
+        (["--num-trials", "many"], f"--num-trials cannot be 'many'; see {PROG} --help for what it takes"),
+        (["--num-trials", "3.5"], f"--num-trials cannot be '3.5'; see {PROG} --help for what it takes"),
+        (["--num-trials", ""], f"--num-trials cannot be ''; see {PROG} --help for what it takes"),
+        (["--num-trials", "a\nb"], f"--num-trials cannot be 'a\\nb'; see {PROG} --help for what it takes"),
+        (["--time-budget-s", "soon"], f"--time-budget-s cannot be 'soon'; see {PROG} --help for what it takes"),
+    ],
+)
+def test_a_mistake_is_one_sentence_however_wide_the_terminal(
+    words: list[str], sentence: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert refused(*words) == sentence
+
+
+def test_an_option_without_its_value_is_named() -> None:
+    assert "--output" in refused("--output")
+
+
+def test_a_value_in_brackets_is_named_whole() -> None:
+    assert refused("--num-trials", "[3]").startswith("--num-trials cannot be '[3]';")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--num-trails", "3"], "no option or argument '--num-trails'; did you mean --num-trials?"),
+        (["--num-trials", "many"], f"--num-trials cannot be 'many'; see {PROG} --help for what it takes"),
+        (["--output"], f"Missing value for argument '--output'. Expected 1 values.; see {PROG} --help"),
+    ],
+)
+def test_a_mistake_is_the_same_sentence_where_stdout_can_show_no_frame(
+    words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert refused(*words) == sentence
+
+
+def test_a_mistake_prints_nothing_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    refused("--bogus")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_that_works_has_its_own_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lambda: 130) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("error", [UsageError("no option 'x'"), ConfigError("no recipe 'y'"), SettingsError("no setting 'z'")])
+def test_a_users_mistake_is_one_line_on_stderr_and_exit_code_2(
+    error: CompileSweepError, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        raise error
+
+    assert run(command) == 2
+    assert capsys.readouterr() == ("", f"error: {error}\n")
+
+
+def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        raise ConfigError("importing mine failed: ImportError: first\n  second\u2028third")
+
+    assert run(command) == 2
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert "second" in captured.err
+
+
+def test_a_fault_of_ours_is_not_hidden() -> None:
+    def command() -> int:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(command)

@@ -1,0 +1,140 @@
+"""The fingerprint: what of a host decides whether figures can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from samples import H200
+
+from orchestrator.environment import fingerprint, git_commit
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cores", 128),
+        ("driver", "580.95.05"),
+        ("num_gpus", 8),
+        ("memory_bytes", 560 * 2**30),
+        ("ray", "2.61.0"),
+        ("platform", "Linux-6.12"),
+        ("cpu", "AMD EPYC 9654"),  # the processor beside a GPU
+    ],
+)
+def test_what_does_not_decide_a_figure_leaves_the_key(name: str, value: object) -> None:
+    assert dataclasses.replace(H200, **{name: value}).key == H200.key
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("torch", "2.12.0"),
+        ("triton", None),
+        ("transformers", "5.18.0"),
+        ("cuda", "12.9"),
+        ("gpu", "NVIDIA A100-SXM4-40GB"),
+        ("gpu", None),
+        ("python", "3.12.3"),
+    ],
+)
+def test_what_decides_a_figure_changes_the_key(name: str, value: object) -> None:
+    assert dataclasses.replace(H200, **{name: value}).key != H200.key
+
+
+def test_without_a_gpu_the_processor_decides() -> None:
+    laptop = dataclasses.replace(H200, gpu=None, num_gpus=0, gpu_memory_bytes=None, cuda=None, driver=None)
+    assert dataclasses.replace(laptop, cpu="AMD EPYC 9654").key != laptop.key
+    assert dataclasses.replace(laptop, cores=2).key == laptop.key
+
+
+def test_a_key_is_the_same_in_every_process(repository: Path) -> None:
+    code = f"from orchestrator.environment import Environment; print(Environment(**{H200.to_dict()!r}).key)"
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == H200.key
+
+
+def test_this_hosts_fingerprint_is_what_python_and_the_packages_say() -> None:
+    here = fingerprint()
+    assert here.python == platform.python_version()
+    assert here.torch == metadata.version("torch")
+    assert here.transformers == metadata.version("transformers")
+    assert here.cores == len(os.sched_getaffinity(0)) >= 1
+    assert here.memory_bytes > 2**28
+    assert here.cpu
+    assert fingerprint() == here
+    assert json.loads(json.dumps(here.to_dict())) == dataclasses.asdict(here)
+
+
+def test_gpu_facts_are_all_there_or_none_is() -> None:
+    here = fingerprint()
+    if here.gpu is None:
+        assert (here.num_gpus, here.gpu_memory_bytes, here.driver, here.cuda) == (0, None, None, None)
+    else:
+        assert here.num_gpus >= 1
+        assert here.gpu_memory_bytes is not None
+        assert here.gpu_memory_bytes > 2**30
+        assert re.fullmatch(r"\d+\.\d+", here.cuda or "")
+
+
+def test_asking_for_the_fingerprint_imports_no_torch(repository: Path) -> None:
+    code = "import sys; from orchestrator.environment import fingerprint; fingerprint(); print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "False"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A committed package of somebody's own, that can be imported."""
+    package = tmp_path / "their_workloads"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "recommender.py").write_text("class Recommender: ...\n")
+    identity = ["-c", "user.name=n", "-c", "user.email=n@example.org", "-c", "commit.gpgsign=false"]
+    for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, timeout=30)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_workloads_commit_is_its_checkouts(checkout: Path) -> None:
+    commit = git_commit("their_workloads.recommender:Recommender")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, timeout=30, check=True)
+    assert commit == head.stdout.strip()
+    assert re.fullmatch("[0-9a-f]{40}", commit or "")
+
+
+def test_a_commit_says_where_files_differ_from_it(checkout: Path) -> None:
+    clean = git_commit("their_workloads.recommender:Recommender")
+    (checkout / "notes.txt").write_text("new, and no part of it\n")
+    assert git_commit("their_workloads.recommender:Recommender") == clean
+    (checkout / "their_workloads" / "recommender.py").write_text("class Recommender: changed = True\n")
+    assert git_commit("their_workloads.recommender:Recommender") == f"{clean}+changes"
+
+
+def test_a_module_that_is_no_package_has_a_commit_too(checkout: Path) -> None:
+    (checkout / "lone_workload.py").write_text("class Lone: ...\n")
+    assert git_commit("lone_workload:Lone") == git_commit("their_workloads.recommender:Recommender")
+
+
+def test_a_workload_outside_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uncommitted_workload.py").write_text("class Lone: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert git_commit("uncommitted_workload:Lone") is None
+    assert git_commit("no_such_package_anywhere:Lone") is None
+
+
+def test_the_built_in_workload_has_the_projects_commit(repository: Path) -> None:
+    if not (repository / ".git").exists():
+        pytest.skip("no git checkout")
+    assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?", git_commit("workloads.captioning:Captioning") or "")

@@ -1,0 +1,46 @@
+"""Expected durations: a prior, then what like trials of the folder took."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.estimates import expected_s
+from orchestrator.records import Status, TrialRecord
+from orchestrator.space import Target, choose, every_candidate
+from workloads.settings import CompileSettings
+
+
+def took(text: str, wall_s: float) -> TrialRecord:
+    """The record of a trial of these settings."""
+    made = CompileSettings.parse(text)
+    return TrialRecord(trial_id=text, settings=made.to_dict(), settings_key=made.key, status=Status.OK, wall_s=wall_s)
+
+
+def prior(text: str) -> float:
+    return expected_s(CompileSettings.parse(text), 256, [])
+
+
+def test_what_compiles_more_is_expected_to_take_longer() -> None:
+    assert 0 < prior("scope=eager") < prior("scope=regional") < prior("scope=full")
+    assert prior("scope=full") < prior("scope=full,dynamic=auto") < prior("scope=full,dynamic=buckets,bucket_size=32")
+    assert prior("scope=full") < prior("scope=full,mode=max-autotune")
+    assert prior("mode=max-autotune") == prior("mode=max-autotune-no-cudagraphs")
+
+
+def test_every_setting_of_the_grid_has_a_prior() -> None:
+    target = Target(max_length=256, has_gpu=True)
+    chosen = choose(every_candidate(bucket_sizes=(32, 64), pad_multiples=(8,)), target).settings
+    assert all(expected_s(setting, 256, []) > 0 for setting in chosen)
+
+
+def test_like_trials_of_the_folder_replace_the_prior_by_their_median() -> None:
+    done = [took("scope=full", 30.0), took("scope=full,optimizer=fused", 50.0), took("scope=full,dynamic=mark", 900.0)]
+    assert expected_s(CompileSettings.parse("scope=full,optimizer=compiled"), 256, done) == 50.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["scope=regional", "scope=full,mode=max-autotune", "scope=full,dynamic=auto", "scope=full,dynamic=buckets,bucket_size=32"],
+)
+def test_trials_that_compile_something_else_say_nothing(other: str) -> None:
+    assert expected_s(CompileSettings.parse("scope=full"), 256, [took(other, 1.0)]) == prior("scope=full")

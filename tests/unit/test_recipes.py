@@ -1,0 +1,93 @@
+"""Recipes: what each would like to try, on which machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.recipes import RECIPES, find_recipe
+from orchestrator.space import Target, choose
+from workloads.settings import CompileSettings, Scope
+
+BASE_ON_GPU = Target(max_length=256, has_gpu=True)
+TINY_ON_CPU = Target(max_length=64, has_gpu=False)
+TARGETS = [BASE_ON_GPU, TINY_ON_CPU]
+
+
+def settings_of(recipe: str, target: Target) -> list[CompileSettings]:
+    """What the recipe leaves to try."""
+    return list(choose(find_recipe(recipe)(target), target).settings)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_quickstart_is_at_most_six_settings_none_of_them_wasted(target: Target) -> None:
+    chosen = choose(find_recipe("quickstart")(target), target)
+    assert 4 <= len(chosen.settings) <= 6
+    assert chosen.excluded == ()
+    assert {Scope.EAGER, Scope.FULL, Scope.REGIONAL} <= {setting.scope for setting in chosen.settings}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_begins_with_both_eager_baselines(recipe: str, target: Target) -> None:
+    found = settings_of(recipe, target)
+    eager = [setting for setting in found if setting.scope is Scope.EAGER]
+    assert found[: len(eager)] == eager
+    assert {CompileSettings.parse("scope=eager"), CompileSettings.parse("scope=eager,padding=longest")} <= set(eager)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "scope=eager,padding=max",
+        "scope=eager,padding=longest",
+        "scope=full,mode=default",
+        "scope=full,mode=reduce-overhead",
+        "scope=full,optimizer=fused",
+        "scope=regional,dynamic=static",
+        "scope=regional,dynamic=auto",
+        "scope=regional,dynamic=mark",
+        "scope=full,dynamic=buckets,bucket_size=64",
+        "scope=full,dynamic=buckets,bucket_size=32,optimizer=compiled",
+        "scope=modular",
+        "scope=full,dynamic=mark,optimizer=compiled",
+        "scope=full,dynamic=true",
+        "scope=full,mode=max-autotune,optimizer=compiled",
+    ],
+)
+def test_captioning_holds_the_sources_table(wanted: str) -> None:
+    assert CompileSettings.parse(wanted) in settings_of("captioning", BASE_ON_GPU)
+
+
+def test_captioning_on_a_gpu_leaves_nothing_out() -> None:
+    assert choose(find_recipe("captioning")(BASE_ON_GPU), BASE_ON_GPU).excluded == ()
+
+
+def test_captioning_on_a_cpu_leaves_out_only_what_needs_a_gpu() -> None:
+    chosen = choose(find_recipe("captioning")(TINY_ON_CPU), TINY_ON_CPU)
+    assert {excluded.reason for excluded in chosen.excluded} == {"CUDA graphs need a GPU, and none is visible"}
+    assert len(chosen.settings) >= 10
+
+
+@pytest.mark.parametrize("max_length", [64, 100, 250, 256, 1000])
+def test_captioning_leaves_nothing_out_whatever_the_longest_sequence(max_length: int) -> None:
+    target = Target(max_length=max_length, has_gpu=True)
+    assert choose(find_recipe("captioning")(target), target).excluded == ()
+
+
+def test_grid_holds_whatever_the_other_recipes_hold() -> None:
+    grid = set(settings_of("grid", BASE_ON_GPU))
+    assert set(settings_of("captioning", BASE_ON_GPU)) <= grid
+    assert set(settings_of("quickstart", BASE_ON_GPU)) <= grid
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("quickstrat", r"no recipe is called 'quickstrat'; did you mean quickstart\?"),
+        ("zzz", "no recipe is called 'zzz'; use one of quickstart, captioning, grid"),
+    ],
+)
+def test_an_unknown_recipe_is_refused_with_what_there_is(name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        find_recipe(name)

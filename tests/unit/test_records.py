@@ -1,0 +1,270 @@
+"""`TrialRecord` and its log: strict lines, whole appends, and damage that is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import math
+import multiprocessing
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import RecordsError
+from orchestrator.failures import Label
+from orchestrator.records import SCHEMA_VERSION, TRIALS_FILE, Caches, Status, TrialRecord, append, read
+from workloads.settings import CompileSettings
+
+SETTINGS = CompileSettings.parse("scope=full,dynamic=buckets,mode=reduce-overhead")
+
+
+def record(trial_id: str = "001-abcdef", **fields: Any) -> TrialRecord:
+    """A measured trial, apart from these fields."""
+    measured = {
+        "status": Status.OK,
+        "wall_s": 61.5,
+        "compile_s": 54.25,
+        "step_ms_ci95": (81.0, 82.5),
+        "samples_per_s": 781.0,
+        "samples_per_s_ci95": (779.5, 782.5),
+        "peak_memory_bytes": 18 * 2**30,
+        "numerics": {"status": "ok", "loss_gap": 0.001, "first_bad_step": None},
+        "graph_break_reasons": ["call_method <x> & 'y'"],
+        "step_ms": [81.5, 82.0],
+    }
+    return TrialRecord(trial_id=trial_id, settings=SETTINGS.to_dict(), settings_key=SETTINGS.key, **{**measured, **fields})
+
+
+def strictly(line: str) -> Any:
+    """The JSON value, which may not hold the NaN and Infinity that Python's reader lets through."""
+    return json.loads(line, parse_constant=lambda name: pytest.fail(f"a bare {name}"))
+
+
+def test_a_record_is_read_back_as_it_was_written() -> None:
+    written = record(label=Label.NAN, status=Status.INFEASIBLE, caches=Caches.WARM, reason="the loss is not finite")
+    again = TrialRecord.from_json(written.to_json())
+    assert again == written
+    assert (type(again.status), type(again.caches), type(again.step_ms_ci95)) == (Status, Caches, tuple)
+
+
+def test_a_line_holds_every_field_and_the_schema_version() -> None:
+    values = strictly(record().to_json())
+    assert values.keys() == {field.name for field in dataclasses.fields(TrialRecord)} | {"schema_version"}
+    assert values["schema_version"] == SCHEMA_VERSION
+
+
+def test_fields_a_record_need_not_have_are_filled_in() -> None:
+    short = {"schema_version": 1, "trial_id": "1", "settings": {"scope": "eager"}, "settings_key": "k", "status": "failed"}
+    again = TrialRecord.from_json(json.dumps(short))
+    assert (again.caches, again.compile_s, again.step_ms) == (Caches.COLD, None, [])
+    assert again.settings == CompileSettings.parse("scope=eager").to_dict()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_becomes_null_wherever_it_stands(number: float) -> None:
+    line = record(
+        compile_s=number,
+        samples_per_s_ci95=(number, 1.0),
+        numerics={"status": "nan", "loss_gap": number, "deep": [{"er": number}]},
+        step_ms=[1.0, number],
+    ).to_json()
+    values = strictly(line)
+    assert values["compile_s"] is None
+    assert values["samples_per_s_ci95"] == [None, 1.0]
+    assert values["numerics"] == {"status": "nan", "loss_gap": None, "deep": [{"er": None}]}
+    assert values["step_ms"] == [1.0, None]
+
+
+HOSTILE = st.text() | st.sampled_from(["a\nb\r\nc", "\u2028\u2029\x85\x0b\x0c", '"}\n{"', "\x00\x1b[31m", "×…😀", "NaN", "\\"])
+
+
+@given(text=HOSTILE, number=st.floats())
+@settings(max_examples=200, deadline=None)
+def test_any_text_and_number_stay_one_line_and_survive(text: str, number: float) -> None:
+    written = record(reason=text, recompile_reasons=[text], numerics={text: text}, wall_s=number)
+    line = written.to_json()
+    assert "\n" not in line
+    assert "\r" not in line
+    strictly(line)
+    assert json.loads(line)["reason"] == text
+    again = TrialRecord.from_json(line)
+    assert (again.reason, again.recompile_reasons, again.numerics) == (text, [text], {text: text})
+
+
+@given(numbers=st.lists(st.floats(), min_size=5, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_whatever_number_was_written_can_be_read(numbers: list[float]) -> None:
+    one, low, high, *steps = numbers
+    line = record(compile_s=one, wall_s=one, step_ms_ci95=(low, high), samples_per_s_ci95=(low, high), step_ms=steps).to_json()
+    again = TrialRecord.from_json(line)
+    if all(map(math.isfinite, numbers)):
+        assert (again.compile_s, again.step_ms_ci95, again.step_ms) == (one, (low, high), steps)
+    else:
+        assert again.trial_id == "001-abcdef"
+
+
+def test_text_that_is_no_unicode_can_be_recorded(tmp_path: Path) -> None:
+    undecodable = b"/data/caf\xe9".decode(errors="surrogateescape")  # how Python gives a file name that is no UTF-8
+    append(tmp_path, record(reason=f"no such file: {undecodable}"))
+    (again,) = read(tmp_path)
+    assert again.reason is not None
+    assert again.reason.startswith("no such file: /data/caf")
+
+
+def test_a_log_holds_hostile_text_line_by_line(tmp_path: Path) -> None:
+    reasons = ["a\nb", "c\u2028d", "e\x85f", "g\r\nh"]
+    for reason in reasons:
+        append(tmp_path, record(reason=reason))
+    assert [r.reason for r in read(tmp_path)] == reasons
+    assert (tmp_path / TRIALS_FILE).read_bytes().count(b"\n") == len(reasons)
+
+
+def test_a_folder_without_a_log_has_no_records(tmp_path: Path) -> None:
+    assert read(tmp_path) == []
+    (tmp_path / TRIALS_FILE).touch()
+    assert read(tmp_path) == []
+
+
+def _append_many(folder: Path, writer: int, count: int) -> None:
+    for number in range(count):
+        append(folder, record(f"{writer}-{number}", reason="×" * 5_000))  # above a pipe's and a page's atomic size
+
+
+def test_processes_that_append_at_once_leave_whole_lines(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=_append_many, args=(tmp_path, writer, 25)) for writer in range(4)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join(timeout=60)
+    assert [process.exitcode for process in writers] == [0] * 4
+    ids = [r.trial_id for r in read(tmp_path)]
+    assert sorted(ids) == sorted(f"{writer}-{number}" for writer in range(4) for number in range(25))
+    for writer in range(4):  # each writer's in its order
+        assert [i for i in ids if i.startswith(f"{writer}-")] == [f"{writer}-{number}" for number in range(25)]
+
+
+def test_an_append_waits_for_the_one_that_holds_the_lock(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    before = (tmp_path / TRIALS_FILE).read_bytes()
+    writer = threading.Thread(target=append, args=(tmp_path, record("2")))
+    with (tmp_path / TRIALS_FILE).open("ab") as held:  # as an append on a full disk does until it has taken its part back
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writer.start()
+        writer.join(timeout=0.3)
+        assert writer.is_alive()
+        assert (tmp_path / TRIALS_FILE).read_bytes() == before
+    writer.join(timeout=30)
+    assert [r.trial_id for r in read(tmp_path)] == ["1", "2"]
+
+
+@contextmanager
+def files_end_at(size_bytes: int) -> Iterator[None]:
+    """No file of this process can grow beyond the size: a write across it is cut, one behind it fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1, 100])
+def test_a_record_that_does_not_fit_the_disk_leaves_the_log_as_it_was(tmp_path: Path, room_bytes: int) -> None:
+    append(tmp_path, record("1"))
+    log = tmp_path / TRIALS_FILE
+    before = log.read_bytes()
+    with files_end_at(len(before) + room_bytes), pytest.raises(OSError, match=r"fitted on the disk|too large"):
+        append(tmp_path, record("2"))
+    assert log.read_bytes() == before
+    append(tmp_path, record("3"))
+    assert [r.trial_id for r in read(tmp_path)] == ["1", "3"]
+
+
+def changed(**values: Any) -> str:
+    """A record's line with these values."""
+    return json.dumps({**json.loads(record().to_json()), **values})
+
+
+def without(name: str) -> str:
+    """A record's line less a field."""
+    return json.dumps({key: value for key, value in json.loads(record().to_json()).items() if key != name})
+
+
+DAMAGED = [
+    ("half a line", record().to_json()[:200], "not a whole JSON object"),
+    ("an empty line", "", "not a whole JSON object"),
+    ("two records in one line", record().to_json() * 2, "not a whole JSON object"),
+    ("zeroes of a crashed file system", "\x00" * 50, "not a whole JSON object"),
+    ("a list", "[1, 2]", "not a JSON object"),
+    ("another version", changed(schema_version=2), "schema version 2, and this version reads 1"),
+    ("no version", without("schema_version"), "schema version None"),
+    ("an unknown field", changed(colour="red"), "unknown field 'colour'"),
+    ("a missing field", without("trial_id"), "not a trial record"),
+    ("no settings", without("settings"), "not a trial record"),
+    ("an unknown status", changed(status="splendid"), "not a trial record"),
+    ("unknown caches", changed(caches="tepid"), "not a trial record"),
+    ("settings that cannot be", changed(settings={"scope": "eager", "mode": "default"}), "not a trial record"),
+    ("settings that are none", changed(settings=7), "not a trial record"),
+    ("an interval of one", changed(step_ms_ci95=[1.0]), "not a trial record"),
+    ("a bare NaN", changed(wall_s=math.nan), "not a whole JSON object"),
+    ("words for a number", changed(wall_s="soon"), "not a trial record"),
+    ("words for a count", changed(graphs="many"), "not a trial record"),
+    ("null for a list", changed(step_ms=None), "not a trial record"),
+    ("a number for a name", changed(trial_id=5), "not a trial record"),
+]
+
+
+@pytest.mark.parametrize(("line", "complaint"), [d[1:] for d in DAMAGED], ids=[d[0] for d in DAMAGED])
+def test_a_damaged_line_is_named_with_how_many_before_it_are_intact(tmp_path: Path, line: str, complaint: str) -> None:
+    append(tmp_path, record("1"))
+    append(tmp_path, record("2"))
+    log = tmp_path / TRIALS_FILE
+    damaged = log.read_bytes() + line.encode() + b"\n"
+    log.write_bytes(damaged)
+    with pytest.raises(RecordsError) as error:
+        read(tmp_path)
+    sentence = str(error.value)
+    assert f"{log} line 3 is no trial record" in sentence
+    assert complaint in sentence
+    assert "the 2 before it are intact" in sentence
+    assert len(sentence.splitlines()) == 1
+    assert log.read_bytes() == damaged
+
+
+def test_a_damaged_line_in_the_middle_is_named_too(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    with (tmp_path / TRIALS_FILE).open("a") as log:
+        log.write("garbage\n")
+    append(tmp_path, record("3"))
+    with pytest.raises(RecordsError, match=r"line 2 is no trial record.*the 1 before it are intact"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [-1, -2, -100])
+def test_a_last_line_cut_anywhere_is_never_taken_for_whole(tmp_path: Path, kept: int) -> None:
+    append(tmp_path, record("1"))
+    append(tmp_path, record("2"))
+    log = tmp_path / TRIALS_FILE
+    log.write_bytes(log.read_bytes()[:kept])
+    with pytest.raises(RecordsError, match=r"line 2 is no trial record.*the 1 before it are intact"):
+        read(tmp_path)
+
+
+def test_a_log_read_without_complaint_can_be_appended_to(tmp_path: Path) -> None:
+    log = tmp_path / TRIALS_FILE
+    log.write_text(record("1").to_json())  # edited by hand, and no line break at the end
+    try:
+        read(tmp_path)
+    except RecordsError:
+        return
+    append(tmp_path, record("2"))
+    assert [r.trial_id for r in read(tmp_path)] == ["1", "2"]

@@ -1,0 +1,86 @@
+"""The search space: what is proposed, in which order, and what is left out with which reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.space import Candidate, Target, choose, every_candidate, unsupported
+from workloads.settings import CompileSettings, Scope
+
+GPU = Target(max_length=256, has_gpu=True)
+CPU = Target(max_length=64, has_gpu=False)
+CANDIDATES = list(every_candidate(bucket_sizes=(1, 8, 32, 64, 300), pad_multiples=(1, 8, 300)))
+
+
+def test_eager_baselines_come_first_and_the_rest_keeps_its_order() -> None:
+    chosen = choose([{"scope": "modular"}, {"scope": "eager"}, {"scope": "full"}, {"scope": "eager", "padding": "longest"}], GPU)
+    assert [s.label for s in chosen.settings] == [
+        "eager, pad to max",
+        "eager, pad to longest ×8",
+        "modular, default, static",
+        "full, default, static",
+    ]
+
+
+def test_two_spellings_are_tried_once() -> None:
+    chosen = choose([{"mode": "default", "cudagraphs": "on"}, {"mode": "reduce-overhead"}, {"cudagraphs": True}], GPU)
+    assert [s.key for s in chosen.settings] == [CompileSettings.parse("mode=reduce-overhead").key]
+    assert chosen.excluded == ()
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        ({"dynamic": "true", "cudagraphs": "on"}, "dynamic=true"),
+        ({"dynamic": "buckets", "bucket_size": 8}, "recompile limit of 8"),
+        ({"dynamic": "mark", "pad_multiple": 300}, "above the workload's 256 tokens"),
+        ({"scoop": "full"}, "did you mean scope"),
+    ],
+)
+def test_what_cannot_work_is_excluded_with_the_reason(candidate: Candidate, reason: str) -> None:
+    chosen = choose([candidate, {"scope": "full"}], GPU)
+    assert [s.label for s in chosen.settings] == ["full, default, static"]
+    (excluded,) = chosen.excluded
+    assert excluded.candidate == ",".join(f"{name}={value}" for name, value in candidate.items())
+    assert reason in excluded.reason
+
+
+def test_a_machine_without_a_gpu_is_not_asked_for_cuda_graphs() -> None:
+    chosen = choose([{"mode": "reduce-overhead"}, {"mode": "max-autotune"}, {"mode": "max-autotune-no-cudagraphs"}], CPU)
+    assert [s.mode for s in chosen.settings] == ["max-autotune-no-cudagraphs"]
+    assert [e.candidate for e in chosen.excluded] == ["mode=reduce-overhead", "mode=max-autotune"]
+    assert all("GPU" in e.reason for e in chosen.excluded)
+    assert unsupported(CompileSettings.parse("cudagraphs=on"), GPU) is None
+
+
+@given(
+    candidates=st.lists(st.sampled_from(CANDIDATES), max_size=60),
+    target=st.builds(Target, max_length=st.integers(1, 400), has_gpu=st.booleans()),
+)
+@settings(max_examples=200, deadline=None)
+def test_nothing_is_proposed_that_cannot_work_and_nothing_is_lost(candidates: list[Candidate], target: Target) -> None:
+    chosen = choose(candidates, target)
+    assert len(set(chosen.settings)) == len(chosen.settings)
+    for setting in chosen.settings:
+        setting.validate_for(target.max_length)
+        assert target.has_gpu or not setting.cudagraphs
+    is_eager = [setting.scope is Scope.EAGER for setting in chosen.settings]
+    assert is_eager == sorted(is_eager, reverse=True)
+    left_out = {excluded.candidate for excluded in chosen.excluded}
+    for candidate in candidates:
+        text = ",".join(f"{name}={value}" for name, value in candidate.items())
+        assert text in left_out or CompileSettings.from_dict(candidate) in chosen.settings
+    assert all(excluded.reason for excluded in chosen.excluded)
+
+
+def test_the_full_grid_proposes_each_candidate_once() -> None:
+    candidates = [tuple(sorted(candidate.items())) for candidate in every_candidate((32, 64), (8,))]
+    assert len(candidates) == len(set(candidates))
+    # eager: 3 optimizers × (max, longest); compiled: 3 scopes × 4 modes × 3 optimizers × (static, auto, mark, true, 2 buckets)
+    assert len(candidates) == 3 * 2 + 3 * 4 * 3 * 6
+
+
+def test_iterators_of_sizes_are_not_used_up_by_the_first_combination() -> None:
+    assert list(every_candidate(iter((32,)), iter((8,)))) == list(every_candidate((32,), (8,)))

@@ -1,0 +1,79 @@
+"""`SweepConfig`: what it refuses, and what a folder keeps of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.config import IDENTITY, SweepConfig
+from orchestrator.errors import ConfigError
+from orchestrator.space import Excluded
+from workloads.settings import CompileSettings
+
+EAGER = CompileSettings.parse("scope=eager")
+
+
+def config(**fields: Any) -> SweepConfig:
+    """A sweep of one setting, apart from these fields."""
+    return SweepConfig(**{"recipe": "quickstart", "workload": "captioning", "size": "tiny", "settings": (EAGER,), **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"workers_per_trial": 0}, "--workers-per-trial 0 is too few; use 1 or more"),
+        ({"max_concurrent": -1}, "--max-concurrent -1 is too few; use 1 or more"),
+        ({"time_budget_s": 0.0}, "--time-budget-s 0 is no time"),
+        ({"time_budget_s": -5.0}, "--time-budget-s -5 is no time"),
+        ({"compile_deadline_s": 0.0}, "--compile-deadline-s 0 is no time"),
+        ({"trial_deadline_s": math.nan}, "--trial-deadline-s nan is no time"),
+        ({"compile_deadline_s": 900.0, "trial_deadline_s": 600.0}, "--trial-deadline-s 600 is below --compile-deadline-s 900"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_its_option(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config(**fields)
+    assert complaint in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["time_budget_s", "compile_deadline_s", "trial_deadline_s"])
+def test_no_time_is_endless_because_json_has_no_infinity(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} inf"):
+        config(**{"trial_deadline_s": math.inf, name: math.inf} if name == "compile_deadline_s" else {name: math.inf})
+
+
+def test_no_setting_to_try_is_refused_with_the_first_reason() -> None:
+    excluded = (Excluded(candidate="mode=reduce-overhead", reason="CUDA graphs need a GPU"),)
+    with pytest.raises(ConfigError, match="recipe quickstart leaves no setting to try here: CUDA graphs need a GPU"):
+        config(settings=(), excluded=excluded)
+    with pytest.raises(ConfigError, match=r"leaves no setting to try here$"):
+        config(settings=())
+
+
+def test_a_config_is_plain_json_from_which_its_settings_can_be_read() -> None:
+    settings = (EAGER, CompileSettings.parse("dynamic=buckets,optimizer=fused"))
+    values = config(settings=settings, excluded=(Excluded(candidate="a=b", reason="no"),), time_budget_s=60.0).to_dict()
+    again = json.loads(json.dumps(values, allow_nan=False))
+    assert again == {**values, "excluded": list(values["excluded"])}
+    assert tuple(map(CompileSettings.parse, again["settings"])) == settings
+    assert again["excluded"] == [{"candidate": "a=b", "reason": "no"}]
+    assert again["time_budget_s"] == 60.0
+
+
+def test_what_identifies_a_sweep_is_among_what_is_kept_of_it() -> None:
+    assert set(IDENTITY) <= config().to_dict().keys()
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config().seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_no_generator_takes_is_refused(seed: int) -> None:
+    with pytest.raises(ConfigError, match="--seed"):
+        config(seed=seed)

@@ -1,0 +1,223 @@
+"""The sweep's folder: begun, taken up again, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import H200
+
+from orchestrator import folder as sweep_folder
+from orchestrator.config import SweepConfig
+from orchestrator.errors import RecordsError, SweepFolderError
+from orchestrator.folder import begin, read_sweep, resume, write_json
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
+from workloads.settings import CompileSettings
+
+EAGER, FULL = CompileSettings.parse("scope=eager"), CompileSettings.parse("scope=full")
+
+
+def config(**fields: Any) -> SweepConfig:
+    """A sweep of two settings, apart from these fields."""
+    return SweepConfig(**{"recipe": "quickstart", "workload": "captioning", "size": "tiny", "settings": (EAGER, FULL), **fields})
+
+
+def eager_done() -> TrialRecord:
+    return TrialRecord(trial_id="001-a", settings=EAGER.to_dict(), settings_key=EAGER.key, status=Status.OK)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def sweep_json(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / SWEEP_FILE).read_text(), parse_constant=lambda name: pytest.fail(name))
+    return values
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A folder with a sweep of which one trial is recorded."""
+    begin(tmp_path / "sweep", config(), H200, "c0ffee")
+    append(tmp_path / "sweep", eager_done())
+    return tmp_path / "sweep"
+
+
+def test_a_new_sweep_makes_the_folder_with_what_it_is_and_an_empty_log(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet" / "there"
+    assert begin(folder, config(seed=7), H200, "c0ffee") == []
+    values = sweep_json(folder)
+    assert values["config"]["settings"] == values["planned"] == [EAGER.key, FULL.key]
+    assert values["seed"] == values["config"]["seed"] == 7
+    assert values["environment"] == {**H200.to_dict(), "commit": "c0ffee"}
+    assert values["environment_key"] == H200.key
+    assert values["runs"] == []
+    assert values["started_at"].endswith("+00:00")
+    assert (folder / TRIALS_FILE).read_bytes() == b""
+    assert (folder / sweep_folder.LOGS).is_dir()
+    assert sorted(contents(folder)) == [SWEEP_FILE, TRIALS_FILE]
+
+
+def test_a_new_sweep_in_an_unrelated_folder_leaves_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    begin(tmp_path, config(), H200, None)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_new_sweep_is_refused_where_there_is_one(begun: Path) -> None:
+    before = contents(begun)
+    with pytest.raises(SweepFolderError, match="holds a sweep already; add --resume"):
+        begin(begun, config(), H200, None)
+    assert contents(begun) == before
+
+
+def test_a_new_sweep_is_refused_where_there_are_records_of_one(begun: Path) -> None:
+    (begun / SWEEP_FILE).unlink()
+    before = contents(begun)
+    with pytest.raises(SweepFolderError, match="holds a sweep already"):
+        begin(begun, config(), H200, None)
+    assert contents(begun) == before
+
+
+def test_a_sweep_taken_up_again_knows_what_is_recorded_and_who_began_it(begun: Path) -> None:
+    assert resume(begun, config(compile_deadline_s=300.0), H200, "beef") == [eager_done()]
+    values = sweep_json(begun)
+    assert values["config"]["compile_deadline_s"] == 300.0
+    assert values["environment"]["commit"] == "beef"
+    assert [run["commit"] for run in values["runs"]] == ["c0ffee"]
+    resume(begun, config(), H200, "cafe")
+    assert [run["commit"] for run in sweep_json(begun)["runs"]] == ["c0ffee", "beef"]
+
+
+def test_a_sweep_that_was_never_begun_is_begun(tmp_path: Path) -> None:
+    assert resume(tmp_path / "new", config(), H200, None) == []
+    assert sweep_json(tmp_path / "new")["runs"] == []
+
+
+def test_a_driver_killed_while_it_began_the_folder_can_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_folder.os, "replace", lambda *paths: pytest.fail("killed"))  # the last act of either file
+        with pytest.raises(pytest.fail.Exception, match="killed"):
+            begin(tmp_path, config(), H200, None)
+    assert resume(tmp_path, config(), H200, None) == []
+    assert sweep_json(tmp_path)["planned"] == [EAGER.key, FULL.key]
+
+
+def test_a_sweep_goes_on_after_a_change_that_no_figure_depends_on(begun: Path) -> None:
+    assert resume(begun, config(), dataclasses.replace(H200, cores=64, driver="580.95.05", ray="2.61.0"), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"workload": "mine:Mine"}, "its workload is 'captioning', not 'mine:Mine'"),
+        ({"size": "base"}, "its size is 'tiny', not 'base'"),
+        ({"seed": 1}, "its seed is 0, not 1"),
+        ({"workers_per_trial": 2}, "its workers_per_trial is 1, not 2"),
+    ],
+)
+def test_another_sweep_is_not_taken_up(begun: Path, fields: dict[str, Any], named: str) -> None:
+    before = contents(begun)
+    with pytest.raises(SweepFolderError) as refusal:
+        resume(begun, config(**fields), H200, None)
+    assert "holds another sweep" in str(refusal.value)
+    assert named in str(refusal.value)
+    assert contents(begun) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("torch", "2.12.0"),
+        ("gpu", "NVIDIA A100-SXM4-40GB"),
+        ("triton", "3.6.0"),
+        ("cuda", "12.9"),
+        ("transformers", "5.18.0"),
+        ("python", "3.12.3"),
+    ],
+)
+def test_figures_of_another_environment_are_not_added(begun: Path, name: str, value: str) -> None:
+    before = contents(begun)
+    with pytest.raises(SweepFolderError) as refusal:
+        resume(begun, config(), dataclasses.replace(H200, **{name: value}), None)
+    assert f"measured with {name} {getattr(H200, name)}, and this is {value}" in str(refusal.value)
+    assert contents(begun) == before
+
+
+def test_damaged_records_stop_a_resume_and_stay_as_they_are(begun: Path) -> None:
+    with (begun / TRIALS_FILE).open("a") as log:
+        log.write('{"schema_version": 1, "trial')
+    before = contents(begun)
+    with pytest.raises(RecordsError, match=r"line 2 .*the 1 before it are intact"):
+        resume(begun, config(), H200, None)
+    assert contents(begun) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "7", '{"config": {}}', '{"schema_version": 1}', '{"schema_version": 1, "config": 3}']
+)
+def test_a_damaged_description_is_named(begun: Path, text: str) -> None:
+    (begun / SWEEP_FILE).write_text(text)
+    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+        read_sweep(begun)
+    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+        resume(begun, config(), H200, None)
+
+
+def test_a_description_of_another_version_is_named(begun: Path) -> None:
+    (begun / SWEEP_FILE).write_text(json.dumps({**sweep_json(begun), "schema_version": 2}))
+    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+        read_sweep(begun)
+
+
+def test_a_description_that_is_no_text_is_named(begun: Path) -> None:
+    (begun / SWEEP_FILE).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+        read_sweep(begun)
+
+
+@pytest.mark.parametrize("missing", ["config", "environment", "environment_key", "started_at"])
+def test_a_description_that_lacks_what_a_resume_needs_is_named(begun: Path, missing: str) -> None:
+    (begun / SWEEP_FILE).write_text(json.dumps({k: v for k, v in sweep_json(begun).items() if k != missing}))
+    before = contents(begun)
+    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+        resume(begun, config(), H200, None)
+    assert contents(begun) == before
+
+
+@pytest.mark.parametrize("start", [begin, resume])
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, start: Any) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(SweepFolderError, match=r"cannot be written .*Not a directory.*; name another --output"):
+            start(place, config(), H200, None)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_file_is_published_whole_with_its_usual_rights(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": [1, None], "text": "×"})
+    write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert path.read_text().endswith("}\n")
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("value", [float("nan"), object()])
+def test_a_file_that_cannot_be_written_leaves_the_one_before_and_no_litter(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises((ValueError, TypeError)):
+        write_json(path, {"a": value})
+    assert contents(tmp_path) == {"x.json": b'{\n  "a": 1\n}\n'}
+
+
+def test_times_are_iso_8601_with_an_offset() -> None:
+    from datetime import datetime
+
+    assert datetime.fromisoformat(sweep_folder.now()).utcoffset() is not None
