@@ -1,0 +1,107 @@
+"""How charts look: size, fonts, colours, symbols, legends."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import plotly.graph_objects as go
+
+from workloads.settings import Dynamic, Scope
+
+WIDTH_PX, HEIGHT_PX = 1200, 700
+"""The size charts and their labels are laid out for."""
+
+SCOPE_COLORS = {
+    Scope.EAGER: "#767676",
+    Scope.FULL: "#0072B2",
+    Scope.REGIONAL: "#D55E00",
+    Scope.MODULAR: "#009E73",
+}
+"""Okabe and Ito's palette, told apart with any colour vision; contrast is 3:1 or more on white and on near-black."""
+
+DYNAMIC_SYMBOLS = {
+    None: "x",
+    Dynamic.STATIC: "circle",
+    Dynamic.AUTO: "square",
+    Dynamic.MARK: "diamond",
+    Dynamic.TRUE: "triangle-up",
+    Dynamic.BUCKETS: "hexagram",
+}
+
+LINE_COLOR = "#8a8a8a"
+_INK, _PAPER = "#1f2328", "#ffffff"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_TITLE_PX = 34
+
+
+def base_layout(title: str | None = None) -> go.Layout:
+    """A chart's layout in light colours: two legends in rows above the plot, `legend` over `legend2`.
+
+    Args:
+        title: plain text; None for none.
+    """
+    axis = {
+        "gridcolor": "rgba(128,128,128,0.18)",
+        "linecolor": LINE_COLOR,
+        "tickcolor": LINE_COLOR,
+        "ticks": "outside",
+        "zeroline": False,
+        "showline": True,
+        "title": {"standoff": 12},
+    }
+    return go.Layout(
+        template="none",
+        width=WIDTH_PX,
+        height=HEIGHT_PX,
+        margin={"l": 84, "r": 24, "t": 74 + (_TITLE_PX if title else 0), "b": 64},
+        title=_title(title) if title else None,
+        font={"family": _FONT, "size": 13, "color": _INK},
+        paper_bgcolor=_PAPER,
+        plot_bgcolor=_PAPER,
+        xaxis=axis,
+        yaxis={**axis, "tickformat": ",~r"},
+        legend=_legend("scope", 1.06),
+        legend2=_legend("dynamic", 1.005) | {"itemclick": False, "itemdoubleclick": False},
+        hoverlabel={"align": "left", "bgcolor": _PAPER, "font": {"size": 13, "color": _INK, "family": _FONT}},
+        hovermode="closest",
+        hoverdistance=30,
+    )
+
+
+def legend_entry(name: str, color: str, symbol: str, *, legend: str = "legend", group: str | None = None) -> go.Scatter:
+    """A line of a legend; a click on it hides the traces of its group."""
+    return go.Scatter(
+        x=[None],
+        y=[None],
+        mode="markers",
+        name=name,
+        legend=legend,
+        legendgroup=group,
+        hoverinfo="skip",
+        marker={"color": color, "symbol": symbol, "size": 11, "line": {"width": 2 if symbol.endswith("open") else 0}},
+    )
+
+
+def empty_note(words: str) -> dict[str, Any]:
+    """The annotation of a chart that has nothing to show."""
+    centred = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
+    return {"text": html.escape(words, quote=False), "showarrow": False, "font": {"size": 16}, **centred}
+
+
+def _title(title: str) -> dict[str, Any]:
+    at = {"x": 0.0, "xref": "paper", "xanchor": "left", "y": 0.975, "yanchor": "top"}
+    return {"text": html.escape(title, quote=False), "font": {"size": 19}, **at}
+
+
+def _legend(title: str, y: float) -> dict[str, Any]:
+    return {
+        "orientation": "h",
+        "x": 0.0,
+        "xanchor": "left",
+        "y": y,
+        "yanchor": "bottom",
+        "font": {"size": 13},
+        "bgcolor": "rgba(0,0,0,0)",
+        "title": {"text": f"{title}&nbsp;&nbsp;"},
+    }

@@ -1,0 +1,59 @@
+"""Figures as a person reads them: three significant digits, a unit, and a dash where there is no figure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+MISSING = "—"
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite float; None if it is missing or no number."""
+    if value is None or value is pd.NA or isinstance(value, str | dict | list):
+        return None
+    converted = float(value)
+    return converted if math.isfinite(converted) else None
+
+
+def text(value: Any) -> str | None:
+    """The value as text; None if it is missing."""
+    return None if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)) else str(value)
+
+
+def figure(value: Any, unit: str = "", *, digits: int = 3) -> str:
+    """`1234.5 → "1,234"` and `0.12345 → "0.123"`, with the unit behind it; a dash if the figure is missing."""
+    converted = number(value)
+    if converted is None:
+        return MISSING
+    magnitude = math.floor(math.log10(abs(converted))) if converted else 0
+    written = f"{converted:,.{min(max(digits - 1 - magnitude, 0), digits)}f}"
+    return f"{written} {unit}".rstrip()
+
+
+def whole(value: Any) -> str:
+    """A count, without decimals; a dash if missing."""
+    converted = number(value)
+    return MISSING if converted is None else f"{converted:,.0f}"
+
+
+def gib(num_bytes: Any) -> str:
+    """Bytes in GiB (2³⁰ bytes), with the unit; a dash if missing."""
+    converted = number(num_bytes)
+    return MISSING if converted is None else f"{converted / 2**30:.1f} GiB"
+
+
+def times(ratio: Any) -> str:
+    """A speed-up, as `1.50×`; a dash if missing."""
+    converted = number(ratio)
+    return MISSING if converted is None else f"{converted:.2f}×"
+
+
+def duration(seconds: Any) -> str:
+    """About how long, to two digits: seconds under two minutes, else minutes, else hours; a dash if missing."""
+    converted = number(seconds)
+    if converted is None or converted < 120:
+        return figure(converted, "s", digits=2)
+    return figure(converted / 60, "min", digits=2) if converted < 7200 else figure(converted / 3600, "h", digits=2)

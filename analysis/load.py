@@ -1,0 +1,149 @@
+"""Reads a sweep's folder: `trials.jsonl` as a typed DataFrame, `sweep.json` as a `SweepInfo`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.columns import COLUMNS, TIMESTAMP
+from orchestrator import records
+from orchestrator.errors import RecordsError
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord
+from workloads.settings import CompileSettings
+
+_SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
+_COLD_OR_WARM = ("compile_s", "first_step_s", "warmup_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepInfo:
+    """What `sweep.json` says; what it does not say is empty."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The sweep's configuration: recipe, workload, size, seed, …"""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, GPU, driver, cores, commit; None where it could not be found out."""
+    environment_key: str = ""
+    started_at: str = ""
+    """ISO 8601 with its UTC offset."""
+    planned: tuple[str, ...] = ()
+    """`settings_key` of each setting the sweep set out to measure."""
+
+
+def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
+    """The trials of a sweep, one row a measurement, in the order they finished.
+
+    A measurement is a setting with its number of workers, cold or warm. Where one was attempted more than once, the
+    latest attempt counts, whatever its status, and `attempt` says which it is.
+
+    Args:
+        folder: the sweep's folder.
+        all_attempts: keep earlier attempts as rows too. Do not build a front from that: a setting would count twice.
+
+    Returns:
+        The columns of `analysis.COLUMNS`, which gives units and dtypes, also for a sweep without a record.
+
+    Raises:
+        RecordsError: the folder or its `trials.jsonl` is missing, unreadable, or holds something else.
+    """
+    folder = Path(folder)
+    _check_folder(folder)
+    if not (folder / TRIALS_FILE).is_file():
+        raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEPT}")
+    try:
+        rows = list(_rows(records.read(folder)))
+    except OSError as error:
+        raise RecordsError(f"{folder / TRIALS_FILE} cannot be read ({error.strerror}); make it readable") from None
+    columns = {name: _column(name, [row[name] for row in rows]) for name in COLUMNS}
+    frame = pd.DataFrame(columns)
+    if all_attempts:
+        return frame
+    latest = ~frame.duplicated(["settings_key", "caches", "num_workers"], keep="last")
+    return frame[latest].reset_index(drop=True)
+
+
+def load_sweep(folder: str | Path) -> SweepInfo:
+    """What the folder's `sweep.json` says of the sweep; parts that are missing or of a wrong kind are left empty.
+
+    Raises:
+        RecordsError: the folder or its `sweep.json` is missing or unreadable, or the file is not a JSON object.
+    """
+    folder = Path(folder)
+    _check_folder(folder)
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        raise RecordsError(f"{folder} holds no {SWEEP_FILE}; {_SWEPT}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordsError(f"{path} is not JSON ({error}); {_SWEPT}") from None
+    if not isinstance(values, dict):
+        raise RecordsError(f"{path} is not a JSON object; {_SWEPT}")
+    planned = values.get("planned")
+    return SweepInfo(
+        config=_mapping(values.get("config")),
+        environment=_mapping(values.get("environment")),
+        environment_key=_text(values.get("environment_key")),
+        started_at=_text(values.get("started_at")),
+        planned=tuple(_text(key) for key in planned) if isinstance(planned, list) else (),
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise RecordsError(f"there is no folder {folder}; {_SWEPT}")
+    if not folder.is_dir():
+        raise RecordsError(f"{folder} is a file, not a sweep's folder; {_SWEPT}")
+
+
+def _rows(trials: Sequence[TrialRecord]) -> Iterator[dict[str, Any]]:
+    attempts: Counter[tuple[str, Caches, str]] = Counter()
+    for record in trials:
+        measurement = (str(record.settings_key), record.caches, str(record.num_workers))
+        attempts[measurement] += 1
+        yield _row(record, attempts[measurement])
+
+
+def _row(record: TrialRecord, attempt: int) -> dict[str, Any]:
+    settings = CompileSettings.from_dict(record.settings)
+    row = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
+    row |= settings.to_dict()
+    row["settings_label"] = settings.label
+    row["attempt"] = attempt
+    row["numerics_status"] = record.numerics.get("status") if isinstance(record.numerics, dict) else None
+    row["step_ms_median_low"], row["step_ms_median_high"] = record.step_ms_ci95 or (None, None)
+    row["samples_per_s_low"], row["samples_per_s_high"] = record.samples_per_s_ci95 or (None, None)
+    warm = record.caches is Caches.WARM
+    for name in _COLD_OR_WARM:
+        value = getattr(record, name)
+        row[name], row[f"warm_{name}"] = (None, value) if warm else (value, None)
+    return row
+
+
+def _column(name: str, values: list[Any]) -> pd.Series:
+    dtype = COLUMNS[name].dtype
+    try:
+        if dtype is TIMESTAMP:
+            moments = pd.to_datetime(pd.Series(values, dtype="string"), utc=True, errors="coerce", format="ISO8601")
+            return moments.astype(TIMESTAMP)
+        return pd.Series(values, dtype=dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RecordsError(
+            f"{TRIALS_FILE} has a {name!r} that is no {dtype} ({error}); expected: {COLUMNS[name].meaning}"
+        ) from None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,192 @@
+"""Which trials are worth choosing between: the Pareto front, its knee, speed-ups over eager. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from orchestrator.records import Status
+from workloads.settings import Padding, Scope
+
+
+class Goal(StrEnum):
+    """Which way an objective is better."""
+
+    MAX = "max"
+    MIN = "min"
+
+
+DEFAULT_OBJECTIVES: Mapping[str, Goal] = MappingProxyType({"samples_per_s": Goal.MAX, "compile_s": Goal.MIN})
+
+
+class Choice(NamedTuple):
+    """One trial worth naming."""
+
+    trial: pd.Series
+    """Its row of the frame."""
+    speedup: float | None
+    """Its samples per second over the best eager trial's; None without a usable eager trial."""
+
+
+class Summary(NamedTuple):
+    """What a sweep found, in the few trials a person asks for first. None where there is no such trial."""
+
+    best: Choice | None
+    """The most samples per second; of equals the one that compiles faster."""
+    quickest: Choice | None
+    """The least cold compile time among compiled settings."""
+    knee: Choice | None
+    """The knee of the front; see `knee`."""
+    best_eager: Choice | None
+    """The eager trial with the most samples per second."""
+    counts: Mapping[Status, int]
+    """Trials of each status."""
+
+
+def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES) -> pd.DataFrame:
+    """The trials that no other trial beats in one objective without losing in another.
+
+    Only trials whose status is ok and whose objectives are all finite take part. Trials equal in every objective do not
+    dominate each other: all of them stay.
+
+    Args:
+        df: trials as `load` returns them.
+        objectives: column → "max" or "min". The default takes cold compile times; a warm trial has none.
+
+    Returns:
+        The front's rows with their index in `df`, ascending in the last objective (by default `compile_s`).
+
+    Raises:
+        ValueError: no objective, one that is no column of `df`, or a goal other than "max" and "min".
+    """
+    signs = _signs(df, objectives)
+    usable = _usable(df, *signs)
+    costs = np.column_stack([sign * _floats(usable[name]) for name, sign in signs.items()])
+    front = usable[~_dominated(costs)]
+    last, *others = reversed(signs)
+    return front.sort_values([last, *others], kind="stable")
+
+
+def knee(front: pd.DataFrame) -> pd.Series | None:
+    """The front's trial after which more compile time buys the least more throughput.
+
+    It is the point farthest above the chord between the front's two ends, with both axes scaled to [0, 1] (Kneedle:
+    Satopää et al., "Finding a 'Kneedle' in a Haystack", ICDCSW 2011). Compile time stays in plain seconds, though charts
+    show its logarithm: seconds are what is paid, and on a logarithmic axis the step from eager's 0.01 s to 1 s would weigh
+    as much as that from 1 s to 100 s, so that the knee would hang on how near to zero eager came.
+
+    Args:
+        front: what `pareto_front` returns for its default objectives.
+
+    Returns:
+        The knee's row; None if the front has no trial strictly above the chord (fewer than three different ones, say).
+    """
+    if len(front) < 3:
+        return None
+    cost = _floats(front["compile_s"])
+    gain = _floats(front["samples_per_s"])
+    if np.ptp(cost) == 0 or np.ptp(gain) == 0:
+        return None
+    above = (gain - gain.min()) / np.ptp(gain) - (cost - cost.min()) / np.ptp(cost)
+    at = int(np.argmax(above))
+    return front.iloc[at] if above[at] > 1e-9 else None
+
+
+def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
+    """The frame with two columns more: throughput as a multiple of eager's, 1.5 being half as fast again.
+
+    `speedup_best_eager` compares with the fastest usable eager trial: what a person gains who already chose the best
+    padding. `speedup_same_padding` compares with the fastest usable eager trial that pads alike: what the compiler
+    alone gains. Buckets of n tokens pad alike with eager's longest in multiples of n. Both compare only trials of the
+    same number of workers and the same environment; where there is none, or no throughput, they are NA.
+    """
+    usable = _usable(df, "samples_per_s")
+    eager = usable[usable["scope"] == Scope.EAGER]
+    peers = df["num_workers"].astype("string") + " " + df["environment_key"].fillna("")
+    padding = df["padding"].astype("string").where(df["padding"] != Padding.BUCKETS, str(Padding.LONGEST))
+    multiple = df["pad_multiple"].fillna(df["bucket_size"]).fillna(0).astype("string")
+    groups = {"speedup_best_eager": peers, "speedup_same_padding": peers + " " + padding + " " + multiple}
+    columns = {}
+    for name, group in groups.items():
+        baseline = eager["samples_per_s"].groupby(group[eager.index]).max()
+        columns[name] = (df["samples_per_s"] / group.map(baseline).astype("Float64")).astype("Float64")
+    return df.assign(**columns)
+
+
+def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
+    """Seconds of training after which `trial`, its compile included, has trained on as many samples as `baseline`.
+
+    Both rates are taken as steady: r₁ (t - c₁) = r₀ (t - c₀), with r in samples per second and c in compile seconds.
+
+    Returns:
+        The seconds from the start of training; None if it never catches up or a figure is missing.
+    """
+    rate, compiling, base_rate, base_compiling = (
+        _number(row[name]) for row in (trial, baseline) for name in ("samples_per_s", "compile_s")
+    )
+    if rate is None or compiling is None or base_rate is None or base_compiling is None or rate <= base_rate:
+        return None
+    return max(0.0, (rate * compiling - base_rate * base_compiling) / (rate - base_rate))
+
+
+def summary(df: pd.DataFrame) -> Summary:
+    """The trials a person asks for first; what is missing is None, so it works for any sweep, also an empty one."""
+    with_speedups = speedup_over_eager(df)
+    usable = _usable(with_speedups, "samples_per_s")
+    fastest = usable.sort_values(["samples_per_s", "compile_s"], ascending=[False, True], kind="stable")
+    compiled = _usable(with_speedups, "samples_per_s", "compile_s").query("scope != 'eager'")
+    counts = with_speedups["status"].value_counts()
+    return Summary(
+        best=_first(fastest),
+        quickest=_first(compiled.sort_values("compile_s", kind="stable")),
+        knee=_choice(knee(pareto_front(with_speedups))),
+        best_eager=_first(fastest[fastest["scope"] == Scope.EAGER]),
+        counts={status: int(counts.get(str(status), 0)) for status in Status},
+    )
+
+
+def _signs(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str, float]:
+    if not objectives:
+        raise ValueError("no objective is given; give at least one, such as {'samples_per_s': 'max'}")
+    for name, goal in objectives.items():
+        if name not in df.columns:
+            raise ValueError(f"the objective {name!r} is no column; use one of analysis.COLUMNS")
+        if goal not in tuple(Goal):
+            raise ValueError(f"the goal of {name!r} is {goal!r}; use 'max' or 'min'")
+    return {name: 1.0 if goal == Goal.MIN else -1.0 for name, goal in objectives.items()}
+
+
+def _usable(df: pd.DataFrame, *names: str) -> pd.DataFrame:
+    ok = (df["status"] == Status.OK).to_numpy(dtype=bool)
+    finite = np.isfinite(np.column_stack([_floats(df[name]) for name in names])).all(axis=1)
+    return df[ok & finite]
+
+
+def _dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which rows another row dominates; less is better in every column."""
+    no_worse = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
+    better = (costs[:, None, :] < costs[None, :, :]).any(axis=2)
+    return np.asarray((no_worse & better).any(axis=0))
+
+
+def _floats(column: pd.Series) -> npt.NDArray[np.float64]:
+    return column.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float | np.number) and math.isfinite(value) else None
+
+
+def _first(df: pd.DataFrame) -> Choice | None:
+    return None if df.empty else _choice(df.iloc[0])
+
+
+def _choice(trial: pd.Series | None) -> Choice | None:
+    return None if trial is None else Choice(trial, _number(trial["speedup_best_eager"]))

@@ -1,0 +1,132 @@
+"""What a sweep found, in sentences a person can act on, and what speaks against trusting it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.formatting import duration, figure, number, text, times
+from analysis.load import SweepInfo
+from analysis.pareto import Choice, Summary, break_even_s
+from orchestrator.records import Status
+from workloads.settings import Scope
+
+
+def verdict(df: pd.DataFrame, found: Summary) -> list[str]:
+    """The findings, the most important sentence first.
+
+    Args:
+        df: trials as `load` returns them.
+        found: their `summary`.
+    """
+    if df.empty:
+        return ["No trial has finished yet, so there is nothing to choose from."]
+    if found.best is None:
+        return [_none_usable(df, found)]
+    best = found.best.trial
+    if found.counts[Status.OK] == 1:
+        return [
+            f"Only one setting is usable, {_name(best)}, at {_rate(best)}: there is nothing to compare it with.",
+            *_cost(best),
+        ]
+    if found.best_eager is None:
+        return [
+            f"The fastest setting is {_name(best)}, at {_rate(best)}. How much it gains over eager is not known: "
+            "no eager trial is usable.",
+            *_cost(best),
+            *_others(found, best),
+        ]
+    if best["scope"] == Scope.EAGER:
+        return [_eager_wins(df, best)]
+    return [*_compiled_wins(found.best, found.best_eager), *_others(found, best)]
+
+
+def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
+    """What a reader must know before trusting the figures; none if there is nothing."""
+    notes = []
+    missing = len(set(sweep.planned) - set(df["settings_key"]))
+    if missing:
+        notes.append(f"{missing} of {len(sweep.planned)} planned settings have no record yet.")
+    if (environments := df["environment_key"].nunique()) > 1:
+        notes.append(
+            f"These trials ran in {environments} different environments, between which times cannot be compared; "
+            "speed-ups are taken within each, the front is not."
+        )
+    if df["num_workers"].nunique() > 1:
+        notes.append("These trials had different numbers of workers; speed-ups are taken within each number, the front is not.")
+    if not df.empty and "gpu" in sweep.environment and not sweep.environment["gpu"]:
+        notes.append("Measured on a processor: only the ratios within this sweep mean something, not the times.")
+    concurrent = sweep.config.get("max_concurrent")
+    if isinstance(concurrent, int) and concurrent > 1:
+        notes.append(f"Up to {concurrent} trials ran at a time; on one host they inflate each other's compile times.")
+    if (df["caches"] == "warm").any():
+        notes.append("Trials that began with warm caches are in the table, not in the chart, which shows cold ones.")
+    return notes
+
+
+def _none_usable(df: pd.DataFrame, found: Summary) -> str:
+    failed, infeasible = found.counts[Status.FAILED], found.counts[Status.INFEASIBLE]
+    sentence = f"No trial is usable: of {len(df)}, {infeasible} infeasible and {failed} failed."
+    labels = df["label"].value_counts()
+    return sentence if labels.empty else f"{sentence} The most frequent label is {labels.index[0]}."
+
+
+def _compiled_wins(best: Choice, eager: Choice) -> list[str]:
+    trial, base = best.trial, eager.trial
+    if best.speedup is None:
+        return [
+            f"The fastest setting is {_name(trial)}, at {_rate(trial)}; no eager trial is comparable with it.",
+            *_cost(trial),
+        ]
+    first = (
+        f"The fastest setting is {_name(trial)}, at {_rate(trial)}: {times(best.speedup)} the best eager setting "
+        f"({_name(base)}, {_rate(base)})."
+    )
+    sentences = [first, *_cost(trial)]
+    if (ahead := break_even_s(trial, base)) is not None and sentences[1:]:
+        sentences[1] = sentences[1].rstrip(".") + f"; that is paid back after about {duration(ahead)} of training."
+    if _intervals_overlap(trial, base):
+        sentences.append("Their 95 % intervals overlap, so the gain may be noise.")
+    return sentences
+
+
+def _eager_wins(df: pd.DataFrame, best: pd.Series) -> str:
+    sentence = f"No compiled setting beats eager: the fastest is {_name(best)}, at {_rate(best)}."
+    compiled = df[(df["status"] == Status.OK) & (df["scope"] != Scope.EAGER)].dropna(subset="samples_per_s")
+    if compiled.empty:
+        return f"{sentence} None of the compiled settings is usable."
+    runner_up = compiled.sort_values("samples_per_s", ascending=False).iloc[0]
+    return f"{sentence} The best compiled one, {_name(runner_up)}, reaches {_rate(runner_up)}."
+
+
+def _others(found: Summary, best: pd.Series) -> list[str]:
+    """The knee and the quickest compile, where they are not the best setting itself."""
+    said = {best.name}
+    sentences = []
+    for choice, wording in ((found.knee, "The knee of the front is"), (found.quickest, "The quickest to compile is")):
+        if choice is None or choice.trial.name in said:
+            continue
+        said.add(choice.trial.name)
+        gain = "" if choice.speedup is None else f", {times(choice.speedup)} the best eager"
+        compile_s = figure(choice.trial["compile_s"], "s")
+        sentences.append(f"{wording} {_name(choice.trial)}: {_rate(choice.trial)}{gain}, for {compile_s} of compiling.")
+    return sentences
+
+
+def _cost(trial: pd.Series) -> list[str]:
+    compile_s = number(trial["compile_s"])
+    if trial["scope"] == Scope.EAGER or compile_s is None:
+        return []
+    return [f"It costs {figure(compile_s, 's')} of cold compiling."]
+
+
+def _intervals_overlap(one: pd.Series, other: pd.Series) -> bool:
+    low, high = number(one["samples_per_s_low"]), number(other["samples_per_s_high"])
+    return low is not None and high is not None and low <= high
+
+
+def _name(trial: pd.Series) -> str:
+    return f"“{text(trial['settings_label'])}”"
+
+
+def _rate(trial: pd.Series) -> str:
+    return figure(trial["samples_per_s"], "samples/s")

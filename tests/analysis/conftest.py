@@ -1,0 +1,38 @@
+"""Sweep folders in small, written with the real `TrialRecord`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_folders import ENVIRONMENT, MakeSweep, typical_trials
+
+from orchestrator.records import TrialRecord, append
+
+
+@pytest.fixture
+def make_sweep(tmp_path: Path) -> MakeSweep:
+    """Writes a sweep folder of these records and returns its path."""
+
+    def make(records: Sequence[TrialRecord] | None = None, **sweep: Any) -> Path:
+        folder = tmp_path / "sweep"
+        folder.mkdir()
+        (folder / "trials.jsonl").touch()
+        records = typical_trials() if records is None else records
+        for record in records:
+            append(folder, record)
+        contents = {
+            "schema_version": 1,
+            "config": {"recipe": "captioning", "workload": "captioning", "size": "base", "seed": 0},
+            "environment": ENVIRONMENT,
+            "environment_key": "abc",
+            "started_at": "2026-11-21T09:11:40+00:00",
+            "planned": [record.settings_key for record in records],
+        }
+        (folder / "sweep.json").write_text(json.dumps(contents | sweep))
+        return folder
+
+    return make

@@ -1,0 +1,72 @@
+"""Records of sweeps in small, for tests to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records import Caches, Status, TrialRecord
+from workloads.settings import CompileSettings
+
+MakeSweep = Callable[..., Path]
+
+ENVIRONMENT = {"python": "3.11.7", "torch": "2.13.0", "gpu": "NVIDIA H200", "driver": None, "cores": 16}
+
+
+def trial(
+    settings: str,
+    samples_per_s: float | None = None,
+    compile_s: float | None = None,
+    *,
+    status: Status = Status.OK,
+    trial_id: str | None = None,
+    caches: Caches = Caches.COLD,
+    **fields: Any,
+) -> TrialRecord:
+    """A record of these settings; with a throughput it has what goes with one, too."""
+    chosen = CompileSettings.parse(settings)
+    if samples_per_s is not None:
+        step_ms = 64_000 / samples_per_s
+        fields = {
+            "samples_per_s_ci95": (samples_per_s * 0.99, samples_per_s * 1.01),
+            "step_ms_median": step_ms,
+            "step_ms_ci95": (step_ms * 0.99, step_ms * 1.01),
+            "peak_memory_bytes": 18 * 2**30,
+            "numerics": {"status": "ok", "loss_gap": 0.001},
+            **fields,
+        }
+    return TrialRecord(
+        trial_id=trial_id or f"trial-{abs(hash((chosen, compile_s))) % 10**6}",
+        settings=chosen.to_dict(),
+        settings_key=chosen.key,
+        status=status,
+        caches=caches,
+        samples_per_s=samples_per_s,
+        compile_s=compile_s,
+        **fields,
+    )
+
+
+def typical_trials() -> list[TrialRecord]:
+    """Eager, four compiled settings of which three are on the front, a NaN near the top, a deadline, a dead worker."""
+    return [
+        trial("scope=eager,padding=max", 586, 0.01, trial_id="eager-max"),
+        trial("scope=eager,padding=longest", 696, 0.02, trial_id="eager-longest"),
+        trial("scope=regional", 730, 12, trial_id="regional"),
+        trial("scope=regional,dynamic=auto", 902, 25, trial_id="regional-auto"),
+        trial("scope=full", 766, 54, trial_id="full"),
+        trial("scope=full,dynamic=buckets,optimizer=compiled", 1046, 440, trial_id="buckets"),
+        trial(
+            "scope=regional,dynamic=mark", 947, 19, trial_id="mark", status=Status.INFEASIBLE,
+            label="nan", reason="the loss is NaN at step 3", phase="checking", numerics={"status": "nan"},
+        ),
+        trial(
+            "scope=full,mode=max-autotune", trial_id="autotune", status=Status.INFEASIBLE,
+            label="compile-deadline", reason="no first step within 570 s", phase="warming-up",
+        ),
+        trial(
+            "scope=modular", trial_id="dead", status=Status.FAILED,
+            label="worker-died", reason="worker 0 ended by signal 9", phase="building",
+        ),
+    ]  # fmt: skip

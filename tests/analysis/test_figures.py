@@ -1,0 +1,95 @@
+"""What the chart shows, asserted on its info, and what only the figure decides: escaping, symbols, label places."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis.figures.label_layout import Box, Label, place_labels
+from orchestrator.records import Status
+
+
+def test_the_chart_shows_each_trial_that_has_figures(make_sweep: MakeSweep) -> None:
+    info = analysis.figures.pareto_info(analysis.load(make_sweep()))
+    assert [point.trial_id for point in info.front] == [
+        "eager-max",
+        "eager-longest",
+        "regional",
+        "regional-auto",
+        "buckets",
+    ]
+    assert {point.trial_id for point in info.points if not point.on_front} == {"full", "mark"}
+    assert info.num_without_figures == 2
+    assert [point.trial_id for point in info.points if point.is_knee] == ["regional-auto"]
+
+
+def test_a_trial_that_is_not_ok_is_hollow_and_carries_its_label(make_sweep: MakeSweep) -> None:
+    figure = analysis.figures.pareto(analysis.load(make_sweep()))
+    symbols = [symbol for trace in figure.data if trace.hovertext for symbol in trace.marker.symbol]
+    assert [symbol for symbol in symbols if symbol.endswith("-open")] == ["diamond-open"]
+    assert "nan" in [annotation.text for annotation in figure.layout.annotations]
+    assert any("infeasible: nan" in text for trace in figure.data for text in trace.hovertext or ())
+
+
+def test_next_to_no_compile_time_is_drawn_at_the_axis_floor_and_says_so(make_sweep: MakeSweep) -> None:
+    info = analysis.figures.pareto_info(analysis.load(make_sweep([trial("scope=eager", 500, -0.03)])))
+    assert (info.points[0].compile_s, info.points[0].shown_compile_s) == (-0.03, 0.1)
+    figure = analysis.figures.pareto_figure(info)
+    assert "≤ 0.1" in figure.layout.xaxis.ticktext
+    assert any("drawn at 0.1 s" in text for trace in figure.data for text in trace.hovertext or ())
+
+
+def test_the_axis_begins_a_decade_under_the_quickest_compile(make_sweep: MakeSweep) -> None:
+    info = analysis.figures.pareto_info(analysis.load(make_sweep()))
+    assert info.floor_s == 1
+    assert {point.trial_id for point in info.points if point.shown_compile_s == 1} == {"eager-max", "eager-longest"}
+
+
+def test_a_crowded_front_is_numbered_instead_of_named(make_sweep: MakeSweep) -> None:
+    records = [trial(f"scope=eager,padding=longest,pad_multiple={n}", 500 + n, n) for n in range(1, 12)]
+    figure = analysis.figures.pareto(analysis.load(make_sweep(records)))
+    assert [annotation.text for annotation in figure.layout.annotations] == [str(n) for n in range(1, 12)]
+
+
+def test_the_hover_holds_the_whole_setting_and_the_main_figures(make_sweep: MakeSweep) -> None:
+    figure = analysis.figures.pareto(analysis.load(make_sweep()))
+    hover = next(text for trace in figure.data for text in trace.hovertext or () if "buckets of 32" in text)
+    words = hover.replace("<br>", " ")
+    for expected in (
+        "bucket_size=32",
+        "optimizer=compiled",
+        "1,046 samples/s",
+        "440 s",
+        "18.0 GiB",
+        "numerics ok",
+        "ms",
+    ):
+        assert expected in words
+
+
+def test_text_of_a_record_is_never_mark_up_in_the_chart(make_sweep: MakeSweep) -> None:
+    hostile = '<a href="javascript:alert(1)">x</a>'
+    record = trial("scope=full", 700, 50, status=Status.INFEASIBLE, label=hostile, numerics={"status": hostile})
+    text = json.dumps(analysis.figures.pareto(analysis.load(make_sweep([record]))).to_plotly_json(), default=str)
+    assert "<a" not in text
+    assert "&lt;a href" in text
+
+
+def test_a_sweep_without_figures_makes_a_chart_that_says_so(make_sweep: MakeSweep) -> None:
+    figure = analysis.figures.pareto(analysis.load(make_sweep([])))
+    assert "No trial" in figure.layout.annotations[0].text
+
+
+def test_labels_of_crowded_points_do_not_overlap() -> None:
+    labels = [Label(300 + 14 * i, 200 - 9 * i, 150, 34) for i in range(8)]
+    area = Box(0, 0, 1100, 560)
+    offsets = place_labels(labels, [], area)
+    boxes = [
+        Box(x + dx - w / 2, y + dy - h / 2, x + dx + w / 2, y + dy + h / 2)
+        for (x, y, w, h), (dx, dy) in zip(labels, offsets, strict=True)
+    ]
+    assert all(one.overlap(other) == 0 for one, other in itertools.combinations(boxes, 2))
+    assert all(box.outside(area) == 0 for box in boxes)

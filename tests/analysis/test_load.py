@@ -1,0 +1,124 @@
+"""A sweep's folder becomes a typed frame, or one sentence that says what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from orchestrator.errors import RecordsError
+from orchestrator.records import Caches, Status, TrialRecord
+
+
+def test_columns_are_those_documented_with_their_dtypes(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep())
+    assert list(df.columns) == list(analysis.COLUMNS)
+    assert {name: str(df[name].dtype) for name in df} == {
+        name: str(pd.Series([], dtype=column.dtype).dtype) for name, column in analysis.COLUMNS.items()
+    }
+
+
+def test_every_field_of_a_record_has_a_column() -> None:
+    flattened = {"settings", "step_ms_ci95", "samples_per_s_ci95"}
+    assert {f.name for f in fields(TrialRecord)} - flattened <= set(analysis.COLUMNS)
+
+
+def test_settings_intervals_and_numerics_are_flattened(make_sweep: MakeSweep) -> None:
+    row = analysis.load(make_sweep()).set_index("trial_id").loc["buckets"]
+    assert (row["scope"], row["dynamic"], row["bucket_size"], row["optimizer"]) == ("full", "buckets", 32, "compiled")
+    assert row["settings_label"] == "full, default, buckets of 32, compiled optimizer"
+    assert row["pad_multiple"] is pd.NA
+    assert row["samples_per_s_low"] < row["samples_per_s"] < row["samples_per_s_high"]
+    assert row["numerics_status"] == "ok"
+    assert row["numerics"]["loss_gap"] == 0.001
+
+
+@pytest.mark.parametrize("records", [[], [trial("scope=full", status=Status.FAILED, label="worker-died")]])
+def test_without_any_figure_the_frame_has_the_same_types(
+    make_sweep: MakeSweep, records: list[TrialRecord], tmp_path: Path
+) -> None:
+    df = analysis.load(make_sweep(records))
+    assert len(df) == len(records)
+    assert [str(df[name].dtype) for name in ("samples_per_s", "graphs", "status")] == ["Float64", "Int64", "category"]
+    assert analysis.pareto_front(df).empty
+    assert analysis.summary(df).best is None
+
+
+def test_the_latest_attempt_at_a_setting_counts(make_sweep: MakeSweep) -> None:
+    folder = make_sweep(
+        [
+            trial("scope=full", status=Status.FAILED, trial_id="first", label="worker-died"),
+            trial("scope=eager", 500, 0.0, trial_id="other"),
+            trial("scope=full", 700, 50, trial_id="second"),
+        ]
+    )
+    df = analysis.load(folder)
+    assert list(df["trial_id"]) == ["other", "second"]
+    assert list(df["attempt"]) == [1, 2]
+    assert list(analysis.load(folder, all_attempts=True)["attempt"]) == [1, 1, 2]
+
+
+def test_cold_and_warm_times_never_share_a_column(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep([trial("scope=full", 700, 50), trial("scope=full", 701, 6, caches=Caches.WARM)]))
+    assert df["compile_s"].tolist() == [50, pd.NA]
+    assert df["warm_compile_s"].tolist() == [pd.NA, 6]
+    assert df["attempt"].tolist() == [1, 1]
+    assert len(analysis.pareto_front(df)) == 1
+
+
+def test_start_times_are_read_with_their_offset(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep([trial("scope=full", started_at="2026-11-21T10:00:00+02:00"), trial("scope=eager")]))
+    assert df["started_at"][0] == pd.Timestamp("2026-11-21T08:00:00Z")
+    assert df["started_at"][1] is pd.NaT
+
+
+def test_sweep_info_tells_what_the_file_says(make_sweep: MakeSweep) -> None:
+    info = analysis.load_sweep(make_sweep())
+    assert info.config["workload"] == "captioning"
+    assert info.environment["gpu"] == "NVIDIA H200"
+    assert len(info.planned) == 9
+
+
+def test_parts_of_sweep_json_that_are_missing_or_odd_are_empty(make_sweep: MakeSweep) -> None:
+    info = analysis.load_sweep(make_sweep(config=[1], environment=None, planned="x", started_at=None))
+    assert (info.config, info.environment, info.planned, info.started_at) == ({}, {}, (), "")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "trials.jsonl").unlink(), "holds no trials.jsonl"),
+        (lambda folder: (folder / "trials.jsonl").write_text('{"trial_id":'), "line 1"),
+        (lambda folder: (folder / "sweep.json").unlink(), "holds no sweep.json"),
+        (lambda folder: (folder / "sweep.json").write_text("{"), "is not JSON"),
+        (lambda folder: (folder / "sweep.json").write_text("[]"), "is not a JSON object"),
+    ],
+)
+def test_a_damaged_folder_is_refused_with_a_sentence(make_sweep: MakeSweep, damage, said: str) -> None:  # type: ignore[no-untyped-def]
+    folder = make_sweep()
+    damage(folder)
+    with pytest.raises(RecordsError, match=said) as caught:
+        (analysis.load(folder), analysis.load_sweep(folder))
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_and_a_file_in_its_place_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for read in (analysis.load, analysis.load_sweep):
+        with pytest.raises(RecordsError, match="there is no folder"):
+            read(tmp_path / "nowhere")
+        with pytest.raises(RecordsError, match="is a file"):
+            read(tmp_path / "file")
+
+
+def test_a_figure_of_a_wrong_kind_is_refused_by_name(make_sweep: MakeSweep) -> None:
+    folder = make_sweep([])
+    line = trial("scope=full", 700, 50).to_json().replace('"compile_s":50', '"compile_s":"soon"')
+    (folder / "trials.jsonl").write_text(line + "\n")
+    with pytest.raises(RecordsError, match="compile_s"):
+        analysis.load(folder)

@@ -1,0 +1,151 @@
+"""The front, its knee, and speed-ups: checked against plain definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from orchestrator.records import Status
+
+FIGURES = st.one_of(st.none(), st.floats(), st.integers(0, 4).map(float))
+TRIALS = st.lists(st.tuples(FIGURES, FIGURES, st.sampled_from([str(status) for status in Status])), max_size=12)
+
+
+def frame(rows: list[tuple[float | None, float | None, str]]) -> pd.DataFrame:
+    columns = {
+        "samples_per_s": pd.Series([row[0] for row in rows], dtype="Float64"),
+        "compile_s": pd.Series([row[1] for row in rows], dtype="Float64"),
+        "status": pd.Series([row[2] for row in rows], dtype=analysis.COLUMNS["status"].dtype),
+    }
+    return pd.DataFrame(columns)
+
+
+def on_front(index: int, rows: list[tuple[float | None, float | None, str]]) -> bool:
+    """The definition, spelled out."""
+
+    def usable(row: tuple[float | None, float | None, str]) -> bool:
+        return row[2] == "ok" and all(value is not None and math.isfinite(value) for value in row[:2])
+
+    def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+        return one[0] >= other[0] and one[1] <= other[1] and one != other
+
+    pairs = [(row[0], row[1]) if usable(row) else None for row in rows]
+    mine = pairs[index]
+    return mine is not None and not any(pair is not None and beats(pair, mine) for pair in pairs)  # type: ignore[arg-type]
+
+
+@given(TRIALS)
+def test_the_front_is_what_its_definition_says(rows: list[tuple[float | None, float | None, str]]) -> None:
+    front = analysis.pareto_front(frame(rows))
+    assert set(front.index) == {index for index in range(len(rows)) if on_front(index, rows)}
+    assert front["compile_s"].is_monotonic_increasing
+    assert front["samples_per_s"].is_monotonic_increasing
+
+
+def test_equal_trials_all_stay_on_the_front() -> None:
+    assert len(analysis.pareto_front(frame([(5, 1, "ok"), (5, 1, "ok"), (5, 2, "ok")]))) == 2
+
+
+def test_a_trial_that_is_not_ok_is_never_on_the_front(make_sweep: MakeSweep) -> None:
+    front = analysis.pareto_front(analysis.load(make_sweep()))
+    assert list(front["trial_id"]) == ["eager-max", "eager-longest", "regional", "regional-auto", "buckets"]
+
+
+def test_other_objectives_make_another_front(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep())
+    front = analysis.pareto_front(df, {"samples_per_s": "max", "peak_memory_bytes": "min"})
+    assert list(front["trial_id"]) == ["buckets"]
+
+
+@pytest.mark.parametrize("objectives", [{}, {"speed": "max"}, {"samples_per_s": "most"}])
+def test_objectives_that_make_no_sense_are_refused(objectives: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"use|give"):
+        analysis.pareto_front(frame([(1, 1, "ok")]), objectives)
+
+
+def test_the_knee_is_where_more_compiling_stops_paying(make_sweep: MakeSweep) -> None:
+    knee = analysis.knee(analysis.pareto_front(analysis.load(make_sweep())))
+    assert knee is not None
+    assert knee["trial_id"] == "regional-auto"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [(5, 1, "ok")],
+        [(5, 1, "ok"), (9, 10, "ok")],
+        [(5, 1, "ok"), (5, 1, "ok"), (5, 1, "ok")],
+        [(1, 1, "ok"), (2, 2, "ok"), (3, 3, "ok")],  # a straight line
+        [(1, 1, "ok"), (1.1, 50, "ok"), (3, 100, "ok")],  # under the chord
+    ],
+)
+def test_a_front_without_a_bend_has_no_knee(rows: list[tuple[float | None, float | None, str]]) -> None:
+    assert analysis.knee(analysis.pareto_front(frame(rows))) is None
+
+
+def test_the_knee_does_not_hang_on_how_near_to_zero_eager_came() -> None:
+    compiled: list[tuple[float | None, float | None, str]] = [(8, 10, "ok"), (9, 100, "ok")]
+    for eager in (-0.02, 0.0, 1e-9, 0.05):
+        knee = analysis.knee(analysis.pareto_front(frame([(5, eager, "ok"), *compiled])))
+        assert knee is not None
+        assert knee["compile_s"] == 10
+
+
+def test_speedups_compare_with_the_best_eager_and_with_eager_that_pads_alike(make_sweep: MakeSweep) -> None:
+    df = analysis.speedup_over_eager(analysis.load(make_sweep())).set_index("trial_id")
+    assert df.loc["full", "speedup_best_eager"] == pytest.approx(766 / 696)
+    assert df.loc["full", "speedup_same_padding"] == pytest.approx(766 / 586)
+    assert df.loc["regional-auto", "speedup_same_padding"] == pytest.approx(902 / 696)
+    assert df.loc["buckets", "speedup_same_padding"] is pd.NA  # no eager was measured in multiples of 32
+    assert df.loc["autotune", "speedup_best_eager"] is pd.NA
+
+
+def test_buckets_pad_alike_with_eager_in_multiples_of_their_size(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager,padding=longest,pad_multiple=32", 500, 0),
+        trial("scope=full,dynamic=buckets", 800, 9),
+    ]
+    df = analysis.speedup_over_eager(analysis.load(make_sweep(records)))
+    assert df["speedup_same_padding"].tolist() == [1.0, 1.6]
+
+
+def test_an_eager_trial_of_another_environment_or_size_of_group_is_no_baseline(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager", 500, 0, environment_key="a"),
+        trial("scope=full", 800, 9, environment_key="b"),
+        trial("scope=full,optimizer=fused", 800, 9, environment_key="a", num_workers=2),
+        trial("scope=regional", 800, 9, environment_key="a"),
+    ]
+    df = analysis.speedup_over_eager(analysis.load(make_sweep(records)))
+    assert df["speedup_best_eager"].tolist() == [1.0, pd.NA, pd.NA, 1.6]
+
+
+def test_break_even_is_when_both_have_trained_on_as_many_samples(make_sweep: MakeSweep) -> None:
+    trials = {row["trial_id"]: row for _, row in analysis.load(make_sweep()).iterrows()}
+    at = analysis.break_even_s(trials["buckets"], trials["eager-longest"])
+    assert at is not None
+    assert 1046 * (at - 440) == pytest.approx(696 * (at - 0.02))
+    assert analysis.break_even_s(trials["eager-max"], trials["eager-longest"]) is None
+    assert analysis.break_even_s(trials["dead"], trials["eager-longest"]) is None
+
+
+def test_the_summary_names_the_trials_a_person_asks_for(make_sweep: MakeSweep) -> None:
+    found = analysis.summary(analysis.load(make_sweep()))
+    chosen = [found.best, found.quickest, found.knee, found.best_eager]
+    assert [c.trial["trial_id"] for c in chosen if c] == ["buckets", "regional", "regional-auto", "eager-longest"]
+    assert [round(c.speedup, 2) for c in chosen if c and c.speedup] == [1.5, 1.05, 1.3, 1.0]
+    assert found.counts == {Status.OK: 6, Status.INFEASIBLE: 2, Status.FAILED: 1}
+
+
+def test_without_a_usable_eager_trial_no_speedup_is_claimed(make_sweep: MakeSweep) -> None:
+    found = analysis.summary(analysis.load(make_sweep([trial("scope=full", 700, 50)])))
+    assert found.best is not None
+    assert found.best.speedup is None
+    assert found.best_eager is None

@@ -1,0 +1,107 @@
+"""The report: one file, complete or not there, with nothing of a record run or rendered as mark-up."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis import report
+from orchestrator.errors import SweepFolderError
+from orchestrator.records import Status, TrialRecord
+
+HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&{{7*7}}"""
+
+
+def page_without_scripts(path: Path) -> str:
+    return re.sub(r"<(script|style)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_report_names_every_trial_and_why_some_are_not_usable(make_sweep: MakeSweep) -> None:
+    path = analysis.write_report(make_sweep())
+    page = page_without_scripts(path)
+    assert path.name == "report.html"
+    for expected in (
+        "buckets of 32",
+        "the loss is NaN at step 3",
+        "compile-deadline",
+        "worker 0 ended by signal 9",
+        "NVIDIA H200",
+    ):
+        assert expected in page
+    assert page.index("compile-deadline") < page.index("worker-died")
+
+
+@pytest.mark.parametrize("records", [[], [trial("scope=full", status=Status.FAILED)], [trial("scope=eager", 500, 0)]])
+def test_a_sweep_with_little_in_it_has_a_report_too(make_sweep: MakeSweep, records: list[TrialRecord]) -> None:
+    assert "Verdict" in page_without_scripts(analysis.write_report(make_sweep(records)))
+
+
+def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 700, 50, trial_id=HOSTILE, numerics={"status": HOSTILE}, environment_key=HOSTILE),
+        trial("scope=regional", 600, 9, status=Status.INFEASIBLE, label=HOSTILE, reason=HOSTILE, phase=HOSTILE),
+    ]
+    folder = make_sweep(records, config={HOSTILE: HOSTILE, "workload": HOSTILE}, environment={"gpu": [HOSTILE]})
+    page = analysis.write_report(folder).read_text()
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "{{7*7}}" in page
+    assert page.count("</script>") == 3
+
+
+def test_a_log_is_linked_only_where_its_folder_is(make_sweep: MakeSweep) -> None:
+    folder = make_sweep(
+        [
+            trial("scope=full", status=Status.FAILED, trial_id="a b#1"),
+            trial("scope=regional", status=Status.FAILED, trial_id="gone"),
+            trial("scope=modular", status=Status.FAILED, trial_id="../logs"),
+        ]
+    )
+    (folder / "logs" / "a b#1").mkdir(parents=True)
+    page = page_without_scripts(analysis.write_report(folder))
+    assert re.findall(r'href="(logs[^"]*)"', page) == ["logs/a%20b%231/"]
+    assert page.count("no log kept") == 2
+
+
+def test_a_report_that_cannot_be_finished_leaves_the_old_one(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_sweep()
+    (folder / "report.html").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(SweepFolderError, match="No space left"):
+        analysis.write_report(folder)
+    assert (folder / "report.html").read_text() == "old"
+    assert not list(folder.glob(".report*"))
+
+
+def test_the_command_prints_the_path(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_sweep()
+    assert report.main([str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "report.html")
+
+
+def test_the_command_refuses_bad_input_in_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "analysis.report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "holds no trials.jsonl" in done.stderr
+
+
+def test_importing_analysis_brings_in_neither_plotly_nor_torch_nor_ray() -> None:
+    code = "import sys, analysis; sys.exit(bool({'plotly', 'torch', 'ray'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(hasattr(analysis, name) for name in analysis.__all__)

@@ -1,0 +1,128 @@
+"""The report in a real browser, offline: it draws, sorts, fits a telephone, and hostile text does nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright import sync_api
+from sweep_folders import MakeSweep, trial, typical_trials
+
+import analysis
+from analysis import picture
+from orchestrator.records import Status
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+HOSTILE = """</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">"""
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield running
+        running.close()
+
+
+class Visit:
+    """An open report, and what went wrong in it."""
+
+    def __init__(self, browser: sync_api.Browser, report: Path, *, width: int = 1280, dark: bool = False) -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", offline=True
+        )
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(report.as_uri())
+        self.page.wait_for_selector("#chart .main-svg")
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def column(self, number: int) -> list[str]:
+        return [cell.strip() for cell in self.page.locator(f"#trials tbody tr > :nth-child({number})").all_inner_texts()]
+
+
+def test_the_report_draws_offline_without_errors_or_requests(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
+    report = analysis.write_report(make_sweep())
+    with Visit(browser, report) as visit:
+        assert visit.page.locator("#chart .point").count() == 7
+        assert visit.errors == []
+        assert [url for url in visit.requests if not url.startswith("data:")] == [report.as_uri()]
+
+
+def test_a_heading_sorts_with_the_mouse_and_with_the_keyboard(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
+    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+        heading = visit.page.locator("#trials th", has_text="compile").first
+        heading.get_by_role("button").click()
+        compile_s = visit.column(5)
+        assert compile_s == sorted(compile_s, key=float)
+        assert heading.get_attribute("aria-sort") == "ascending"
+        heading.get_by_role("button").press("Enter")
+        assert visit.column(5) == compile_s[::-1]
+        assert heading.get_attribute("aria-sort") == "descending"
+
+
+def test_trials_without_the_figure_sort_last_either_way(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
+    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+        button = visit.page.get_by_role("button", name="vs same padding")
+        for _ in range(2):
+            button.click()
+            assert visit.column(4)[-1] == "—"
+
+
+def test_copy_takes_the_whole_setting(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
+    with Visit(browser, analysis.write_report(make_sweep([trial("scope=full", 700, 50)]))) as visit:
+        visit.page.locator(".copy").click()
+        sync_api.expect(visit.page.locator("#copied")).to_have_text(re.compile("Copied scope=full,mode=.*optimizer=foreach"))
+
+
+def test_hostile_strings_are_inert_text(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 700, 50, numerics={"status": HOSTILE}, environment_key=HOSTILE),
+        trial("scope=regional", 600, 9, status=Status.INFEASIBLE, label=HOSTILE, reason=HOSTILE, phase=HOSTILE),
+    ]
+    folder = make_sweep(records, config={HOSTILE: HOSTILE, "workload": HOSTILE}, environment={HOSTILE: [HOSTILE]})
+    with Visit(browser, analysis.write_report(folder)) as visit:
+        for point in visit.page.locator("#chart .point").all():
+            box = point.bounding_box()
+            assert box is not None
+            visit.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+            visit.page.wait_for_selector("#chart .hovertext")
+            assert "window.hacked" in (visit.page.locator("#chart .hovertext").text_content() or "")
+        assert visit.page.evaluate("window.hacked") is None
+        assert visit.page.locator("img").count() == 0
+        assert HOSTILE in visit.page.locator(".reason").inner_text()
+        assert visit.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 800])
+def test_a_small_screen_needs_no_sideways_scrolling(
+    browser: sync_api.Browser, make_sweep: MakeSweep, width: int, dark: bool
+) -> None:
+    records = [*typical_trials(), trial("scope=modular,dynamic=true", status=Status.FAILED, reason="x" * 500)]
+    with Visit(browser, analysis.write_report(make_sweep(records)), width=width, dark=dark) as visit:
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+        red, green, blue = visit.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (red + green + blue < 3 * 60) == dark
+
+
+def test_the_picture_is_a_png_under_a_megabyte(make_sweep: MakeSweep, tmp_path: Path) -> None:
+    path = picture.write_picture(make_sweep(), tmp_path / "front.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert 20_000 < path.stat().st_size < 1_000_000

@@ -1,0 +1,222 @@
+"""Holds the direction of imports and the size of files that the design rests on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("analysis", "orchestrator", "workloads")
+MAX_LINES = 400
+
+LONGER_FOR_A_REASON: dict[str, str] = {}
+"""Path of a file above `MAX_LINES`, and why it is one room all the same."""
+
+NAMES_NOTHING = re.compile(r"(^|_)(utils?|helpers?|manager|common|misc)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Modules that only some may import."""
+
+    name: str
+    targets: tuple[str, ...]
+    """Modules the rule is about, their submodules included."""
+    is_free: Callable[[str], bool]
+    """Whether a module may import them, or is none that the rule is about."""
+    exempt: tuple[str, ...] = ()
+    """Submodules of the targets that anyone may import."""
+
+    def forbids(self, importer: str, imported: str) -> bool:
+        is_target = _within(imported, *self.targets) and not _within(imported, *self.exempt)
+        return is_target and not self.is_free(importer)
+
+
+def _within(module: str, *roots: str) -> bool:
+    return any(module == root or module.startswith(root + ".") for root in roots)
+
+
+RULES = (
+    Rule(
+        name="workloads imports neither orchestrator nor analysis",
+        targets=("orchestrator", "analysis"),
+        is_free=lambda importer: not _within(importer, "workloads"),
+    ),
+    Rule(
+        name="analysis takes from orchestrator only records and errors",
+        targets=("orchestrator",),
+        exempt=("orchestrator.records", "orchestrator.errors"),
+        is_free=lambda importer: not _within(importer, "analysis"),
+    ),
+    Rule(
+        name="analysis takes from workloads only settings and errors",
+        targets=("workloads",),
+        exempt=("workloads.settings", "workloads.errors"),
+        is_free=lambda importer: not _within(importer, "analysis"),
+    ),
+    Rule(
+        name="orchestrator imports analysis only in sweep",
+        targets=("analysis",),
+        is_free=lambda importer: importer == "orchestrator.sweep" or not _within(importer, "orchestrator"),
+    ),
+    Rule(
+        name="ray is imported only in orchestrator",
+        targets=("ray",),
+        is_free=lambda importer: _within(importer, "orchestrator"),
+    ),
+    Rule(
+        name="torch and transformers are imported only in workloads and the train worker",
+        targets=("torch", "transformers"),
+        is_free=lambda importer: _within(importer, "workloads") or importer == "orchestrator.worker",
+    ),
+    Rule(
+        name="plotly is imported only in the figures, the report and its picture",
+        targets=("plotly",),
+        is_free=lambda importer: _within(importer, "analysis.figures", "analysis.report", "analysis.picture"),
+    ),
+    Rule(
+        name="optuna is imported only in the searchers",
+        targets=("optuna",),
+        is_free=lambda importer: importer == "orchestrator.searchers",
+    ),
+)
+
+
+def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything that a module's source imports, wherever in the file, type checking included.
+
+    `from a import b` is given as `a.b`, since `b` may be a module. A name given to `import_module` as a literal counts.
+    """
+    parts = module.split(".")
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=base, names=names, level=level):
+                above = parts[: len(parts) - level + is_package] if level else []
+                prefix = ".".join([*above, *([base] if base else [])])
+                yield from ((node.lineno, f"{prefix}.{alias.name}".removesuffix(".*")) for alias in names)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """One sentence for each import of a module that a rule forbids."""
+    return [
+        f"{module}, line {line}, imports {imported}: {rule.name}"
+        for line, imported in imports_of(source, module, is_package=is_package)
+        for rule in RULES
+        if rule.forbids(module, imported)
+    ]
+
+
+def sources(repository: Path) -> list[Path]:
+    """Every Python file of the three packages."""
+    return sorted(path for package in PACKAGES for path in (repository / package).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """Dotted name of the module in a file, the file being given relative to the root."""
+    names = path.with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def test_imports_run_one_way(repository: Path) -> None:
+    found = [
+        sentence
+        for path in sources(repository)
+        for sentence in violations(
+            path.read_text(encoding="utf-8"), module_of(path.relative_to(repository)), is_package=path.name == "__init__.py"
+        )
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_file_outgrows_its_room(repository: Path) -> None:
+    lengths = {str(p.relative_to(repository)): len(p.read_text(encoding="utf-8").splitlines()) for p in sources(repository)}
+    too_long = {name: lines for name, lines in lengths.items() if lines > MAX_LINES and name not in LONGER_FOR_A_REASON}
+    assert not too_long
+    no_longer_long = [name for name in LONGER_FOR_A_REASON if lengths.get(name, 0) <= MAX_LINES]
+    assert not no_longer_long, "take these off LONGER_FOR_A_REASON"
+
+
+def test_every_file_is_named_for_a_thing(repository: Path) -> None:
+    assert not [str(p.relative_to(repository)) for p in sources(repository) if NAMES_NOTHING.search(p.stem)]
+
+
+def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
+    code = "import sys, analysis; print(*sorted({'torch', 'ray', 'transformers', 'optuna'} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "rule"),
+    [
+        ("workloads.base", "import orchestrator.records", "workloads imports neither"),
+        ("workloads.captioning", "from analysis import load", "workloads imports neither"),
+        ("workloads.base", "if TYPE_CHECKING:\n    from orchestrator import records", "workloads imports neither"),
+        ("analysis.load", "from orchestrator.sweep import main", "only records and errors"),
+        ("analysis.load", "import orchestrator", "only records and errors"),
+        ("analysis.load", "from orchestrator import records, sweep", "only records and errors"),
+        ("analysis.load", "from workloads.measuring import Measurement", "only settings and errors"),
+        ("orchestrator.trial", "def run():\n    import analysis.report", "only in sweep"),
+        ("analysis.report", "import ray", "ray is imported only"),
+        ("workloads.measuring", "from ray import train", "ray is imported only"),
+        ("orchestrator.trial", "import torch.distributed as dist", "torch and transformers"),
+        ("orchestrator.worker_pool", "import torch", "torch and transformers"),
+        ("analysis.load", "from transformers import GPT2Config", "torch and transformers"),
+        ("analysis.load", "import plotly.graph_objects as go", "plotly is imported only"),
+        ("orchestrator.live", "importlib.import_module('plotly')", "plotly is imported only"),
+        ("orchestrator.space", "from optuna.distributions import FloatDistribution", "optuna is imported only"),
+    ],
+)
+def test_a_planted_import_is_found(module: str, source: str, rule: str) -> None:
+    found = violations(source, module)
+    assert len(found) == 1
+    assert rule in found[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("analysis.load", "from orchestrator.records import read\nfrom workloads.settings import CompileSettings"),
+        ("analysis.load", "from orchestrator import records"),
+        ("orchestrator.sweep", "from analysis.report import write"),
+        ("orchestrator.worker", "import torch\nimport ray.train\nfrom workloads import measuring"),
+        ("orchestrator.searchers", "import optuna"),
+        ("analysis.figures.pareto", "import plotly.graph_objects as go\nfrom . import palette"),
+        ("analysis.report", "import plotly.io"),
+        ("workloads.compiling", "import torch, torch._dynamo\nfrom transformers import GPT2Config"),
+        ("workloads.rayleigh", "import torchmetrics, raytracing"),
+    ],
+)
+def test_what_the_design_allows_passes(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "is_package", "imported"),
+    [
+        ("from . import pareto", False, "analysis.figures.pareto"),
+        ("from . import pareto", True, "analysis.figures.scatter.pareto"),
+        ("from ..load import load", False, "analysis.load.load"),
+        ("from orchestrator.records import *", False, "orchestrator.records"),
+    ],
+)
+def test_relative_and_star_imports_resolve(source: str, is_package: bool, imported: str) -> None:
+    assert [name for _, name in imports_of(source, "analysis.figures.scatter", is_package=is_package)] == [imported]
+
+
+@pytest.mark.parametrize("stem", ["utils", "cache_utils", "helpers", "manager", "trial_manager"])
+def test_a_name_that_names_nothing_is_found(stem: str) -> None:
+    assert NAMES_NOTHING.search(stem)
