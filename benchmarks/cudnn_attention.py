@@ -1,0 +1,57 @@
+"""What switching cuDNN attention off costs the captioning workload, and that the numerics check catches what it guards from.
+
+Background: the workload runs without cuDNN attention because its backward gives NaN (docs/log.md).
+Output of `python benchmarks/cudnn_attention.py`: steps/s of eager training with cuDNN attention off and on, in turn, ABAB, in
+one process. `CaptioningWithCudnn` is the workload as it would be without that guard, at Adam's default learning rate; a sweep
+of it must label what goes wrong:
+
+    python -m orchestrator.sweep quickstart --workload benchmarks.cudnn_attention:CaptioningWithCudnn --output DIR
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from workloads.captioning import Captioning
+from workloads.measuring import Protocol, measure
+from workloads.settings import CompileSettings
+
+ROUNDS = 2
+
+
+class CaptioningWithCudnn(Captioning):
+    """Captioning with torch's own choice of attention and Adam's default learning rate."""
+
+    learning_rate = 1e-3
+
+    @contextmanager
+    def process_settings(self) -> Iterator[None]:
+        """Torch's defaults."""
+        yield
+
+
+class CaptioningCudnnOnly(CaptioningWithCudnn):
+    """Only the attention differs from the workload."""
+
+    learning_rate = Captioning.learning_rate
+
+
+def main() -> None:
+    """Prints both rates and their ratio."""
+    settings = CompileSettings.parse("scope=eager,padding=max")
+    protocol = Protocol(compared_steps=1, max_passes=3)
+    rates: dict[str, list[float]] = {"off": [], "on": []}
+    for _ in range(ROUNDS):
+        for name, workload in (("off", Captioning), ("on", CaptioningCudnnOnly)):
+            found = measure(workload("base", 0), settings, device=torch.device("cuda"), protocol=protocol)
+            rates[name].append(1e3 / found.step_ms_median)
+    off, on = (statistics.fmean(rates[name]) for name in ("off", "on"))
+    print(f"{settings.label}, steps/s: cuDNN attention off {rates['off']}, on {rates['on']}; off/on {off / on:.4f}")
+
+
+if __name__ == "__main__":
+    main()

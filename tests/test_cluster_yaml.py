@@ -1,0 +1,92 @@
+"""cluster.yaml is what Ray's launcher accepts, and opens nothing it should not. Nothing here reaches a cloud."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray.autoscaler
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
+
+
+@pytest.fixture(scope="module")
+def cluster(repository: Path) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((repository / "cluster.yaml").read_text(encoding="utf-8"))
+    return config
+
+
+@pytest.fixture(scope="module")
+def prepared(cluster: dict[str, Any]) -> dict[str, Any]:
+    """As `ray up` sees it, Ray's defaults filled in."""
+    return prepare_config(json.loads(json.dumps(cluster)))
+
+
+def test_it_meets_rays_schema(cluster: dict[str, Any]) -> None:
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(cluster, schema)
+
+
+def test_the_schema_does_refuse_something(cluster: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError, match="max_wrokers"):
+        validate_config({**cluster, "max_wrokers": 3})
+
+
+def test_ray_accepts_it_with_its_defaults(prepared: dict[str, Any]) -> None:
+    validate_config(prepared)
+
+
+def test_no_command_of_rays_defaults_is_left(prepared: dict[str, Any], cluster: dict[str, Any]) -> None:
+    """Ray's defaults install a nightly Ray."""
+    mine = [command for kind in COMMANDS for command in cluster[kind]]
+    kept = [command for kind in COMMANDS for command in prepared[kind]]
+    assert set(kept) == set(mine)
+    assert not [command for command in kept if "ray-wheels" in command or "-U" in command.split()]
+
+
+def test_the_dashboard_is_not_public(prepared: dict[str, Any]) -> None:
+    starts = [command for command in prepared["head_start_ray_commands"] if "ray start" in command]
+    assert len(starts) == 1
+    assert "--dashboard-host=127.0.0.1" in starts[0]
+
+
+def test_every_node_asks_for_the_token(prepared: dict[str, Any]) -> None:
+    for kind in ("head_start_ray_commands", "worker_start_ray_commands"):
+        starts = [command for command in prepared[kind] if "ray start" in command]
+        assert starts
+        assert all("RAY_AUTH_MODE=token ray start" in command for command in starts)
+    assert "/home/ubuntu/.ray/auth_token" in prepared["file_mounts"]
+
+
+def test_what_is_mounted_is_what_the_installation_needs(cluster: dict[str, Any], repository: Path) -> None:
+    mounted = {local for local in cluster["file_mounts"].values() if not local.startswith("~")}
+    assert {"Makefile", "LICENSE", "README.md", "pyproject.toml", "constraints.txt"} <= mounted
+    assert {"analysis", "orchestrator", "workloads"} <= mounted
+    assert [local for local in mounted if not (repository / local).exists()] == []
+
+
+def test_the_head_is_on_demand_and_the_workers_are_spot(prepared: dict[str, Any]) -> None:
+    types = prepared["available_node_types"]
+    assert "InstanceMarketOptions" not in types["head"]["node_config"]
+    assert types["gpu"]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
+    assert types["gpu"]["min_workers"] == 0
+
+
+def test_workers_get_the_image_of_the_head(cluster: dict[str, Any], tmp_path: Path) -> None:
+    """The head writes the image it runs into the configuration that it launches workers by, which Ray stores as JSON."""
+    substitution = next(c for c in cluster["head_start_ray_commands"] if "sed -i" in c).split("&&")[-1]
+    bootstrap = tmp_path / "ray_bootstrap_config.yaml"
+    bootstrap.write_text(json.dumps(cluster), encoding="utf-8")
+    command = f"image=ami-0123; {substitution}".replace("~/", f"{tmp_path}/")
+    subprocess.run(["bash", "-c", command], check=True, timeout=60)
+    written = json.loads(bootstrap.read_text(encoding="utf-8"))
+    assert {kind["node_config"]["ImageId"] for kind in written["available_node_types"].values()} == {"ami-0123"}
+    for kind in written["available_node_types"].values():
+        kind["node_config"]["ImageId"] = cluster["available_node_types"]["head"]["node_config"]["ImageId"]
+    assert written == cluster, "it changed more than the image"
