@@ -112,8 +112,8 @@ class LiveView:
         for progress in state.running:
             if running_before.get(progress.trial_id) != progress.phase:
                 self._line(f"{_label(progress.settings_key)}: {progress.phase}{self._expectation(progress)}")
-        for record in fresh:
-            self._line(f"{len(state.records)}/{state.planned} {_outcome(record)}")
+        for number, record in enumerate(fresh, start=len(state.records) - len(fresh) + 1):
+            self._line(f"{number}/{state.planned} {_outcome(record)}")
         if asked:
             self._line(_stopping_words(len(state.running)))
 
