@@ -35,6 +35,11 @@ class SweepInfo:
     planned: tuple[str, ...] = ()
     """`settings_key` of each setting the sweep set out to measure."""
 
+    @property
+    def what(self) -> str:
+        """Workload and size, as far as they are known."""
+        return " ".join(str(self.config[name]) for name in ("workload", "size") if self.config.get(name))
+
 
 def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
     """The trials of a sweep, one row a measurement, in the order they finished.

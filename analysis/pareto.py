@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.formatting import number
 from orchestrator.records import Status
 from workloads.settings import Padding, Scope
 
@@ -129,7 +129,7 @@ def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
         The seconds from the start of training; None if it never catches up or a figure is missing.
     """
     rate, compiling, base_rate, base_compiling = (
-        _number(row[name]) for row in (trial, baseline) for name in ("samples_per_s", "compile_s")
+        number(row[name]) for row in (trial, baseline) for name in ("samples_per_s", "compile_s")
     )
     if rate is None or compiling is None or base_rate is None or base_compiling is None or rate <= base_rate:
         return None
@@ -180,13 +180,9 @@ def _floats(column: pd.Series) -> npt.NDArray[np.float64]:
     return column.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float | np.number) and math.isfinite(value) else None
-
-
 def _first(df: pd.DataFrame) -> Choice | None:
     return None if df.empty else _choice(df.iloc[0])
 
 
 def _choice(trial: pd.Series | None) -> Choice | None:
-    return None if trial is None else Choice(trial, _number(trial["speedup_best_eager"]))
+    return None if trial is None else Choice(trial, number(trial["speedup_best_eager"]))

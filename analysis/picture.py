@@ -64,10 +64,9 @@ def write_picture(folder: str | Path, path: str | Path) -> Path:
 
 def picture_title(sweep: SweepInfo) -> str:
     """What was measured on what, as far as `sweep.json` says."""
-    what = " ".join(str(sweep.config[name]) for name in ("workload", "size") if sweep.config.get(name))
     where = [str(sweep.environment["gpu"])] if sweep.environment.get("gpu") else []
     where += [f"torch {sweep.environment['torch']}"] if sweep.environment.get("torch") else []
-    return " · ".join(filter(None, [what, *where])) or "sweep"
+    return " · ".join(filter(None, [sweep.what, *where])) or "sweep"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

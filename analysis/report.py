@@ -90,7 +90,7 @@ def _page(folder: Path, df: pd.DataFrame, sweep: SweepInfo) -> str:
     headings, rows = table(df)
     script, plotly = _asset("report.js"), get_plotlyjs()
     return environment.get_template("report.html").render(
-        title=_title(sweep),
+        title=sweep.what or "sweep",
         verdict=verdict(df, found),
         cautions=cautions(df, sweep),
         counts={str(status): count for status, count in found.counts.items()},
@@ -172,10 +172,6 @@ def _fact(value: Any) -> str:
     if isinstance(value, list | dict):
         return f"{len(value)} in {SWEEP_FILE}" if value else "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _title(sweep: SweepInfo) -> str:
-    return " ".join(str(sweep.config[name]) for name in ("workload", "size") if sweep.config.get(name)) or "sweep"
 
 
 def _policy(*scripts: str) -> str:

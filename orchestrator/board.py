@@ -9,6 +9,8 @@ from typing import cast
 import ray
 from ray.actor import ActorHandle
 
+from workloads.phases import Phase
+
 NAME = "compile-sweep-board"
 NAMESPACE = "compile-sweep"
 
@@ -33,7 +35,7 @@ class Board:
     def begin(self, trial_id: str, settings_key: str) -> None:
         """A trial starts."""
         now = time.monotonic()
-        self._running[trial_id] = (settings_key, "starting", now, now)
+        self._running[trial_id] = (settings_key, Phase.STARTING, now, now)
 
     def reach(self, trial_id: str, phase: str) -> None:
         """A trial's worker 0 begins a phase; trials that ended meanwhile are not brought back."""

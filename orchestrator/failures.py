@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.records import Status
+from workloads.phases import Phase
 
 _SENTENCE_LENGTH = 300
 
@@ -117,7 +118,7 @@ def judge_death(death: Death) -> Verdict:
             return _verdict(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}")
         label = Label.COMPILE_ERROR if death.error_is_compilers else Label.EXCEPTION
         return _verdict(label, f"{text} ({where})")
-    if death.phase == "warming-up" and death.in_phase_s >= death.compile_deadline_s:
+    if death.phase == Phase.WARMING_UP and death.in_phase_s >= death.compile_deadline_s:
         return _verdict(
             Label.COMPILE_DEADLINE, f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
         )

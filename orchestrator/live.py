@@ -20,6 +20,7 @@ from rich.text import Text
 from orchestrator import records
 from orchestrator.board import Progress, find_board
 from orchestrator.records import Status, TrialRecord
+from workloads.phases import Phase
 from workloads.settings import CompileSettings
 
 _POLL_S = 0.5
@@ -125,7 +126,7 @@ class LiveView:
         return records.read(self._folder)[len(self._state.records) :]
 
     def _expectation(self, progress: Progress) -> str:
-        if progress.phase != "starting":
+        if progress.phase != Phase.STARTING:
             return ""
         return f" (expected {_duration(self._expected_s.get(progress.settings_key, 0.0))})"
 

@@ -28,6 +28,7 @@ from orchestrator.board import Progress, find_board, find_progress
 from orchestrator.failures import Death, Verdict, judge_death, judge_measurement
 from orchestrator.watchdog import MARKER, kill_marked
 from orchestrator.worker import MeasurementFailed, train_loop
+from workloads.phases import Phase
 
 GRACE_S = 15.0
 """Past the trial's deadline, until the trial kills workers that have not ended themselves, and then until it ends itself."""
@@ -161,7 +162,7 @@ def _figures(measurement: Mapping[str, Any] | None, num_workers: int) -> dict[st
 def _death(plan: TrialPlan, error: Exception | None, progress: Progress | None) -> Death:
     cause = _worker_exception(error)
     return Death(
-        phase=progress.phase if progress else "starting",
+        phase=progress.phase if progress else Phase.STARTING,
         in_phase_s=progress.in_phase_s if progress else 0.0,
         elapsed_s=progress.elapsed_s if progress else 0.0,
         compile_deadline_s=plan.compile_deadline_s,

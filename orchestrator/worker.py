@@ -18,6 +18,7 @@ from orchestrator import environment, watchdog
 from orchestrator.assignment import Assignment
 from orchestrator.board import find_board
 from orchestrator.folder import now
+from workloads.phases import Phase
 
 
 class MeasurementFailed(Exception):
@@ -64,7 +65,7 @@ def _measure(assignment: Assignment, rank: int, deadline: float, log: IO[str]) -
     import torch  # not at the head of the module: the trial and the controller import it too, and need no torch
 
     from workloads.base import load_workload
-    from workloads.measuring import Phase, measure
+    from workloads.measuring import measure
 
     if not plan.use_gpu:
         from workloads.toolchain import warm_cpp_headers

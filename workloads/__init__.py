@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import CompileSweepError, SettingsError, WorkloadError
+from workloads.phases import Phase
 from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from workloads.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy
 
 if TYPE_CHECKING:
     from workloads.base import Batch, Workload, load_workload
-    from workloads.measuring import Measurement, Phase, Protocol, measure
+    from workloads.measuring import Measurement, Protocol, measure
 
 __all__ = [
     "Batch",
@@ -42,7 +43,6 @@ __all__ = [
 _WITH_TORCH = {
     "Batch": "workloads.base",
     "Measurement": "workloads.measuring",
-    "Phase": "workloads.measuring",
     "Protocol": "workloads.measuring",
     "Workload": "workloads.base",
     "load_workload": "workloads.base",

@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
@@ -32,21 +31,11 @@ from workloads.base import Batch, Workload
 from workloads.checking import Numerics, Trajectory, compare
 from workloads.compiling import TrainStep, applied
 from workloads.diagnostics import Diagnostics, watching
+from workloads.phases import Phase
 from workloads.settings import CompileSettings, OptimizerKind
 
 Z95 = 1.96
 """Half-width of a 95 % interval in standard errors of a normal distribution."""
-
-
-class Phase(StrEnum):
-    """How far a measurement is."""
-
-    STARTING = "starting"
-    BUILDING = "building"
-    WARMING_UP = "warming-up"
-    STEADY = "steady"
-    CHECKING = "checking"
-    DONE = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from toy_workloads import Toy
 
-from workloads.measuring import Phase, Protocol, measure, median_ci95
+from workloads.measuring import Protocol, measure, median_ci95
+from workloads.phases import Phase
 from workloads.settings import CompileSettings
 
 CPU = torch.device("cpu")

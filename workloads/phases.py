@@ -1,0 +1,16 @@
+"""How far a measurement is. Pure, because those who only watch one need no torch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """The phases of a measurement, in order."""
+
+    STARTING = "starting"
+    BUILDING = "building"
+    WARMING_UP = "warming-up"
+    STEADY = "steady"
+    CHECKING = "checking"
+    DONE = "done"
