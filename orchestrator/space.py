@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from workloads.errors import SettingsError
-from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from workloads.base import Workload
+from workloads.compiling import refuse_unknown_names
+from workloads.errors import SettingsError, WorkloadError
+from workloads.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from workloads.shapes import length_grouped, optimal_buckets
+from workloads.spelling import positive
 
-Candidate = Mapping[str, str | int | bool]
-"""Fields of `CompileSettings` as a person would write them, valid or not."""
+Candidate = Mapping[str, Any]
+"""Fields of `CompileSettings` as a person would write them, valid or not, and `num_buckets`, which becomes `buckets`."""
+
+GRID_OPTIMIZERS = (OptimizerKind.FOREACH, OptimizerKind.FUSED, OptimizerKind.COMPILED)
+"""What the grid tries; `foreach_map` is a prototype of torch's and compiles for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What settings must fit: the workload's lengths and the machine."""
+    """What settings must fit: the workload and the machine."""
 
     max_length: int
     """Tokens."""
     has_gpu: bool
+    batch_size: int = 1
+    row_lengths: tuple[int, ...] = ()
+    """Tokens of a fair sample of rows; empty if the workload does not say."""
+    parts: tuple[str, ...] | None = None
+    """Short names of what scope=modular compiles apart; None for any."""
+    attentions: tuple[Attention, ...] = tuple(Attention)
+    """Attention implementations the workload can run."""
+
+    @classmethod
+    def of(cls, workload: Workload, *, has_gpu: bool) -> Target:
+        """What settings must fit to run this workload."""
+        try:
+            row_lengths = tuple(workload.row_lengths())
+        except WorkloadError:
+            row_lengths = ()
+        return cls(
+            max_length=workload.max_length,
+            has_gpu=has_gpu,
+            batch_size=workload.batch_size,
+            row_lengths=row_lengths,
+            parts=tuple(name.rpartition(".")[2] for name in workload.parts()),
+            attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
+        )
+
+
+def _runs(workload: Workload, attention: Attention) -> bool:
+    try:
+        workload.attention_statement(attention)
+    except SettingsError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +85,9 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
     for candidate in candidates:
         text = ",".join(f"{name}={value}" for name, value in candidate.items())
         try:
-            setting = CompileSettings.from_dict(candidate)
+            setting = CompileSettings.from_dict(_with_buckets(candidate, target))
             setting.validate_for(target.max_length)
+            refuse_unknown_names(setting)
         except SettingsError as error:
             excluded[text] = Excluded(candidate=text, reason=str(error))
             continue
@@ -60,25 +101,62 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
 
 def unsupported(settings: CompileSettings, target: Target) -> str | None:
     """Why this machine cannot run valid settings; None if it can."""
-    if settings.cudagraphs and not target.has_gpu:
+    if settings.claims_cudagraphs and not target.has_gpu:
         return "CUDA graphs need a GPU, and none is visible"
+    if settings.attention is not None and settings.attention not in target.attentions:
+        able = ", ".join(target.attentions) or "its own only, so leave attention out"
+        return f"the workload cannot run attention={settings.attention}; it can run {able}"
+    for name, _ in settings.parts or ():
+        if target.parts is not None and name.rpartition(".")[2] not in target.parts:
+            return f"the workload has no part {name!r}; use one of {', '.join(target.parts)}"
     return None
 
 
+def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
+    """The candidate with the best so many buckets for the workload's lengths in the place of their number."""
+    if "num_buckets" not in candidate:
+        return candidate
+    values = {name: value for name, value in candidate.items() if name != "num_buckets"}
+    count = positive("num_buckets", candidate["num_buckets"], "buckets")
+    for name in ("buckets", "bucket_size"):
+        if values.get(name) is not None:
+            raise SettingsError(f"num_buckets and {name} both say which buckets there are; leave one out")
+    if not target.row_lengths:
+        raise SettingsError("num_buckets needs a workload that says how long its rows are (row_lengths); give buckets=32/64/256")
+    window = positive("group_window", values.get("group_window") or 1, "batches")
+    batches = length_grouped(target.row_lengths, target.batch_size, window)
+    longest = Counter(max(target.row_lengths[row] for row in rows) for rows in batches)
+    return {"dynamic": Dynamic.BUCKETS, **values, "buckets": optimal_buckets(longest, count, target.max_length)}
+
+
+def varied(candidates: Iterable[Candidate], axes: Mapping[str, Sequence[Any]]) -> Iterator[Candidate]:
+    """Each candidate with every combination of the axes' values in the place of its own.
+
+    Args:
+        candidates: fields of settings.
+        axes: field → values to try.
+    """
+    for candidate in candidates:
+        for values in product(*axes.values()):
+            yield {**candidate, **dict(zip(axes, values, strict=True))}
+
+
 def every_candidate(bucket_sizes: Iterable[int], pad_multiples: Iterable[int]) -> Iterator[Candidate]:
-    """The full grid over all fields, conditional ones only where they act.
+    """The grid over scope, mode, dynamic strategy, padding and optimizer, conditional ones only where they act.
+
+    The other fields keep torch's and the workload's own choice; `varied` adds any of them as an axis.
 
     Args:
         bucket_sizes: tokens, tried with dynamic=buckets.
         pad_multiples: tokens, tried with padding=longest.
     """
     bucket_sizes, pad_multiples = tuple(bucket_sizes), tuple(pad_multiples)
-    for optimizer in OptimizerKind:
+    for optimizer in GRID_OPTIMIZERS:
         yield {"scope": Scope.EAGER, "padding": Padding.MAX, "optimizer": optimizer}
         for multiple in pad_multiples:
             yield {"scope": Scope.EAGER, "padding": Padding.LONGEST, "pad_multiple": multiple, "optimizer": optimizer}
     compiled = [scope for scope in Scope if scope is not Scope.EAGER]
-    for scope, dynamic, mode, optimizer in product(compiled, Dynamic, Mode, OptimizerKind):
+    for scope, dynamic, mode, optimizer in product(compiled, Dynamic, Mode, GRID_OPTIMIZERS):
         common: Candidate = {"scope": scope, "mode": mode, "dynamic": dynamic, "optimizer": optimizer}
         if dynamic is Dynamic.STATIC:
             yield common

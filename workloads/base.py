@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from workloads.errors import WorkloadError
-from workloads.settings import OptimizerKind
+from workloads.errors import SettingsError, WorkloadError
+from workloads.settings import Attention, OptimizerKind
 from workloads.shapes import ShapePolicy
+from workloads.source import optimizer_options
 
 BUILT_IN = {"captioning": "workloads.captioning:Captioning"}
 """Short names of the workloads that come with the project."""
@@ -36,6 +37,14 @@ class Batch:
     samples: int
     tokens: int
     """Useful tokens: padding not counted."""
+
+    def pin_memory(self) -> Batch:
+        """The batch in page-locked memory, from which it is copied to a GPU without waiting; a DataLoader calls this."""
+        return replace(self, inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()})
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on `device`; the copy from page-locked memory may still be under way when this returns."""
+        return replace(self, inputs={name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()})
 
 
 class Workload(ABC):
@@ -72,7 +81,7 @@ class Workload(ABC):
 
     @abstractmethod
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
-        """The batches of a steady-state pass: the same samples in the same order under every policy."""
+        """The batches of a steady-state pass: the same samples under every policy, batched as the policy says."""
 
     @abstractmethod
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
@@ -94,6 +103,30 @@ class Workload(ABC):
             module: a name from `regions` or `parts`, or `""` for the whole model.
         """
 
+    def row_lengths(self) -> Sequence[int]:
+        """Lengths in tokens of a fair sample of rows, in the order training meets them; what buckets are optimised for.
+
+        Raises:
+            WorkloadError: the workload does not say.
+        """
+        raise WorkloadError(f"{type(self).__name__} does not say how long its rows are, which num_buckets needs; name buckets")
+
+    def loader(self, policy: ShapePolicy, *, rank: int) -> Iterable[Batch]:
+        """The workload's own input pipeline, for `--pipeline real`: endless batches on the CPU, pinned where there is a GPU.
+
+        Raises:
+            WorkloadError: the workload has none.
+        """
+        raise WorkloadError(f"{type(self).__name__} has no loader for --pipeline real; write one, or use --pipeline resident")
+
+    def attention_statement(self, attention: Attention) -> str:
+        """A Python statement that switches `inner`, the model without any wrapper, to this attention implementation.
+
+        Raises:
+            SettingsError: the workload has no such choice.
+        """
+        raise SettingsError(f"{type(self).__name__} has one attention implementation; leave attention={attention} out")
+
     @contextmanager
     def process_settings(self) -> Iterator[None]:
         """Process-wide settings the workload needs, in force from before its model is built; nothing by default."""
@@ -104,9 +137,9 @@ class Workload(ABC):
         return torch.bfloat16 if device.type == "cuda" else None
 
     def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer:
-        """Adam over the model's parameters; a compiled optimizer is a foreach one whose step is compiled later."""
-        fused = kind is OptimizerKind.FUSED
-        return torch.optim.Adam(model.parameters(), lr=self.learning_rate, fused=fused, foreach=not fused)
+        """Adam over the model's parameters."""
+        options: dict[str, Any] = optimizer_options(kind)
+        return torch.optim.Adam(model.parameters(), lr=self.learning_rate, **options)
 
 
 def load_workload(name: str) -> type[Workload]:

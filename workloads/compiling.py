@@ -1,54 +1,39 @@
 """Applies `CompileSettings` to a model and its optimizer; the one place that touches `torch.compile` and its configuration.
 
-The forwards it replaces are put back when the block ends; torch's own configuration is not changed.
+What is applied is the text that `source.py` writes, executed: the thing measured is the thing exported. Replaced forwards and
+torch's process-wide configuration are put back when the block ends.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+import linecache
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import mark_dynamic
-from torch._inductor import list_mode_options
+from torch._dynamo import list_backends
+from torch._inductor import list_options
 
 from workloads.base import Batch, Workload
-from workloads.settings import CompileSettings, Dynamic, OptimizerKind, Scope
-
-_DYNAMIC_ARGUMENT = {
-    Dynamic.STATIC: False,
-    Dynamic.BUCKETS: False,
-    Dynamic.AUTO: None,
-    Dynamic.MARK: None,
-    Dynamic.TRUE: True,
-}
-"""What `torch.compile(dynamic=...)` takes for each strategy."""
+from workloads.errors import SettingsError
+from workloads.settings import CompileSettings, Scope
+from workloads.source import Facts, to_source
+from workloads.spelling import nearest
 
 
 class TrainStep:
-    """Forward, backward and optimizer step on one batch, under some compile settings."""
+    """Forward, backward and optimizer step on one batch, under some compile settings.
 
-    def __init__(
-        self,
-        *,
-        forward: Callable[..., Tensor],
-        prepare: Callable[[Batch], None],
-        optimizer: torch.optim.Optimizer,
-        optimizer_step: Callable[[], object],
-        autocast: torch.dtype | None,
-        device: torch.device,
-    ) -> None:
-        self._forward = forward
-        self._prepare = prepare
-        self._optimizer = optimizer
-        self._optimizer_step = optimizer_step
-        self._autocast = autocast
-        self._device = device
+    Args:
+        step: what `make_step` of the source returned.
+        source: the text that was executed to make it.
+    """
+
+    def __init__(self, step: Callable[..., Tensor], source: str) -> None:
+        self._step = step
+        self.source = source
 
     def __call__(self, batch: Batch, *, before_update: Callable[[], None] | None = None) -> Tensor:
         """Runs one step and returns its loss, detached, in memory no later step overwrites.
@@ -57,15 +42,7 @@ class TrainStep:
             batch: what to train on.
             before_update: called between the backward pass and the optimizer's step, when gradients are there to look at.
         """
-        self._prepare(batch)
-        with torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast is not None):
-            loss = self._forward(**batch.inputs)
-        loss.backward()
-        if before_update is not None:
-            before_update()
-        self._optimizer_step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return loss.detach().clone()
+        return self._step(dict(batch.inputs), before_update)
 
 
 @contextmanager
@@ -80,109 +57,75 @@ def applied(
         model: on `device`; inside `DistributedDataParallel` where there are several workers.
         optimizer: over the model's parameters.
         device: where the step runs.
+
+    Raises:
+        SettingsError: the settings name an option, a back-end, a part or an attention that is not there.
+    """
+    refuse_unknown_names(settings)
+    source = source_for(settings, workload, model, device)
+    with ExitStack() as undo:
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
+        undo.callback(_put_back, model, optimizer)
+        make_step = _executed(source, settings)["make_step"]
+        yield TrainStep(make_step(model, optimizer), source)
+
+
+def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device) -> str:
+    """The settings as Python for this workload's model.
+
+    Raises:
+        SettingsError: the settings name a part or an attention the workload does not have.
     """
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    compile_ = _compiler(settings)
-    marking = settings.dynamic is Dynamic.MARK
-    forward: Callable[..., Tensor] = model
-    with ExitStack() as undo:
-        if settings.scope is Scope.FULL:
-            forward = compile_(model)
-        elif settings.scope is not Scope.EAGER:
-            names = workload.regions(inner) if settings.scope is Scope.REGIONAL else workload.parts()
-            for name in names:
-                dims = workload.dynamic_dims(name) if marking else {}
-                undo.enter_context(_compiled_forward(inner.get_submodule(name), compile_, dims))
-        step: Callable[[], object] = optimizer.step
-        if settings.optimizer is OptimizerKind.COMPILED:
-            step = _optimizer_compiler(settings)(optimizer.step)
-        yield TrainStep(
-            forward=forward,
-            prepare=_preparation(settings, workload.dynamic_dims("") if marking else {}),
-            optimizer=optimizer,
-            optimizer_step=step,
-            autocast=workload.autocast_dtype(device),
-            device=device,
-        )
-
-
-def _compiler(settings: CompileSettings) -> Callable[[Any], Any]:
-    dynamic = _DYNAMIC_ARGUMENT[settings.dynamic] if settings.dynamic else None
-    if settings.dynamic is Dynamic.MARK and _before_2_13():
-        # Before 2.13, Inductor's padding of matrix products decides by comparing sizes with the marked length, which leaves
-        # only the length equal to the head dimension and fails on it (docs/log.md). `mode` and `options` exclude each other.
-        options = {**list_mode_options(settings.mode), "shape_padding": False}
-        return lambda target: torch.compile(target, options=options, dynamic=dynamic)
-    return lambda target: torch.compile(target, mode=settings.mode, dynamic=dynamic)
-
-
-def _before_2_13() -> bool:
+    names: list[str] = [""]
+    if settings.scope is Scope.REGIONAL:
+        names = list(workload.regions(inner))
+    elif settings.scope is Scope.MODULAR:
+        names = list(workload.parts())
+    dtype = workload.autocast_dtype(device)
     major, minor = torch.__version__.split(".")[:2]
-    return (int(major), int(minor)) < (2, 13)
+    facts = Facts(
+        workload=type(workload).__name__,
+        device_type=device.type,
+        torch_version=(int(major), int(minor)),
+        max_length=workload.max_length,
+        targets={name: workload.dynamic_dims(name) for name in names},
+        autocast=None if dtype is None else str(dtype).removeprefix("torch."),
+        attention=None if settings.attention is None else workload.attention_statement(settings.attention),
+    )
+    return to_source(settings, facts)
 
 
-def _optimizer_compiler(settings: CompileSettings) -> Callable[[Any], Any]:
-    # Parameters never change size, so the optimizer's graph is static under every strategy.
-    return lambda target: torch.compile(target, mode=settings.mode, dynamic=False)
+def refuse_unknown_names(settings: CompileSettings) -> None:
+    """Refuses what the installed torch does not know by name.
 
-
-@contextmanager
-def _compiled_forward(module: nn.Module, compile_: Callable[[Any], Any], dims: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """Replaces the module's forward by a compiled one that first marks the dimensions that vary.
-
-    The forward is replaced rather than `module.compile()` called, because marks must be set outside what is compiled.
+    Raises:
+        SettingsError: an Inductor option or a back-end; says which is meant, probably.
     """
-    original = module.forward
-    compiled = compile_(_with_own_code(original))
-    if dims:
-        signature = inspect.signature(original)
+    known = list_options() if settings.options else []
+    for name, _ in settings.options or ():
+        if name not in known:
+            raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, known)}")
+    backends = list_backends(exclude_tags=()) if settings.backend else []
+    if settings.backend and settings.backend not in backends:
+        raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {nearest(settings.backend, backends)}")
 
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            _mark(signature.bind(*args, **kwargs).arguments, dims)
-            return compiled(*args, **kwargs)
 
-        module.forward = marked
-    else:
-        module.forward = compiled
-    try:
-        yield
-    finally:
+def _nearest_of_many(name: str, known: list[str]) -> str:
+    hint = nearest(name, known)
+    return hint if hint.startswith("did you mean") else "torch._inductor.list_options() names them"
+
+
+def _executed(source: str, settings: CompileSettings) -> dict[str, Any]:
+    name = f"compile_settings_{abs(hash(settings)):x}.py"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks and torch's logs
+    namespace: dict[str, Any] = {"__name__": "compile_settings"}
+    exec(compile(source, name, "exec"), namespace)
+    return namespace
+
+
+def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for module in model.modules():
         module.__dict__.pop("forward", None)
-
-
-def _with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same bound method on a code object that only modules of one class share.
-
-    torch keeps compiled graphs, their limit and what it learnt of changing sizes for each code object, and tells code objects
-    apart by file, line and name. transformers wraps the forward of every kind of block in one function, so encoder blocks would
-    use up the decoder blocks' limit and make their sizes look dynamic.
-    """
-    function, module = getattr(forward, "__func__", None), getattr(forward, "__self__", None)
-    if not isinstance(function, FunctionType) or not isinstance(module, nn.Module):
-        return forward
-    code = _own_code(function.__code__, type(module).__qualname__)
-    copy = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return MethodType(copy, module)
-
-
-@cache
-def _own_code(code: CodeType, class_name: str) -> CodeType:
-    return code.replace(co_name=f"{code.co_name}_of_{class_name}")
-
-
-def _preparation(settings: CompileSettings, dims: Mapping[str, tuple[int, ...]]) -> Callable[[Batch], None]:
-    def prepare(batch: Batch) -> None:
-        _mark(batch.inputs, dims)
-        if settings.cudagraphs:
-            torch.compiler.cudagraph_mark_step_begin()
-
-    return prepare
-
-
-def _mark(arguments: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]]) -> None:
-    for name, dimensions in dims.items():
-        tensor = arguments.get(name)
-        if isinstance(tensor, Tensor):
-            for dimension in dimensions:
-                mark_dynamic(tensor, dimension)
+    optimizer.__dict__.pop("step", None)

@@ -8,69 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
 from workloads.errors import SettingsError
-from workloads.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy, uniform_buckets
+from workloads.modes import WITHOUT_CUDAGRAPHS, settled
+from workloads.parts import PartSettings, read_parts
+from workloads.shapes import ShapePolicy, policy
+from workloads.spelling import Scalar, choice, flattened, lengths, nearest, option_value, positive, read_pairs, spelled, switch
+from workloads.vocabulary import (
+    Attention,
+    Autocast,
+    Dynamic,
+    MatmulPrecision,
+    Mode,
+    OptimizerKind,
+    Padding,
+    Scope,
+)
+
+__all__ = [
+    "RECOMPILE_LIMIT", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision", "Mode", "OptimizerKind",
+    "Padding", "PartSettings", "Scope",
+]  # fmt: skip
 
 RECOMPILE_LIMIT = 8
 """Graphs torch keeps for one function before it gives up and runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
 
 DEFAULT_PAD_MULTIPLE = 8
 DEFAULT_BUCKET_SIZE = 32
-
-
-class Scope(StrEnum):
-    """How much of the training step is compiled."""
-
-    EAGER = "eager"
-    FULL = "full"
-    REGIONAL = "regional"
-    MODULAR = "modular"
-
-
-class Mode(StrEnum):
-    """`torch.compile`'s `mode`."""
-
-    DEFAULT = "default"
-    REDUCE_OVERHEAD = "reduce-overhead"
-    MAX_AUTOTUNE = "max-autotune"
-    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
-
-
-class Dynamic(StrEnum):
-    """How the compiler meets sequence lengths that change."""
-
-    STATIC = "static"
-    AUTO = "auto"
-    MARK = "mark"
-    TRUE = "true"
-    BUCKETS = "buckets"
-
-
-class Padding(StrEnum):
-    """To which length a batch is padded."""
-
-    MAX = "max"
-    LONGEST = "longest"
-    BUCKETS = "buckets"
-
-
-class OptimizerKind(StrEnum):
-    """How the optimizer's step runs."""
-
-    FOREACH = "foreach"
-    FUSED = "fused"
-    COMPILED = "compiled"
-
-
-_WITH_CUDAGRAPHS = {
-    Mode.DEFAULT: Mode.REDUCE_OVERHEAD,
-    Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS: Mode.MAX_AUTOTUNE,
-}
-_WITHOUT_CUDAGRAPHS = {graphed: plain for plain, graphed in _WITH_CUDAGRAPHS.items()}
+INDUCTOR = "inductor"
 
 _NATURAL_PADDING = {
     Dynamic.STATIC: Padding.MAX,
@@ -80,13 +47,40 @@ _NATURAL_PADDING = {
     Dynamic.BUCKETS: Padding.BUCKETS,
 }
 
+_CHOICES: Mapping[str, type[StrEnum]] = {
+    "scope": Scope, "mode": Mode, "dynamic": Dynamic, "padding": Padding, "optimizer": OptimizerKind,
+    "matmul_precision": MatmulPrecision, "autocast": Autocast, "attention": Attention,
+}  # fmt: skip
+_SWITCHES = ("cudagraphs", "fullgraph", "shape_padding", "static_gradients")
+_COUNTS = {
+    "pad_multiple": "tokens", "bucket_size": "tokens", "dynamic_min": "tokens", "dynamic_max": "tokens",
+    "group_window": "batches", "recompile_limit": "graphs",
+}  # fmt: skip
+
+_USUAL: Mapping[str, object] = {
+    "backend": INDUCTOR,
+    "fullgraph": False,
+    "shape_padding": None,
+    "static_gradients": False,
+    "recompile_limit": RECOMPILE_LIMIT,
+    "group_window": 1,
+    "matmul_precision": MatmulPrecision.HIGHEST,
+}
+"""What torch does unless told otherwise, for fields that hold None then, so that keys stay short."""
+
+_OPTIONS_THAT_ARE_FIELDS = {
+    "triton.cudagraphs": "cudagraphs",
+    "shape_padding": "shape_padding",
+    "max_autotune": "mode=max-autotune",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileSettings:
     """One way to compile a training step.
 
-    A field left at None takes the only or the usual value that goes with the others; after construction every field that
-    applies has its value, and a field that does not apply is None.
+    A field left at None takes the only or the usual value that goes with the others. The fields from `fullgraph` on stay None
+    where torch's or the workload's own choice is kept, and where they do not apply.
 
     Raises:
         SettingsError: the fields cannot be combined; the message says why.
@@ -96,7 +90,7 @@ class CompileSettings:
     """eager: nothing; full: model and loss as one; regional: each repeated block; modular: encoder, decoder, loss apart."""
 
     mode: Mode | None = None
-    """`torch.compile`'s mode; None for eager, otherwise default."""
+    """`torch.compile`'s mode; None for eager and for other back-ends than Inductor, otherwise default."""
 
     cudagraphs: bool | None = None
     """Replay kernels as CUDA graphs; None takes what the mode implies."""
@@ -114,29 +108,85 @@ class CompileSettings:
     """Tokens; with dynamic=buckets, buckets are its multiples up to the workload's maximum length."""
 
     optimizer: OptimizerKind = OptimizerKind.FOREACH
-    """foreach: one kernel for several tensors; fused: one kernel a group; compiled: `torch.compile` of the step."""
+    """foreach: one kernel for several tensors; fused: one kernel a group; compiled: `torch.compile` of the step; foreach_map:
+    Adam written with `foreach_map` and compiled, which makes one kernel of it."""
+
+    fullgraph: bool | None = None
+    """Fail at a graph break instead of running in pieces."""
+
+    backend: str | None = None
+    """A name `torch.compile` knows; None for Inductor."""
+
+    shape_padding: bool | None = None
+    """Inductor pads sizes of matrix products to multiples the hardware likes; None leaves it to torch."""
+
+    parts: tuple[tuple[str, PartSettings], ...] | None = None
+    """With scope=modular: parts with a mode or dynamic strategy of their own, by name; the others take the fields above."""
+
+    static_gradients: bool | None = None
+    """Gradients stay at one address and are zeroed in place, so that CUDA graphs need not copy them."""
+
+    dynamic_min: int | None = None
+    """Tokens; with dynamic=mark, the lower bound the compiler is told. Shorter batches are padded up to it."""
+
+    dynamic_max: int | None = None
+    """Tokens; with dynamic=mark, the upper bound the compiler is told."""
+
+    recompile_limit: int | None = None
+    """Graphs torch keeps for one function; None for its own limit of 8."""
+
+    buckets: tuple[int, ...] | None = None
+    """Tokens; with dynamic=buckets, the lengths themselves instead of `bucket_size`."""
+
+    group_window: int | None = None
+    """Batches; samples of like length within so many batches are batched together. None takes them as they come."""
+
+    matmul_precision: MatmulPrecision | None = None
+    """`torch.set_float32_matmul_precision`; None for torch's own, highest."""
+
+    autocast: Autocast | None = None
+    """The dtype of autocast; None for the workload's own."""
+
+    attention: Attention | None = None
+    """The attention implementation; None for the workload's own."""
+
+    options: tuple[tuple[str, Scalar], ...] | None = None
+    """Further Inductor options by name (`torch._inductor.list_options`), spelled `inductor.NAME=value`."""
 
     def __post_init__(self) -> None:
         self._coerce()
         if self.scope is Scope.EAGER:
             self._refuse_compiler_fields()
         else:
+            self._settle_backend()
             self._settle_mode()
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
+            self._check_parts()
         self._settle_padding()
+        self._check_bounds()
+        for name, usual in _USUAL.items():
+            if getattr(self, name) == usual:
+                self._set(name, None)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CompileSettings:
-        """The settings with these fields, as `to_dict` or a person wrote them.
+        """The settings with these fields, as `to_dict` or a person wrote them; names may be dotted as in a key.
 
         Raises:
             SettingsError: an unknown field or value, or a combination that cannot work.
         """
         names = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise SettingsError(f"no setting is called {name!r}; {_nearest(str(name), names)}")
-        return cls(**values)
+        taken: dict[str, Any] = {}
+        for name, value in values.items():
+            field, dot, inner = str(name).partition(".")
+            field = "options" if dot and field == INDUCTOR else field
+            if field not in names or (dot and field not in ("options", "parts")):
+                raise SettingsError(f"no setting is called {name!r}; {nearest(str(name), names)}")
+            if dot:
+                taken[field] = {**(taken.get(field) or {}), inner: value}
+            else:
+                taken[field] = value
+        return cls(**taken)
 
     @classmethod
     def parse(cls, text: str) -> CompileSettings:
@@ -145,20 +195,13 @@ class CompileSettings:
         Raises:
             SettingsError: as `from_dict`, and for text that is no list of `field=value`.
         """
-        values: dict[str, Any] = {}
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            name, equals, value = part.partition("=")
-            if not equals:
-                raise SettingsError(f"{part!r} is no setting; write field=value, for example scope=full")
-            if name.strip() in values:
-                raise SettingsError(f"the setting {name.strip()!r} is given twice; give it once")
-            values[name.strip()] = value.strip()
-        return cls.from_dict(values)
+        return cls.from_dict(dict(read_pairs(text)))
 
     @property
     def key(self) -> str:
         """Canonical text: the same for equal settings, different for different ones, readable by `parse`."""
-        return ",".join(f"{name}={_spelled(value)}" for name, value in self.fields_that_apply().items())
+        named = {INDUCTOR if name == "options" else name: value for name, value in self.fields_that_apply().items()}
+        return ",".join(f"{name}={spelled(value)}" for name, value in flattened(named))
 
     @property
     def label(self) -> str:
@@ -166,32 +209,57 @@ class CompileSettings:
         words: list[str] = [self.scope]
         if self.mode is not None:
             words.append(self.mode)
+        if self.backend is not None:
+            words.append(f"backend {self.backend}")
         if self.dynamic is Dynamic.BUCKETS:
-            words.append(f"buckets of {self.bucket_size}")
+            words.append(f"buckets {spelled(self.buckets)}" if self.buckets else f"buckets of {self.bucket_size}")
         elif self.dynamic is not None:
             words.append(f"dynamic={self.dynamic}" if self.dynamic is Dynamic.TRUE else self.dynamic)
+        words += [f"{name} {part.label}" for name, part in self.parts or ()]
         if self.scope is Scope.EAGER or self.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
             words.append(f"pad to {self.padding}" + (f" ×{self.pad_multiple}" if self.pad_multiple else ""))
         if self.optimizer is not OptimizerKind.FOREACH:
             words.append(f"{self.optimizer} optimizer")
+        if self.group_window is not None:
+            words.append(f"grouped by {self.group_window}")
+        for name in ("fullgraph", "shape_padding", "static_gradients"):
+            if (value := getattr(self, name)) is not None:
+                words.append(name.replace("_", " ") if value else f"no {name.replace('_', ' ')}")
+        for name in ("dynamic_min", "dynamic_max", "recompile_limit", "matmul_precision", "autocast", "attention"):
+            if (value := getattr(self, name)) is not None:
+                words.append(f"{name.replace('_', ' ')} {value}")
+        words += [f"{name}={spelled(value)}" for name, value in self.options or ()]
         return ", ".join(words)
 
-    def to_dict(self) -> dict[str, str | int | bool | None]:
-        """Every field with a JSON value; None where the field does not apply."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: str(v) if isinstance(v, StrEnum) else v for name, v in values.items()}
+    @property
+    def claims_cudagraphs(self) -> bool:
+        """Whether anything is to be replayed as CUDA graphs."""
+        return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
 
-    def fields_that_apply(self) -> dict[str, str | int | bool]:
-        """`to_dict` without the fields that do not apply."""
+    @property
+    def marks(self) -> bool:
+        """Whether anything is compiled with `mark_dynamic`."""
+        return self.dynamic is Dynamic.MARK or any(part.dynamic is Dynamic.MARK for _, part in self.parts or ())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field with a JSON value; None where the field does not apply or torch's own choice is kept."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    def fields_that_apply(self) -> dict[str, Any]:
+        """`to_dict` without the fields that are None."""
         return {name: value for name, value in self.to_dict().items() if value is not None}
 
     def shape_policy(self, max_length: int) -> ShapePolicy:
-        """The policy these settings pad batches by, for sequences of at most `max_length` tokens."""
-        if self.padding is Padding.MAX:
-            return PadToMax(max_length=max_length)
-        if self.padding is Padding.LONGEST:
-            return PadToLongest(max_length=max_length, multiple=self.pad_multiple or 1)
-        return PadToBuckets(buckets=uniform_buckets(max_length, self.bucket_size or DEFAULT_BUCKET_SIZE))
+        """The policy these settings batch and pad by, for sequences of at most `max_length` tokens."""
+        buckets = self.buckets or (self.bucket_size if self.padding is Padding.BUCKETS else None)
+        multiple = self.pad_multiple if self.padding is Padding.LONGEST else None
+        return policy(max_length, multiple=multiple, buckets=buckets, shortest=self.dynamic_min or 1, window=self.group_window)
+
+    def eager_twin(self) -> CompileSettings:
+        """Eager settings that compute the same numbers: what a compiled run is compared with, on batches of its own."""
+        return CompileSettings(
+            scope=Scope.EAGER, matmul_precision=self.matmul_precision, autocast=self.autocast, attention=self.attention
+        )
 
     def num_graphs(self, max_length: int) -> int:
         """Graphs the compiler is expected to build of each compiled function."""
@@ -205,59 +273,83 @@ class CompileSettings:
         """Refuses what cannot work with sequences of at most `max_length` tokens.
 
         Raises:
-            SettingsError: more buckets than the recompile limit, or a multiple or bucket longer than the sequences.
+            SettingsError: more buckets than the recompile limit, or a length that does not go with the sequences.
         """
-        if self.scope is not Scope.EAGER and self.num_graphs(max_length) > RECOMPILE_LIMIT:
-            smallest = -(-max_length // RECOMPILE_LIMIT)
+        limit = self.recompile_limit or RECOMPILE_LIMIT
+        if self.scope is not Scope.EAGER and (graphs := self.num_graphs(max_length)) > limit:
+            smallest = -(-max_length // limit)
+            what = f"bucket_size={self.bucket_size}" if self.bucket_size else f"{graphs} buckets"
             raise SettingsError(
-                f"bucket_size={self.bucket_size} makes {self.num_graphs(max_length)} graphs of {max_length} tokens, above "
-                f"torch's recompile limit of {RECOMPILE_LIMIT}, after which it runs eagerly; use {smallest} or more"
+                f"{what} makes {graphs} graphs of {max_length} tokens, above torch's recompile limit of {limit}, after which "
+                f"it runs eagerly; use {smallest} or more tokens a bucket, or say recompile_limit={graphs}"
             )
-        for name, tokens in (("bucket_size", self.bucket_size), ("pad_multiple", self.pad_multiple)):
-            if tokens is not None and tokens > max_length:
+        for name in ("bucket_size", "pad_multiple", "dynamic_min"):
+            if (tokens := getattr(self, name)) is not None and tokens > max_length:
                 raise SettingsError(f"{name}={tokens} is above the workload's {max_length} tokens; use less")
+        if self.dynamic_max is not None and self.dynamic_max < max_length:
+            raise SettingsError(f"dynamic_max={self.dynamic_max} is below the workload's {max_length} tokens; use that or more")
+        if self.buckets is not None and self.buckets[-1] != max_length:
+            raise SettingsError(f"buckets={spelled(self.buckets)} must end with the workload's {max_length} tokens")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the value is frozen for everyone else
 
     def _coerce(self) -> None:
-        self._set("scope", _choice("scope", Scope, self.scope))
-        self._set("optimizer", _choice("optimizer", OptimizerKind, self.optimizer))
-        for name, kind in (("mode", Mode), ("dynamic", Dynamic), ("padding", Padding)):
+        for name, kind in _CHOICES.items():
             if (value := getattr(self, name)) is not None:
-                self._set(name, _choice(name, kind, value))
-        if self.cudagraphs is not None:
-            self._set("cudagraphs", _switch("cudagraphs", self.cudagraphs))
-        for name in ("pad_multiple", "bucket_size"):
+                self._set(name, choice(name, kind, value))
+        for name in _SWITCHES:
             if (value := getattr(self, name)) is not None:
-                self._set(name, _positive(name, value))
+                self._set(name, switch(name, value))
+        for name, unit in _COUNTS.items():
+            if (value := getattr(self, name)) is not None:
+                self._set(name, positive(name, value, unit))
+        if self.buckets is not None:
+            self._set("buckets", lengths("buckets", self.buckets))
+        if self.options is not None:
+            self._set("options", tuple(sorted((str(n), option_value(v)) for n, v in dict(self.options).items())) or None)
+        if self.parts is not None:
+            self._set("parts", read_parts(self.parts))
 
     def _refuse_compiler_fields(self) -> None:
-        for name in ("mode", "dynamic", "bucket_size"):
-            if getattr(self, name) is not None:
+        for name in ("mode", "dynamic", "bucket_size", "buckets", "fullgraph", "backend", "shape_padding", "parts", "options"):
+            if getattr(self, name) not in (None, False):
                 raise SettingsError(f"scope=eager compiles no graph that {name} could act on; leave {name} out")
         if self.cudagraphs:
             raise SettingsError("scope=eager has no compiled graph to capture; leave cudagraphs out")
+        if self.recompile_limit is not None:
+            raise SettingsError("scope=eager compiles nothing again; leave recompile_limit out")
         self._set("cudagraphs", None)
+        self._set("shape_padding", None)
+
+    def _settle_backend(self) -> None:
+        if self.backend in (None, INDUCTOR):
+            for name, _ in self.options or ():
+                if name in _OPTIONS_THAT_ARE_FIELDS:
+                    raise SettingsError(f"inductor.{name} is a setting of its own; say {_OPTIONS_THAT_ARE_FIELDS[name]}")
+            return
+        for name in ("mode", "shape_padding", "options", "parts"):
+            if getattr(self, name) is not None:
+                raise SettingsError(f"{name} is Inductor's and backend={self.backend} knows none; leave {name} out")
+        graphed = self.backend == "cudagraphs"
+        if self.cudagraphs not in (None, graphed):
+            raise SettingsError(f"backend={self.backend} does {'only' if graphed else 'no'} CUDA graphs; leave cudagraphs out")
+        self._set("cudagraphs", graphed)
 
     def _settle_mode(self) -> None:
-        mode = self.mode or Mode.DEFAULT
-        if self.cudagraphs is None:
-            self._set("cudagraphs", mode in _WITHOUT_CUDAGRAPHS)
-        elif self.cudagraphs and mode in _WITH_CUDAGRAPHS:
-            if self.mode is Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS:
-                raise SettingsError("mode=max-autotune-no-cudagraphs contradicts cudagraphs=on; say mode=max-autotune")
-            mode = _WITH_CUDAGRAPHS[mode]
-        elif not self.cudagraphs and mode in _WITHOUT_CUDAGRAPHS:
-            if mode is Mode.REDUCE_OVERHEAD:
-                raise SettingsError("mode=reduce-overhead is CUDA graphs and contradicts cudagraphs=off; say mode=default")
-            mode = _WITHOUT_CUDAGRAPHS[mode]
-        self._set("mode", mode)
+        if self.backend in (None, INDUCTOR):
+            mode, cudagraphs = settled(self.mode, self.cudagraphs)
+            self._set("mode", mode)
+            self._set("cudagraphs", cudagraphs)
         if self.cudagraphs and self.dynamic is Dynamic.TRUE:
             raise SettingsError(
                 "dynamic=true makes every size symbolic, and a CUDA graph is captured for fixed sizes; "
                 "use dynamic=mark, static or buckets, or cudagraphs=off"
             )
+
+    def _check_parts(self) -> None:
+        if self.parts is not None and self.scope is not Scope.MODULAR:
+            raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
 
     def _settle_padding(self) -> None:
         natural = Padding.MAX if self.dynamic is None else _NATURAL_PADDING[self.dynamic]
@@ -272,10 +364,22 @@ class CompileSettings:
             self._set("pad_multiple", self.pad_multiple or DEFAULT_PAD_MULTIPLE)
         elif self.pad_multiple is not None:
             raise SettingsError(f"pad_multiple acts only with padding=longest, not padding={padding}; leave it out")
-        if self.dynamic is Dynamic.BUCKETS:
+        for name in ("bucket_size", "buckets"):
+            if self.dynamic is not Dynamic.BUCKETS and getattr(self, name) is not None:
+                raise SettingsError(f"{name} acts only with dynamic=buckets, not dynamic={self.dynamic}; leave it out")
+        if self.bucket_size and self.buckets:
+            raise SettingsError("bucket_size and buckets both say which buckets there are; leave one out")
+        if self.dynamic is Dynamic.BUCKETS and not self.buckets:
             self._set("bucket_size", self.bucket_size or DEFAULT_BUCKET_SIZE)
-        elif self.bucket_size is not None:
-            raise SettingsError(f"bucket_size acts only with dynamic=buckets, not dynamic={self.dynamic}; leave it out")
+
+    def _check_bounds(self) -> None:
+        for name in ("dynamic_min", "dynamic_max"):
+            if getattr(self, name) is not None and not self.marks:
+                raise SettingsError(f"{name} is a bound for dynamic=mark, not dynamic={self.dynamic}; leave it out")
+        if self.dynamic_min and self.dynamic_max and self.dynamic_min >= self.dynamic_max:
+            raise SettingsError(f"dynamic_min={self.dynamic_min} must be below dynamic_max={self.dynamic_max}")
+        if self.static_gradients and self.scope is Scope.EAGER and self.optimizer in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
+            raise SettingsError("static_gradients serves what is compiled, and nothing is; leave it out")
 
 
 _PADDING_CLASH = {
@@ -285,36 +389,9 @@ _PADDING_CLASH = {
 }
 
 
-def _choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
-    try:
-        return kind(str(value))
-    except ValueError:
-        options = [str(member) for member in kind]
-        raise SettingsError(f"{name}={value} is none of {', '.join(options)}; {_nearest(str(value), options)}") from None
-
-
-def _switch(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value in ("on", "off", "true", "false"):
-        return value in ("on", "true")
-    raise SettingsError(f"{name}={value} is neither on nor off")
-
-
-def _positive(name: str, value: object) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SettingsError(f"{name}={value} is no number of tokens; use a whole number of 1 or more")
-    return value
-
-
-def _spelled(value: str | int | bool | None) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
-
-
-def _nearest(word: str, options: list[str]) -> str:
-    close = get_close_matches(word, options, n=1)
-    return f"did you mean {close[0]}?" if close else f"use one of {', '.join(options)}"
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return {name: item.to_dict() if isinstance(item, PartSettings) else item for name, item in value}
+    return list(value) if isinstance(value, tuple) else value

@@ -38,10 +38,23 @@ TINY_LENGTHS = LengthDistribution(weights=(0.90, 0.09, 0.01), ranges=((1, 7), (8
 
 
 def draw_captions(lengths: LengthDistribution, vocabulary: int, count: int, seed: str) -> list[list[int]]:
-    """`count` captions of random words, each ended by `END`; equal seeds give equal captions."""
+    """`count` captions of random words in random order, each ended by `END`; equal seeds give equal captions."""
     source = random.Random(seed)
-    captions = []
-    for low, high in source.choices(lengths.ranges, weights=lengths.weights, k=count):
-        words = [source.randrange(FIRST_WORD, vocabulary) for _ in range(source.randint(low, high))]
-        captions.append([*words, END])
-    return captions
+    return [
+        [*(source.randrange(FIRST_WORD, vocabulary) for _ in range(length - 1)), END]
+        for length in draw_lengths(lengths, count, seed)
+    ]
+
+
+def draw_lengths(lengths: LengthDistribution, count: int, seed: str) -> list[int]:
+    """Lengths of `count` captions in tokens, end token included, in random order.
+
+    Each range gets its share exactly (to rounding) and its lengths come evenly spread, so that a few thousand captions stand
+    for the distribution: of independent draws, how many are long, and with it every figure, would hang on the seed.
+    """
+    shares = [round(sum(lengths.weights[: i + 1]) * count) for i in range(len(lengths.weights))]
+    drawn = []
+    for (low, high), begin, end in zip(lengths.ranges, [0, *shares], shares, strict=False):
+        drawn += [1 + low + int((i + 0.5) / (end - begin) * (high - low + 1)) for i in range(end - begin)]
+    random.Random(f"lengths of {seed}").shuffle(drawn)
+    return drawn

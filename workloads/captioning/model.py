@@ -37,7 +37,7 @@ class CaptioningSize:
 SIZES = {
     "base": CaptioningSize(
         layers=12, width=768, heads=12, image_pixels=224, patch_pixels=16, vocabulary=1024,
-        batch_size=64, pool_batches=50, lengths=SOURCE_LENGTHS,
+        batch_size=64, pool_batches=100, lengths=SOURCE_LENGTHS,
     ),
     "tiny": CaptioningSize(
         layers=2, width=64, heads=2, image_pixels=32, patch_pixels=16, vocabulary=128,

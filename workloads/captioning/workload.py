@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,12 +11,17 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.vit.modeling_vit import ViTLayer
 
 from workloads.base import Batch, Workload
-from workloads.captioning.captions import PAD, START, draw_captions
-from workloads.captioning.model import IGNORED, SIZES, build
+from workloads.captioning.captions import draw_captions, draw_lengths
+from workloads.captioning.loader import CaptionTensors, caption_loader, caption_tensors
+from workloads.captioning.model import SIZES, build
+from workloads.settings import Attention
 from workloads.shapes import ShapePolicy
 
 DISTINCT_IMAGES = 8
 """Batches of pixels kept on the device; captions take turns with them. Pixels do not change what a step costs."""
+
+SAMPLED_BATCHES = 1000
+"""Batches whose lengths stand for the data when buckets are optimised; other captions than the timed ones."""
 
 
 class Captioning(Workload):
@@ -37,12 +42,27 @@ class Captioning(Workload):
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         captions = self._captions(self.pool_batches, rank)
-        rows = [captions[i : i + self.batch_size] for i in range(0, len(captions), self.batch_size)]
-        lengths = [policy.padded(max(map(len, row))) for row in rows]
-        return [self._batch(row, length, i, device) for i, (row, length) in enumerate(zip(rows, lengths, strict=True))]
+        batches = []
+        for index, rows in enumerate(policy.batches(list(map(len, captions)), self.batch_size)):
+            chosen = [captions[row] for row in rows]
+            text = caption_tensors(chosen, policy.padded(max(map(len, chosen))))
+            batches.append(self._batch(text, self._pixels(index, device), device))
+        return batches
 
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
-        return self._batch([caption[:length] for caption in self._captions(1, rank)], length, 0, device)
+        text = caption_tensors([caption[:length] for caption in self._captions(1, rank)], length)
+        return self._batch(text, self._pixels(0, device), device)
+
+    def row_lengths(self) -> Sequence[int]:
+        return draw_lengths(self.dimensions.lengths, SAMPLED_BATCHES * self.batch_size, f"{self.seed}:sample")
+
+    def loader(self, policy: ShapePolicy, *, rank: int) -> Iterable[Batch]:
+        return caption_loader(self._captions(self.pool_batches, rank), self.dimensions.image_pixels, self.batch_size, policy)
+
+    def attention_statement(self, attention: Attention) -> str:
+        if attention is Attention.FLEX:  # GPT-2's attention has dropout, which FlexAttention does not offer
+            return 'inner.model.encoder.set_attn_implementation("flex_attention")'
+        return f'inner.model.set_attn_implementation("{attention}")'
 
     @contextmanager
     def process_settings(self) -> Iterator[None]:
@@ -79,21 +99,9 @@ class Captioning(Workload):
         count = batches * self.batch_size
         return draw_captions(self.dimensions.lengths, self.dimensions.vocabulary, count, f"{self.seed}:{rank}")
 
-    def _batch(self, captions: Sequence[Sequence[int]], length: int, index: int, device: torch.device) -> Batch:
-        labels = torch.full((len(captions), length), IGNORED, dtype=torch.long)
-        inputs = torch.full((len(captions), length), PAD, dtype=torch.long)
-        for row, caption in enumerate(captions):
-            ids = torch.tensor(caption)
-            labels[row, : len(ids)] = ids
-            inputs[row, : len(ids)] = torch.cat([torch.tensor([START]), ids[:-1]])
-        tensors = {
-            "pixel_values": self._pixels(index, device),
-            "decoder_input_ids": inputs.to(device),
-            "decoder_attention_mask": (inputs != PAD).to(device),
-            "labels": labels.to(device),
-        }
-        tokens = sum(map(len, captions))
-        return Batch(inputs=tensors, length=length, samples=len(captions), tokens=tokens)
+    def _batch(self, text: CaptionTensors, pixels: Tensor, device: torch.device) -> Batch:
+        inputs = {name: tensor.to(device) for name, tensor in text.inputs().items()}
+        return Batch(inputs={"pixel_values": pixels, **inputs}, length=text.length, samples=len(pixels), tokens=text.tokens)
 
     def _pixels(self, index: int, device: torch.device) -> Tensor:
         if device not in self._images:

@@ -1,0 +1,111 @@
+"""Functions that exported settings contain: `source.py` writes them out as they stand here, and what it writes is what runs.
+
+So they import and use nothing but torch and the standard library, under the names that `source.py` imports. Their docstrings and
+comments are for whoever pastes the export into a training script.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch._dynamo import mark_dynamic
+from torch._higher_order_ops.foreach_map import foreach_map
+
+
+def with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same bound method on a code object that only modules of one class share.
+
+    torch keeps compiled graphs, their limit and what it learnt of changing sizes for each code object. Where a library wraps the
+    forward of every kind of block in one function, as transformers does, kinds would use up each other's limit.
+    """
+    function, module = getattr(forward, "__func__", None), getattr(forward, "__self__", None)
+    if not isinstance(function, FunctionType) or not isinstance(module, torch.nn.Module):
+        return forward
+    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_of_{type(module).__qualname__}")
+    known = OWN_CODE.setdefault(code, code)  # torch tells code objects apart by identity
+    copy = FunctionType(known, function.__globals__, known.co_name, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(copy, module)
+
+
+OWN_CODE: dict[Any, Any] = {}
+
+
+def mark(arguments: dict[str, Any], dims: dict[str, tuple[int, ...]], **bounds: int) -> None:
+    """Tells the compiler which dimensions of the named tensors change from batch to batch."""
+    for name, dimensions in dims.items():
+        if isinstance(arguments.get(name), torch.Tensor):
+            for dimension in dimensions:
+                mark_dynamic(arguments[name], dimension, **bounds)
+
+
+def marked_forward(
+    module: torch.nn.Module, compiled: Callable[..., Any], dims: dict[str, tuple[int, ...]], **bounds: int
+) -> Callable[..., Any]:
+    """A forward that marks its arguments before the compiled one sees them: marks do not work inside what is compiled."""
+    signature = inspect.signature(module.forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        mark(signature.bind(*args, **kwargs).arguments, dims, **bounds)
+        return compiled(*args, **kwargs)
+
+    return forward
+
+
+def keep_gradients(model: torch.nn.Module) -> None:
+    """Gives every parameter a gradient that stays where it is; zero it in place from now on."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+            torch._dynamo.mark_static_address(parameter.grad)
+
+
+def foreach_map_adam(optimizer: torch.optim.Optimizer, **compile_options: Any) -> Callable[[], None]:
+    """Adam's update of every parameter as a compiled `foreach_map`; call it instead of `optimizer.step()`.
+
+    The state is that of `torch.optim.Adam`, so checkpoints stay the same. Formula: Kingma and Ba, "Adam: A Method for
+    Stochastic Optimization", algorithm 1, without weight decay or AMSGrad.
+    """
+
+    def moved_mean(mean, gradient, beta):  # type: ignore[no-untyped-def]
+        return mean + (gradient - mean) * (1 - beta)
+
+    def moved_square(square, gradient, beta):  # type: ignore[no-untyped-def]
+        return square * beta + gradient * gradient * (1 - beta)
+
+    def moved_parameter(parameter, mean, square, step, lr, beta1, beta2, eps):  # type: ignore[no-untyped-def]
+        denominator = (square / (1 - beta2**step)).sqrt() + eps
+        return parameter - lr * (mean / (1 - beta1**step)) / denominator
+
+    def next_step(step):  # type: ignore[no-untyped-def]
+        return step + 1
+
+    def update_group(parameters, gradients, means, squares, steps, lr, beta1, beta2, eps):  # type: ignore[no-untyped-def]
+        torch._foreach_copy_(steps, foreach_map(next_step, steps))
+        torch._foreach_copy_(means, foreach_map(moved_mean, means, gradients, beta1))
+        torch._foreach_copy_(squares, foreach_map(moved_square, squares, gradients, beta2))
+        torch._foreach_copy_(parameters, foreach_map(moved_parameter, parameters, means, squares, steps, lr, beta1, beta2, eps))
+
+    compiled: Callable[..., None] = torch.compile(update_group, **compile_options)
+
+    def state_of(parameter: torch.Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+    @torch.no_grad()
+    def update() -> None:
+        for group in optimizer.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [state_of(parameter) for parameter in parameters]
+            kept = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+            gradients = [parameter.grad for parameter in parameters]
+            compiled(parameters, gradients, *kept, group["lr"], *group["betas"], group["eps"])
+
+    return update

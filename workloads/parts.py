@@ -1,0 +1,75 @@
+"""Settings of one part of a model, for scope=modular: what differs from the settings of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from workloads.errors import SettingsError
+from workloads.modes import WITHOUT_CUDAGRAPHS
+from workloads.spelling import choice, nearest, switch
+from workloads.vocabulary import Dynamic, Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSettings:
+    """How one part is compiled; None takes what the whole takes.
+
+    Raises:
+        SettingsError: the fields cannot be combined.
+    """
+
+    mode: Mode | None = None
+    dynamic: Dynamic | None = None
+    compile: bool | None = None
+    """False runs the part eagerly; None compiles it."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("mode", Mode), ("dynamic", Dynamic)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, choice(f"parts.….{name}", kind, value))
+        if self.compile is not None:
+            object.__setattr__(self, "compile", None if switch("parts.….compile", self.compile) else False)
+        if self.compile is False and (self.mode or self.dynamic):
+            raise SettingsError("a part with compile=off is not compiled; leave out its mode and dynamic")
+        if self.dynamic is Dynamic.TRUE and self.mode in WITHOUT_CUDAGRAPHS:
+            raise SettingsError("dynamic=true and CUDA graphs exclude each other in a part too; use dynamic=mark or static")
+
+    @property
+    def label(self) -> str:
+        """Short text for a person."""
+        return "eager" if self.compile is False else " ".join(filter(None, (self.mode, self.dynamic)))
+
+    def to_dict(self) -> dict[str, str | bool]:
+        """The fields that are not None, as JSON values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value if isinstance(value, bool) else str(value) for name, value in values.items() if value is not None}
+
+
+def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
+    """Parts by name from a mapping of mappings, one with dotted names (`encoder.mode`), or pairs; None if there are none.
+
+    Raises:
+        SettingsError: not that, or a field no part has.
+    """
+    names = [f.name for f in fields(PartSettings)]
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in dict(values).items():
+        if isinstance(value, PartSettings):
+            found.setdefault(str(name), {}).update(value.to_dict())
+        elif isinstance(value, Mapping):
+            found.setdefault(str(name), {}).update(value)
+        else:
+            part, dot, field = str(name).rpartition(".")
+            if not dot or field not in names:
+                raise SettingsError(f"parts.{name} is no setting of a part; {nearest(field, names)}, as in parts.encoder.mode")
+            found.setdefault(part, {})[field] = value
+    parts = []
+    for name, taken in sorted(found.items()):
+        for field in taken:
+            if field not in names:
+                raise SettingsError(f"parts.{name}.{field} is no setting of a part; {nearest(str(field), names)}")
+        if (made := PartSettings(**taken)) != PartSettings():
+            parts.append((name, made))
+    return tuple(parts) or None

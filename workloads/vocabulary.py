@@ -1,0 +1,74 @@
+"""The values that fields of `CompileSettings` take, each by torch's own name where torch has one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """How much of the training step is compiled."""
+
+    EAGER = "eager"
+    FULL = "full"
+    REGIONAL = "regional"
+    MODULAR = "modular"
+
+
+class Mode(StrEnum):
+    """`torch.compile`'s `mode`."""
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+
+
+class Dynamic(StrEnum):
+    """How the compiler meets sequence lengths that change."""
+
+    STATIC = "static"
+    AUTO = "auto"
+    MARK = "mark"
+    TRUE = "true"
+    BUCKETS = "buckets"
+
+
+class Padding(StrEnum):
+    """To which length a batch is padded."""
+
+    MAX = "max"
+    LONGEST = "longest"
+    BUCKETS = "buckets"
+
+
+class OptimizerKind(StrEnum):
+    """How the optimizer's step runs."""
+
+    FOREACH = "foreach"
+    FUSED = "fused"
+    COMPILED = "compiled"
+    FOREACH_MAP = "foreach_map"
+
+
+class MatmulPrecision(StrEnum):
+    """`torch.set_float32_matmul_precision`."""
+
+    HIGHEST = "highest"
+    HIGH = "high"
+    MEDIUM = "medium"
+
+
+class Autocast(StrEnum):
+    """The dtype autocast runs in; fp16 comes with a gradient scaler."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    OFF = "off"
+
+
+class Attention(StrEnum):
+    """Which attention a model of Hugging Face's runs: torch's fused one, plain products, or FlexAttention."""
+
+    SDPA = "sdpa"
+    EAGER = "eager"
+    FLEX = "flex"
