@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +126,30 @@ class _BreaksItsGraph(ToyModel):
         return loss * 1.0
 
 
+class _BreaksInALoop(ToyModel):
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.loss(self.body(ids), labels)
+        for _ in range(2):
+            torch._dynamo.graph_break()
+            loss = loss * 1.0
+        return loss
+
+
+class _CompilesNothing(ToyModel):
+    @torch._dynamo.disable
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(ids, labels)
+
+
+class _BypassesItsBlocks(ToyModel):
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.body.embedding(ids)
+        for block in self.body.blocks:
+            hidden = hidden + block.linear(hidden).relu()
+        loss: Tensor = self.loss(self.body.output(hidden), labels)
+        return loss
+
+
 class NanWhenCompiled(Toy):
     """Silently wrong under the compiler: not finite."""
 
@@ -139,6 +166,40 @@ class BreaksItsGraph(Toy):
     """Two graphs where one was expected."""
 
     model_class = _BreaksItsGraph
+
+
+class BreaksInALoop(Toy):
+    """Dynamo gives the whole forward up, and compiles only what it calls."""
+
+    model_class = _BreaksInALoop
+
+
+class CompilesNothing(Toy):
+    """Its forward is one that Dynamo was told not to touch."""
+
+    model_class = _CompilesNothing
+
+
+class BypassesItsBlocks(Toy):
+    """Its blocks' forwards, which scope=regional compiles, are never called."""
+
+    model_class = _BypassesItsBlocks
+
+
+class SuppressesErrors(Toy):
+    """Errors of compiling are swallowed, as some set it for their models, and the back-end compiles nothing."""
+
+    backend = "toy_refuses"
+
+    @contextmanager
+    def process_settings(self) -> Iterator[None]:
+        with torch._dynamo.config.patch(suppress_errors=True):
+            yield
+
+
+@torch._dynamo.register_backend(name=SuppressesErrors.backend)
+def _refuses(graph: object, inputs: object) -> NoReturn:
+    raise RuntimeError("this back-end compiles nothing")
 
 
 class Faulty(Toy):
@@ -166,6 +227,21 @@ class Slow(Toy):
     def build_model(self) -> nn.Module:
         time.sleep(1.0)
         return super().build_model()
+
+
+class Crowded(Toy):
+    """Warms up for some seconds with more to compute than its share of the cores can."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        handle = model.register_forward_pre_hook(lambda module, inputs: (handle.remove(), _crowd()) and None)
+        return model
+
+
+def _crowd() -> None:
+    spin = "import time; ends_at = time.monotonic() + 4\nwhile time.monotonic() < ends_at: pass"
+    for process in [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2 * len(os.sched_getaffinity(0)))]:
+        process.wait()
 
 
 def _hang(module: nn.Module, inputs: object) -> None:
