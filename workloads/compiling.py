@@ -7,6 +7,7 @@ torch's process-wide configuration are put back when the block ends.
 from __future__ import annotations
 
 import linecache
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -65,6 +66,7 @@ def applied(
     source = source_for(settings, workload, model, device)
     with ExitStack() as undo:
         undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
         undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
         undo.callback(_put_back, model, optimizer)
         make_step = _executed(source, settings)["make_step"]
@@ -123,6 +125,17 @@ def _executed(source: str, settings: CompileSettings) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "compile_settings"}
     exec(compile(source, name, "exec"), namespace)
     return namespace
+
+
+@contextmanager
+def _environment_put_back(name: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

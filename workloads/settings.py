@@ -68,11 +68,7 @@ _USUAL: Mapping[str, object] = {
 }
 """What torch does unless told otherwise, for fields that hold None then, so that keys stay short."""
 
-_OPTIONS_THAT_ARE_FIELDS = {
-    "triton.cudagraphs": "cudagraphs",
-    "shape_padding": "shape_padding",
-    "max_autotune": "mode=max-autotune",
-}
+_OPTIONS_THAT_ARE_FIELDS = {"triton.cudagraphs": "cudagraphs", "shape_padding": "shape_padding", "max_autotune": "mode"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +157,8 @@ class CompileSettings:
             self._settle_backend()
             self._settle_mode()
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
-            self._check_parts()
+            if self.parts is not None and self.scope is not Scope.MODULAR:
+                raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
         self._settle_padding()
         self._check_bounds()
         for name, usual in _USUAL.items():
@@ -237,6 +234,14 @@ class CompileSettings:
         return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
 
     @property
+    def tunes(self) -> bool:
+        """Whether Inductor times several kernels for each matrix product."""
+        modes = {self.mode, *(part.mode for _, part in self.parts or ())}
+        return bool(modes & {Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS}) or any(
+            name.startswith("max_autotune") and value is True for name, value in self.options or ()
+        )
+
+    @property
     def marks(self) -> bool:
         """Whether anything is compiled with `mark_dynamic`."""
         return self.dynamic is Dynamic.MARK or any(part.dynamic is Dynamic.MARK for _, part in self.parts or ())
@@ -256,10 +261,11 @@ class CompileSettings:
         return policy(max_length, multiple=multiple, buckets=buckets, shortest=self.dynamic_min or 1, window=self.group_window)
 
     def eager_twin(self) -> CompileSettings:
-        """Eager settings that compute the same numbers: what a compiled run is compared with, on batches of its own."""
-        return CompileSettings(
-            scope=Scope.EAGER, matmul_precision=self.matmul_precision, autocast=self.autocast, attention=self.attention
-        )
+        """Eager settings of the same precision: what a run under these is compared with, on the same batches.
+
+        Its attention is the workload's own, because another implementation must give the same numbers.
+        """
+        return CompileSettings(scope=Scope.EAGER, matmul_precision=self.matmul_precision, autocast=self.autocast)
 
     def num_graphs(self, max_length: int) -> int:
         """Graphs the compiler is expected to build of each compiled function."""
@@ -326,7 +332,7 @@ class CompileSettings:
         if self.backend in (None, INDUCTOR):
             for name, _ in self.options or ():
                 if name in _OPTIONS_THAT_ARE_FIELDS:
-                    raise SettingsError(f"inductor.{name} is a setting of its own; say {_OPTIONS_THAT_ARE_FIELDS[name]}")
+                    raise SettingsError(f"inductor.{name} is a setting of its own; use {_OPTIONS_THAT_ARE_FIELDS[name]}")
             return
         for name in ("mode", "shape_padding", "options", "parts"):
             if getattr(self, name) is not None:
@@ -346,10 +352,6 @@ class CompileSettings:
                 "dynamic=true makes every size symbolic, and a CUDA graph is captured for fixed sizes; "
                 "use dynamic=mark, static or buckets, or cudagraphs=off"
             )
-
-    def _check_parts(self) -> None:
-        if self.parts is not None and self.scope is not Scope.MODULAR:
-            raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
 
     def _settle_padding(self) -> None:
         natural = Padding.MAX if self.dynamic is None else _NATURAL_PADDING[self.dynamic]

@@ -58,7 +58,7 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
     text = "\n".join(body)
     fragments = list(_fragments(text))
     code = "\n\n\n".join(["\n".join(_batching(settings, facts)), *fragments, text])
-    settled = "\n".join(_process_wide(settings))
+    settled = "\n".join(_process_wide(settings, facts))
     head = [f'"""{settings.label}: compile settings for the workload {facts.workload}.', "", f"{settings.key}", '"""']
     parts = ["\n".join(head), "\n".join(_imports(settled + code)), *filter(None, [settled]), *_constants(settings, facts)]
     return "\n\n".join(parts) + "\n\n\n" + code + "\n"
@@ -88,15 +88,22 @@ def _imports(code: str) -> Iterator[str]:
         yield "from torch._higher_order_ops.foreach_map import foreach_map"
     if "list_mode_options" in code:
         yield "from torch._inductor import list_mode_options"
+    if "compile_tasks" in code:
+        yield "from torch._inductor.runtime import compile_tasks"
     if "DistributedDataParallel" in code:
         yield "from torch.nn.parallel import DistributedDataParallel"
 
 
-def _process_wide(settings: CompileSettings) -> Iterator[str]:
+def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     if settings.recompile_limit is not None:
         yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
+    if facts.device_type == "cuda" and facts.torch_version < (2, 13) and settings.tunes:
+        # docs/log.md has what it gives: a regional compile that took minutes takes less than one.
+        yield "# Before torch 2.13, compile workers assemble kernels with another ptxas than this process, which therefore does"
+        yield "# not find what they made in Triton's cache and compiles every choice of max-autotune again, one by one."
+        yield "compile_tasks._set_triton_ptxas_path()"
 
 
 def _constants(settings: CompileSettings, facts: Facts) -> Iterator[str]:

@@ -67,8 +67,13 @@ class Autocast(StrEnum):
 
 
 class Attention(StrEnum):
-    """Which attention a model of Hugging Face's runs: torch's fused one, plain products, or FlexAttention."""
+    """Which attention a model of Hugging Face's runs."""
 
     SDPA = "sdpa"
+    """torch's fused one."""
+    UNMASKED = "unmasked"
+    """The same without mask tensors, where the order of the tokens says enough."""
     EAGER = "eager"
+    """Plain products and a softmax."""
     FLEX = "flex"
+    """FlexAttention."""

@@ -36,6 +36,18 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         ("scope=regional", 1),
         ("scope=regional,dynamic=mark,pad_multiple=4", 1),
         ("scope=eager,optimizer=fused", 0),
+        ("scope=full,fullgraph=on", 1),
+        ("scope=full,backend=aot_eager", 1),
+        ("scope=full,backend=eager,dynamic=true,pad_multiple=4", 1),
+        ("scope=full,dynamic=mark,dynamic_min=8,dynamic_max=16,pad_multiple=4", 1),
+        ("scope=full,dynamic=buckets,buckets=4/10/16,group_window=2", 3),
+        ("scope=full,inductor.epilogue_fusion=off,shape_padding=off,matmul_precision=high", 1),
+        ("scope=full,autocast=bf16", 1),
+        ("scope=full,autocast=fp16", 1),
+        ("scope=modular,parts.loss.compile=off", 1),
+        ("scope=modular,dynamic=mark,pad_multiple=4,parts.body.mode=max-autotune-no-cudagraphs", 2),
+        ("scope=full,static_gradients=on", 1),
+        ("scope=eager,optimizer=foreach_map", 1),
     ],
 )
 def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled: str, graphs: int) -> None:
@@ -45,6 +57,32 @@ def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled:
     assert found.recompile_limit_hits == []
     assert found.numerics["status"] == "ok", found.numerics
     assert judge_measurement(found.to_dict(), claims_cudagraphs=False).status is Status.OK
+
+
+def test_more_buckets_than_torchs_limit_run_once_the_limit_is_raised_knowingly() -> None:
+    found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=1,recompile_limit=16")
+    assert found.graphs == 16
+    assert found.recompile_limit_hits == []
+
+
+def test_fullgraph_makes_a_graph_break_an_error() -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        measured(BreaksItsGraph("only", 0), "scope=full,fullgraph=on")
+
+
+@pytest.mark.parametrize("attention", ["eager", "unmasked"])
+def test_captioning_changes_its_attention(attention: str) -> None:
+    found = measured(Captioning("tiny", 0), f"scope=regional,attention={attention}")
+    assert found.numerics["status"] == "ok", found.numerics
+    assert f'set_attn_implementation("{attention.replace("unmasked", "sdpa_unmasked")}")' in found.source
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention has no backward on CPUs")
+def test_captioning_runs_flex_attention_in_its_encoder() -> None:
+    settings = CompileSettings.parse("scope=regional,attention=flex")
+    found = measure(Captioning("tiny", 0), settings, device=torch.device("cuda"), protocol=SHORT)
+    assert found.numerics["status"] == "ok", found.numerics
 
 
 def test_a_compiled_optimizer_is_one_more_graph_behind_the_break_torch_puts_before_it() -> None:

@@ -98,6 +98,10 @@ class CaptioningModel(nn.Module):
         self.model.config.decoder_start_token_id = START
         self.model.config.pad_token_id = PAD
         self.model.config.use_cache = False
+        for half in (self.model.encoder, self.model.decoder):  # the joint model copies their configurations; layers keep the old
+            for module in half.modules():
+                if hasattr(module, "config"):
+                    module.config = half.config
         self.loss = CaptionLoss()
 
     def forward(self, pixel_values: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, labels: Tensor) -> Tensor:
