@@ -10,6 +10,9 @@ from orchestrator.space import Candidate, Target, every_candidate
 
 Recipe = Callable[[Target], Iterator[Candidate]]
 
+GROUP_WINDOW = 100
+"""Batches within which the recipes group captions of like length."""
+
 _EAGER_MAX: Candidate = {"scope": "eager", "padding": "max"}
 _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
 
@@ -28,32 +31,45 @@ def quickstart(target: Target) -> Iterator[Candidate]:
 
 
 def captioning(target: Target) -> Iterator[Candidate]:
-    """The captioning source's table: its static and dynamic settings, cheap ones first, those that tune last."""
-    wide, narrow = _part(target, 4), _part(target, 8)
+    """The captioning source's two tables and what goes beyond them, cheap settings first, those that tune or make graphs last."""
+    narrow = _part(target, 8)
+    marked: Candidate = {"scope": "full", "dynamic": "mark", "optimizer": "compiled"}
+    grouped: Candidate = {"group_window": GROUP_WINDOW, "attention": "unmasked", "optimizer": "fused"}
+    untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"}  # minutes of compiling for no speed here (docs/log.md)
     yield _EAGER_MAX
     yield _EAGER_LONGEST
+    yield {**_EAGER_LONGEST, "group_window": GROUP_WINDOW}
     yield {"scope": "regional"}
     yield {"scope": "regional", "dynamic": "auto"}
     yield {"scope": "regional", "dynamic": "mark"}
+    yield {"scope": "regional", "dynamic": "auto", **grouped}
+    yield {"scope": "regional", "num_buckets": 5, **grouped}
+    yield {"scope": "regional", "dynamic": "buckets", "bucket_size": narrow}
+    yield {"scope": "regional", "num_buckets": 6}
     yield {"scope": "full"}
+    yield {"scope": "full", "attention": "unmasked"}
     yield {"scope": "full", "mode": "reduce-overhead"}
     yield {"scope": "full", "optimizer": "fused"}
-    yield {"scope": "modular"}
-    yield {"scope": "regional", "dynamic": "buckets", "bucket_size": narrow}
-    yield {"scope": "full", "dynamic": "mark"}
-    yield {"scope": "full", "dynamic": "buckets", "bucket_size": wide}
-    yield {"scope": "modular", "dynamic": "mark"}
-    yield {"scope": "full", "dynamic": "mark", "optimizer": "compiled"}
     yield {"scope": "full", "optimizer": "compiled"}
+    yield {"scope": "modular"}
+    yield {"scope": "modular", "dynamic": "auto", "parts.encoder.mode": "reduce-overhead", **grouped}
+    yield {"scope": "full", "dynamic": "mark", **grouped, "inductor.triton.mix_order_reduction": "off"}
+    yield {"scope": "full", "num_buckets": 3, "mode": "reduce-overhead", **grouped}
+    yield {"scope": "modular", "dynamic": "mark"}
+    yield {"scope": "full", "dynamic": "mark"}
+    yield marked
     yield {"scope": "full", "dynamic": "auto"}
     yield {"scope": "full", "dynamic": "true"}
     yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead"}
+    yield {"scope": "regional", "mode": "max-autotune", **untuned}
+    yield {"scope": "modular", "dynamic": "mark", "parts.encoder.mode": "max-autotune", **untuned}
+    yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", **untuned}
+    yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", "static_gradients": "on", **untuned}
+    yield {"scope": "full", "mode": "max-autotune", "optimizer": "foreach_map", **untuned}
+    yield {**marked, "mode": "max-autotune", **untuned}
+    yield {"scope": "full", "dynamic": "true", "mode": "max-autotune-no-cudagraphs", **untuned}
     yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "optimizer": "compiled"}
-    yield {"scope": "regional", "mode": "max-autotune"}
-    yield {"scope": "full", "dynamic": "true", "mode": "max-autotune-no-cudagraphs"}
-    yield {"scope": "full", "dynamic": "mark", "mode": "max-autotune", "optimizer": "compiled"}
-    yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled"}
-    yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "mode": "max-autotune"}
+    yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "mode": "max-autotune", **untuned}
 
 
 def grid(target: Target) -> Iterator[Candidate]:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy, uniform_buckets
+from workloads.shapes import (
+    PadToBuckets,
+    PadToLongest,
+    PadToMax,
+    ShapePolicy,
+    length_grouped,
+    optimal_buckets,
+    uniform_buckets,
+)
 
 SIZES = st.integers(1, 600)
 
@@ -75,3 +85,51 @@ def test_buckets_are_multiples_and_the_longest_sequence(max_length: int, bucket_
 def test_policies_of_equal_lengths_are_equal() -> None:
     assert PadToLongest(max_length=256, multiple=8) == PadToLongest(multiple=8, max_length=256)
     assert PadToMax(max_length=256) != PadToMax(max_length=255)
+
+
+@given(
+    row_lengths=st.lists(st.integers(1, 64), max_size=200),
+    batch_size=st.integers(1, 9),
+    window=st.integers(1, 12),
+)
+@settings(max_examples=200, deadline=None)
+def test_grouping_uses_each_row_at_most_once_and_never_pads_more(row_lengths: list[int], batch_size: int, window: int) -> None:
+    plain, grouped = (PadToLongest(max_length=64, window=w).batches(row_lengths, batch_size) for w in (1, window))
+    rows = [row for batch in grouped for row in batch]
+    assert len(rows) == len(set(rows)) == len(row_lengths) // batch_size * batch_size == sum(map(len, plain))
+    assert all(len(batch) == batch_size for batch in grouped)
+    if window == 1:
+        assert rows == sorted(rows)
+
+    def whole_windows(batches: list[list[int]]) -> int:
+        whole = len(row_lengths) // (batch_size * window) * window
+        return sum(max(row_lengths[row] for row in batch) for batch in batches[:whole])
+
+    assert whole_windows(grouped) <= whole_windows(plain)
+    assert length_grouped(row_lengths, batch_size, window) == grouped
+
+
+@given(
+    batches=st.dictionaries(st.integers(1, 24), st.integers(1, 20), max_size=7),
+    count=st.integers(1, 5),
+    multiple=st.sampled_from([1, 2, 4]),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_best_buckets_are_those_that_trying_all_finds(batches: dict[int, int], count: int, multiple: int) -> None:
+    def padded_tokens(buckets: tuple[int, ...]) -> int:
+        policy = PadToBuckets(buckets=buckets)
+        return sum(number * policy.padded(longest) for longest, number in batches.items())
+
+    candidates = range(multiple, 24, multiple)
+    everything = [(*chosen, 24) for size in range(count) for chosen in combinations(candidates, size)]
+    found = optimal_buckets(batches, count, max_length=24, multiple=multiple)
+    assert found[-1] == 24
+    assert len(found) <= count
+    assert all(bucket % multiple == 0 for bucket in found)
+    assert padded_tokens(found) == min(map(padded_tokens, everything))
+
+
+def test_a_lower_bound_lengthens_short_batches() -> None:
+    policy = PadToLongest(max_length=64, multiple=8, shortest=20)
+    assert (policy.padded(3), policy.padded(25), policy.padded(64)) == (24, 32, 64)
+    assert policy.lengths() == (24, 32, 40, 48, 56, 64)

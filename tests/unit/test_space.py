@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.space import Candidate, Target, choose, every_candidate, unsupported
-from workloads.settings import CompileSettings, Scope
+from orchestrator.space import Candidate, Target, choose, every_candidate, unsupported, varied
+from workloads.captioning import Captioning
+from workloads.settings import Attention, CompileSettings, Scope
 
 GPU = Target(max_length=256, has_gpu=True)
 CPU = Target(max_length=64, has_gpu=False)
@@ -37,6 +38,9 @@ def test_two_spellings_are_tried_once() -> None:
         ({"dynamic": "buckets", "bucket_size": 8}, "recompile limit of 8"),
         ({"dynamic": "mark", "pad_multiple": 300}, "above the workload's 256 tokens"),
         ({"scoop": "full"}, "did you mean scope"),
+        ({"num_buckets": 3}, "says how long its rows are"),
+        ({"inductor.epilogue_fusoin": "on"}, "did you mean epilogue_fusion?"),
+        ({"backend": "inductorr"}, "did you mean inductor?"),
     ],
 )
 def test_what_cannot_work_is_excluded_with_the_reason(candidate: Candidate, reason: str) -> None:
@@ -78,9 +82,43 @@ def test_nothing_is_proposed_that_cannot_work_and_nothing_is_lost(candidates: li
 def test_the_full_grid_proposes_each_candidate_once() -> None:
     candidates = [tuple(sorted(candidate.items())) for candidate in every_candidate((32, 64), (8,))]
     assert len(candidates) == len(set(candidates))
+    # foreach_map is none of the grid's
     # eager: 3 optimizers × (max, longest); compiled: 3 scopes × 4 modes × 3 optimizers × (static, auto, mark, true, 2 buckets)
     assert len(candidates) == 3 * 2 + 3 * 4 * 3 * 6
 
 
 def test_iterators_of_sizes_are_not_used_up_by_the_first_combination() -> None:
     assert list(every_candidate(iter((32,)), iter((8,)))) == list(every_candidate((32,), (8,)))
+
+
+CAPTIONING = Target.of(Captioning("base", 0), has_gpu=True)
+
+
+def test_a_number_of_buckets_becomes_the_best_ones_for_the_workloads_lengths() -> None:
+    plain, grouped = (
+        choose([{"num_buckets": 4, "group_window": window}], CAPTIONING).settings[0].buckets or () for window in (1, 100)
+    )
+    assert len(plain) == len(grouped) == 4
+    assert plain[-1] == grouped[-1] == 256
+    assert grouped[0] <= 24 < 56 <= plain[0]  # grouped, most batches are short; mixed, half of them hold a long caption
+
+
+def test_a_number_of_buckets_beside_the_buckets_themselves_is_excluded() -> None:
+    (excluded,) = choose([{"num_buckets": 4, "bucket_size": 32, "dynamic": "buckets"}], CAPTIONING).excluded
+    assert "leave one out" in excluded.reason
+
+
+def test_what_the_workload_lacks_is_excluded() -> None:
+    chosen = choose([{"scope": "modular", "parts.encodr.mode": "default"}, {"attention": "flex"}], CAPTIONING)
+    assert [setting.attention for setting in chosen.settings] == [Attention.FLEX]
+    (excluded,) = chosen.excluded
+    assert excluded.reason == "the workload has no part 'encodr'; use one of encoder, decoder, loss"
+    other = Target(max_length=256, has_gpu=True, attentions=())
+    assert "its own only" in (unsupported(CompileSettings.parse("attention=sdpa"), other) or "")
+
+
+def test_any_field_can_be_an_axis() -> None:
+    found = list(varied([{"scope": "full"}, {"scope": "regional"}], {"group_window": [1, 10], "autocast": ["bf16", "off"]}))
+    assert len(found) == 8
+    assert found[1] == {"scope": "full", "group_window": 1, "autocast": "off"}
+    assert len(choose(found, CAPTIONING).settings) == 8

@@ -1,0 +1,150 @@
+"""Fields of `CompileSettings` that keep torch's own choice unless a person says otherwise."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.errors import SettingsError
+from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
+
+VALUES: dict[str, list[Any]] = {
+    "scope": list(Scope),
+    "mode": [None, *Mode],
+    "dynamic": [None, *Dynamic],
+    "optimizer": list(OptimizerKind),
+    "fullgraph": [None, True, False],
+    "backend": [None, "inductor", "aot_eager", "cudagraphs"],
+    "shape_padding": [None, True, False],
+    "parts": [None, {"encoder": {"mode": "max-autotune"}, "loss": {"compile": False}}, {"decoder": {"dynamic": "mark"}}],
+    "static_gradients": [None, True, False],
+    "dynamic_min": [None, 16],
+    "dynamic_max": [None, 256],
+    "recompile_limit": [None, 8, 32],
+    "buckets": [None, [16, 64, 256], (256,)],
+    "group_window": [None, 1, 100],
+    "matmul_precision": [None, "highest", "high"],
+    "autocast": [None, "bf16", "fp16", "off"],
+    "attention": [None, "sdpa", "eager", "flex", "unmasked"],
+    "options": [None, {}, {"coordinate_descent_tuning": True, "max_autotune_gemm_backends": "ATEN,TRITON"}, {"b": 1.5}],
+}
+
+
+@given(values=st.fixed_dictionaries({name: st.sampled_from(options) for name, options in VALUES.items()}))
+@settings(max_examples=1500, deadline=None)
+def test_what_is_accepted_is_read_back_equal_from_key_dictionary_and_pickle(values: dict[str, Any]) -> None:
+    try:
+        made = CompileSettings(**values)
+    except SettingsError:
+        return
+    assert CompileSettings.parse(made.key) == made
+    assert CompileSettings.from_dict(made.to_dict()) == made
+    assert CompileSettings.from_dict(made.fields_that_apply()) == made
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert hash(CompileSettings.parse(made.key)) == hash(made)
+    assert made.label
+    assert made.eager_twin().scope is Scope.EAGER
+
+
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
+    [
+        ("backend=inductor", ""),
+        ("fullgraph=off,static_gradients=off,recompile_limit=8,group_window=1,matmul_precision=highest", ""),
+        ("dynamic=buckets,buckets=016/64/256", "dynamic=buckets,buckets=16/64/256"),
+        ("scope=modular,parts.encoder.compile=on", "scope=modular"),
+        ("inductor.epilogue_fusion=false", "inductor.epilogue_fusion=off"),
+        ("inductor.b=1,inductor.a=x", "inductor.a=x,inductor.b=1"),
+        ("scope=eager,shape_padding=off", "scope=eager"),
+    ],
+)
+def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str) -> None:
+    one, other = CompileSettings.parse(spelling), CompileSettings.parse(canonical)
+    assert (one, one.key) == (other, other.key)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "named"),
+    [
+        ("scope=eager,fullgraph=on", ["scope=eager", "fullgraph"]),
+        ("scope=eager,inductor.epilogue_fusion=on", ["scope=eager", "options"]),
+        ("scope=eager,static_gradients=on", ["static_gradients", "nothing is"]),
+        ("scope=eager,recompile_limit=9", ["recompile_limit"]),
+        ("scope=full,parts.encoder.mode=default", ["parts", "scope=modular"]),
+        ("scope=modular,parts.encoder.mood=default", ["parts.encoder.mood", "did you mean mode"]),
+        ("scope=modular,parts.encoder=x", ["parts.encoder", "as in parts.encoder.mode"]),
+        ("scope=modular,parts.encoder.compile=off,parts.encoder.mode=default", ["compile=off", "leave out its mode"]),
+        ("scope=modular,parts.encoder.dynamic=true,parts.encoder.mode=reduce-overhead", ["dynamic=true", "CUDA graphs"]),
+        ("backend=aot_eager,mode=max-autotune", ["mode", "backend=aot_eager"]),
+        ("backend=aot_eager,cudagraphs=on", ["backend=aot_eager", "leave cudagraphs out"]),
+        ("backend=cudagraphs,cudagraphs=off", ["backend=cudagraphs", "only CUDA graphs"]),
+        ("backend=cudagraphs,dynamic=true", ["dynamic=true", "fixed sizes"]),
+        ("inductor.triton.cudagraphs=on", ["inductor.triton.cudagraphs", "use cudagraphs"]),
+        ("inductor.max_autotune=on", ["inductor.max_autotune", "use mode"]),
+        ("dynamic_min=8", ["dynamic_min", "dynamic=mark"]),
+        ("dynamic=mark,dynamic_min=64,dynamic_max=64", ["dynamic_min=64", "below dynamic_max=64"]),
+        ("buckets=32/64", ["buckets", "dynamic=buckets"]),
+        ("dynamic=buckets,buckets=64/32", ["buckets=64/32", "ascend"]),
+        ("dynamic=buckets,buckets=a/b", ["a is no number of tokens"]),
+        ("dynamic=buckets,buckets=32/64,bucket_size=32", ["bucket_size and buckets"]),
+        ("autocast=fp8", ["autocast=fp8", "bf16, fp16, off"]),
+        ("attention=flash", ["attention=flash", "unmasked"]),
+        ("group_window=0", ["group_window=0", "number of batches"]),
+        ("recompile_limit=many", ["recompile_limit=many", "number of graphs"]),
+        ("scoop.encoder=1", ["no setting is called 'scoop.encoder'"]),
+        ("mode.x=1", ["no setting is called 'mode.x'"]),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_with_the_reason(spelling: str, named: list[str]) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        CompileSettings.parse(spelling)
+    assert all(name in str(refusal.value) for name in named), str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "named"),
+    [
+        ("dynamic=mark,dynamic_min=300", "dynamic_min=300 is above the workload's 256 tokens"),
+        ("dynamic=mark,dynamic_max=128", "dynamic_max=128 is below the workload's 256 tokens"),
+        ("dynamic=buckets,buckets=32/128", "buckets=32/128 must end with the workload's 256 tokens"),
+        ("dynamic=buckets,bucket_size=16", "say recompile_limit=16"),
+    ],
+)
+def test_what_does_not_fit_the_workload_is_refused(spelling: str, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        CompileSettings.parse(spelling).validate_for(256)
+
+
+def test_a_raised_recompile_limit_allows_as_many_buckets() -> None:
+    made = CompileSettings.parse("dynamic=buckets,bucket_size=16,recompile_limit=16")
+    made.validate_for(256)
+    assert made.num_graphs(256) == 16
+
+
+def test_a_comma_in_an_option_survives_the_key() -> None:
+    made = CompileSettings(options={"max_autotune_gemm_backends": "ATEN,TRITON"})  # type: ignore[arg-type]
+    assert "ATEN%2CTRITON" in made.key
+    assert dict(CompileSettings.parse(made.key).options or ()) == {"max_autotune_gemm_backends": "ATEN,TRITON"}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "claims"),
+    [
+        ("mode=reduce-overhead", True),
+        ("scope=modular,parts.encoder.mode=reduce-overhead", True),
+        ("backend=cudagraphs", True),
+        ("scope=modular,parts.encoder.mode=default", False),
+        ("scope=eager", False),
+    ],
+)
+def test_cuda_graphs_of_a_part_or_a_back_end_are_claimed_too(spelling: str, claims: bool) -> None:
+    assert CompileSettings.parse(spelling).claims_cudagraphs is claims
+
+
+def test_the_eager_twin_has_the_precision_and_not_the_attention() -> None:
+    twin = CompileSettings.parse("autocast=off,matmul_precision=high,attention=flex,group_window=9").eager_twin()
+    assert twin == CompileSettings.parse("scope=eager,autocast=off,matmul_precision=high")
