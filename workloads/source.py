@@ -88,6 +88,8 @@ def _imports(code: str) -> Iterator[str]:
         yield "from torch._higher_order_ops.foreach_map import foreach_map"
     if "list_mode_options" in code:
         yield "from torch._inductor import list_mode_options"
+    if "maybe_warm_pool" in code:
+        yield "from torch._inductor.async_compile import maybe_warm_pool"
     if "compile_tasks" in code:
         yield "from torch._inductor.runtime import compile_tasks"
     if "DistributedDataParallel" in code:
@@ -99,6 +101,8 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
+    if facts.device_type == "cuda" and settings.mode is not None:
+        yield "maybe_warm_pool()  # starts Inductor's compile workers now, while the model is still to be built"
     if facts.device_type == "cuda" and facts.torch_version < (2, 13) and settings.tunes:
         # docs/log.md has what it gives: a regional compile that took minutes takes less than one.
         yield "# Before torch 2.13, compile workers assemble kernels with another ptxas than this process, which therefore does"

@@ -131,6 +131,12 @@ def test_max_autotune_before_torch_2_13_shares_the_workers_assembler() -> None:
     assert line not in source_of("scope=full", torch_version=(2, 11))
 
 
+def test_compile_workers_start_with_the_import_where_inductor_compiles_for_a_gpu() -> None:
+    assert "maybe_warm_pool()" in source_of("scope=full")
+    assert "maybe_warm_pool" not in source_of("scope=eager")
+    assert "maybe_warm_pool" not in source_of("scope=full,backend=aot_eager")
+
+
 def test_unmasked_attention_gives_the_loss_and_gradients_of_the_masked_one(model: torch.nn.Module) -> None:
     workload = Captioning("tiny", 0)
     found = []
