@@ -25,6 +25,7 @@ from analysis.pareto import (
 if TYPE_CHECKING:
     from analysis import figures
     from analysis.report import write_report
+    from analysis.table import markdown_table
 
 __all__ = [
     "COLUMNS",
@@ -37,6 +38,7 @@ __all__ = [
     "knee",
     "load",
     "load_sweep",
+    "markdown_table",
     "pareto_front",
     "speedup_over_eager",
     "summary",
@@ -44,9 +46,13 @@ __all__ = [
 ]
 
 
+_COMMANDS = {"markdown_table": "analysis.table", "write_report": "analysis.report"}
+"""Functions whose modules are commands as well: `python -m` wants to be the first to import those."""
+
+
 def __getattr__(name: str) -> Any:
     if name == "figures":
         return import_module("analysis.figures")
-    if name == "write_report":
-        return import_module("analysis.report").write_report
+    if name in _COMMANDS:
+        return getattr(import_module(_COMMANDS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,3 +57,19 @@ def duration(seconds: Any) -> str:
     if converted is None or converted < 120:
         return figure(converted, "s", digits=2)
     return figure(converted / 60, "min", digits=2) if converted < 7200 else figure(converted / 3600, "h", digits=2)
+
+
+def percent(share: Any) -> str:
+    """A share of one as `3.1 %`; a dash if missing."""
+    converted = number(share)
+    return MISSING if converted is None else f"{100 * converted:.1f} %"
+
+
+def interval(low: Any, high: Any) -> str:
+    """`a–b`, with the digits a figure has, or more where its width needs them to show; nothing if an end is missing."""
+    start, end = number(low), number(high)
+    if start is None or end is None:
+        return ""
+    width, largest = max(end - start, 1e-4), max(abs(start), abs(end), 1e-4)
+    decimals = max(0, 2 - math.floor(math.log10(largest)), -math.floor(math.log10(width)))
+    return f"{start:,.{decimals}f}–{end:,.{decimals}f}"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import COLUMNS, TIMESTAMP
+from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP
+from analysis.formatting import number
 from orchestrator import records
 from orchestrator.errors import RecordsError
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord
@@ -19,6 +20,7 @@ from workloads.settings import CompileSettings
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
 _COLD_OR_WARM = ("compile_s", "first_step_s", "warmup_s")
+_INTERVALS = {"step_ms_median": "step_ms_ci95", "samples_per_s": "samples_per_s_ci95", "speedup_eager": "speedup_eager_ci95"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +125,38 @@ def _row(record: TrialRecord, attempt: int) -> dict[str, Any]:
     row |= settings.to_dict()
     row["settings_label"] = settings.label
     row["attempt"] = attempt
-    row["numerics_status"] = record.numerics.get("status") if isinstance(record.numerics, dict) else None
-    row["step_ms_median_low"], row["step_ms_median_high"] = record.step_ms_ci95 or (None, None)
-    row["samples_per_s_low"], row["samples_per_s_high"] = record.samples_per_s_ci95 or (None, None)
+    row |= _numerics(record.numerics)
+    for name, interval in _INTERVALS.items():
+        row[f"{name}_low"], row[f"{name}_high"] = getattr(record, interval) or (None, None)
     warm = record.caches is Caches.WARM
     for name in _COLD_OR_WARM:
         value = getattr(record, name)
         row[name], row[f"warm_{name}"] = (None, value) if warm else (value, None)
+    if unknown := sorted(record.compile_phases_s.keys() - COMPILE_PHASES.keys()):
+        raise RecordsError(f"{TRIALS_FILE} has an unknown compile phase {unknown[0]!r}; known are {', '.join(COMPILE_PHASES)}")
+    for name, phase in COMPILE_PHASES.items():
+        row[phase.column] = None if warm else record.compile_phases_s.get(name)
     return row
+
+
+def _numerics(numerics: Mapping[str, Any]) -> dict[str, Any]:
+    """What the check against eager came to, in three columns."""
+    ratios = list(_ratios(numerics))
+    return {
+        "numerics_status": numerics.get("status"),
+        "numerics_worst": numerics.get("worst"),
+        "numerics_worst_ratio": None if None in ratios else max(ratios, default=None),
+    }
+
+
+def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
+    """Every gap over its tolerance, of the loss and of each module's gradients, updates and parameters; None if not finite."""
+    for value in numerics.values():
+        if isinstance(value, Mapping) and "tolerance" in value:
+            gap, tolerance = number(value.get("gap")), number(value["tolerance"])
+            yield 0.0 if gap == 0 else gap / tolerance if gap is not None and tolerance else None
+        elif isinstance(value, Mapping):
+            yield from _ratios(value)
 
 
 def _column(name: str, values: list[Any]) -> pd.Series:

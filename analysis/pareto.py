@@ -23,6 +23,9 @@ class Goal(StrEnum):
     MIN = "min"
 
 
+_ALIKE = ("group_window", "autocast", "matmul_precision", "attention")
+"""Settings beside padding that eager obeys as well: with another value it computes something else."""
+
 DEFAULT_OBJECTIVES: Mapping[str, Goal] = MappingProxyType({"samples_per_s": Goal.MAX, "compile_s": Goal.MIN})
 
 
@@ -103,18 +106,23 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
     """The frame with two columns more: throughput as a multiple of eager's, 1.5 being half as fast again.
 
     `speedup_best_eager` compares with the fastest usable eager trial: what a person gains who already chose the best
-    padding. `speedup_same_padding` compares with the fastest usable eager trial that pads alike: what the compiler
-    alone gains. Buckets of n tokens pad alike with eager's longest in multiples of n. Both compare only trials of the
-    same number of workers and the same environment; where there is none, or no throughput, they are NA.
+    padding. `speedup_same_padding` compares with the fastest usable eager trial that computes alike: the same padded
+    batches, in the same precision, by the same attention (`_ALIKE`), so that it is what the compiler alone gains. Buckets
+    of n tokens pad alike with eager's longest in multiples of n; a list of buckets has no eager peer, nor has a
+    dynamic_min that pads short batches further, because eager knows neither. Both compare only trials of the same
+    environment, number of workers and input pipeline; where there is no such eager trial, or no throughput, they are NA.
+    `speedup_eager`, measured within the trial itself, fills that gap.
     """
     usable = _usable(df, "samples_per_s")
     eager = usable[usable["scope"] == Scope.EAGER]
-    peers = df["num_workers"].astype("string") + " " + df["environment_key"].fillna("")
+    peers = _joined(df, "environment_key", "num_workers", "pipeline")
     padding = df["padding"].astype("string").where(df["padding"] != Padding.BUCKETS, str(Padding.LONGEST))
-    multiple = df["pad_multiple"].fillna(df["bucket_size"]).fillna(0).astype("string")
-    groups = {"speedup_best_eager": peers, "speedup_same_padding": peers + " " + padding + " " + multiple}
+    multiple = df["pad_multiple"].fillna(df["bucket_size"]).astype("string").fillna("")
+    shortest = df["dynamic_min"].where((df["dynamic_min"] > df["pad_multiple"]).fillna(False)).astype("string").fillna("")
+    buckets = df["buckets"].map(lambda lengths: "" if lengths is None else f"buckets {lengths}").astype("string")
+    alike = peers + _joined(df, *_ALIKE) + " " + padding + " " + multiple + " " + shortest + " " + buckets
     columns = {}
-    for name, group in groups.items():
+    for name, group in (("speedup_best_eager", peers), ("speedup_same_padding", alike)):
         baseline = eager["samples_per_s"].groupby(group[eager.index]).max()
         columns[name] = (df["samples_per_s"] / group.map(baseline).astype("Float64")).astype("Float64")
     return df.assign(**columns)
@@ -174,6 +182,14 @@ def _dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     no_worse = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
     better = (costs[:, None, :] < costs[None, :, :]).any(axis=2)
     return np.asarray((no_worse & better).any(axis=0))
+
+
+def _joined(df: pd.DataFrame, *names: str) -> pd.Series:
+    """The columns as one text a row, by which to group; what is missing is a value like any other."""
+    joined = pd.Series("", index=df.index, dtype="string")
+    for name in names:
+        joined = joined + " " + df[name].astype("string").fillna("")
+    return joined
 
 
 def _floats(column: pd.Series) -> npt.NDArray[np.float64]:

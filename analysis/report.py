@@ -24,11 +24,13 @@ import pandas as pd
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from analysis.figures import pareto_figure, pareto_info
-from analysis.formatting import MISSING, duration, text, times
+from analysis.columns import COMPILE_PHASES
+from analysis.figures import compile_phases_figure, compile_phases_info, pareto_figure, pareto_info
+from analysis.formatting import MISSING, duration, figure, text, times
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.pareto import Summary, pareto_front, speedup_over_eager, summary
-from analysis.report_table import Cell, Heading, table
+from analysis.remarks import Remark, remarks
+from analysis.report_table import table
 from analysis.verdict import cautions, verdict
 from orchestrator.errors import SweepFolderError
 from orchestrator.records import SWEEP_FILE, Status
@@ -85,7 +87,7 @@ def _page(folder: Path, df: pd.DataFrame, sweep: SweepInfo) -> str:
         loader=jinja2.PackageLoader("analysis"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     found = summary(df)
-    shown = pareto_info(df)
+    shown, phases = pareto_info(df), compile_phases_info(df)
     front = _front(df, found)
     headings, rows = table(df)
     script, plotly = _asset("report.js"), get_plotlyjs()
@@ -96,6 +98,9 @@ def _page(folder: Path, df: pd.DataFrame, sweep: SweepInfo) -> str:
         counts={str(status): count for status, count in found.counts.items()},
         figure=json.loads(pareto_figure(shown).to_json()),
         has_points=bool(shown.points),
+        phases_figure=json.loads(compile_phases_figure(phases).to_json()),
+        phases=phases,
+        all_phases=COMPILE_PHASES.values(),
         front=front,
         headings=headings,
         rows=rows,
@@ -115,8 +120,8 @@ class FrontEntry(NamedTuple):
     """One point of the front, as the list under the chart gives it."""
 
     settings_label: str
-    cells: Sequence[Cell]
-    speedup: str
+    figures: list[str]
+    remarks: list[Remark]
     is_knee: bool
 
 
@@ -126,12 +131,18 @@ def _front(df: pd.DataFrame, found: Summary) -> list[FrontEntry]:
     return [
         FrontEntry(
             settings_label=str(row["settings_label"]),
-            cells=[Heading.named("samples_per_s").cell(row), Heading.named("compile_s").cell(row)],
-            speedup=times(row["speedup_best_eager"]),
+            figures=_main_figures(row),
+            remarks=remarks(row),
             is_knee=index == knee,
         )
         for index, row in rows.iterrows()
     ]
+
+
+def _main_figures(trial: pd.Series) -> list[str]:
+    interleaved = [] if text(trial["speedup_eager"]) is None else [f"{times(trial['speedup_eager'])} eager interleaved"]
+    best = f"{times(trial['speedup_best_eager'])} best eager"
+    return [figure(trial["samples_per_s"], "samples/s"), f"{figure(trial['compile_s'], 's')} compile", *interleaved, best]
 
 
 def _unusable(folder: Path, df: pd.DataFrame) -> list[tuple[str, str, list[UnusableTrial]]]:

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.formatting import MISSING, figure, gib, number, text, times, whole
+from analysis.columns import COMPILE_PHASES
+from analysis.formatting import MISSING, figure, gib, interval, number, percent, text, times, whole
 from analysis.pareto import pareto_front, speedup_over_eager
+from analysis.remarks import Remark, remarks
 from orchestrator.records import Status
 
 
@@ -17,6 +19,8 @@ class Cell(NamedTuple):
 
     text: str
     sort: float | None
+    under: str = ""
+    """Written small under it: its 95 % interval, or how much of a tolerance it uses."""
     note: str = ""
     """What a pointer held over it shows."""
 
@@ -30,18 +34,22 @@ class Heading(NamedTuple):
     unit: str
     write: Callable[[Any], str]
     meaning: str
+    is_detail: bool = False
+    """Shown only when all columns are asked for."""
 
     @classmethod
     def named(cls, name: str) -> Heading:
         """The heading of the frame's column `name`."""
         return next(heading for heading in HEADINGS if heading.name == name)
 
-    def cell(self, row: pd.Series) -> Cell:
+    def cell(self, trial: pd.Series) -> Cell:
         """This column's cell of a trial's row."""
-        note = ""
-        if f"{self.name}_low" in row and number(row[f"{self.name}_low"]) is not None:
-            note = f"95 %: {figure(row[f'{self.name}_low'])} to {figure(row[f'{self.name}_high'])}"
-        return Cell(self.write(row[self.name]), number(row[self.name]), note)
+        value = trial[self.name]
+        between = ""
+        if f"{self.name}_low" in trial:
+            between = interval(trial[f"{self.name}_low"], trial[f"{self.name}_high"])
+        note = phases_note(trial) if self.name == "compile_s" else ""
+        return Cell(self.write(value), number(value), between, note)
 
 
 class Row(NamedTuple):
@@ -50,29 +58,44 @@ class Row(NamedTuple):
     settings_label: str
     settings_key: str
     on_front: bool
-    numerics: str
-    cells: list[Cell]
+    columns: list[tuple[Heading, Cell]]
+    numerics: Cell
+    remarks: list[Remark]
 
 
 def _plain_gib(num_bytes: Any) -> str:
     return gib(num_bytes).removesuffix(" GiB")
 
 
+def _plain_percent(share: Any) -> str:
+    return percent(share).removesuffix(" %")
+
+
 HEADINGS = (
     Heading("samples_per_s", "throughput", "samples/s", figure, "over all workers"),
+    Heading("speedup_eager", "vs eager interleaved", "", times, "step time of eager over this, on the same batches in turn"),
     Heading("speedup_best_eager", "vs best eager", "", times, "throughput over the fastest eager trial's"),
-    Heading("speedup_same_padding", "vs same padding", "", times, "throughput over that of eager which pads alike"),
-    Heading("compile_s", "compile", "s", figure, "cold: warm-up less as many steady steps"),
-    Heading("first_step_s", "first step", "s", figure, "cold"),
+    Heading(
+        "speedup_same_padding", "vs same padding", "", times,
+        "throughput over that of the eager trial with the same padding, grouping, precision and attention", True,
+    ),
+    Heading("compile_s", "compile", "s", figure, "cold: warm-up less what its steps take once warm"),
+    Heading("first_step_s", "first step", "s", figure, "cold", True),
     Heading("warm_compile_s", "warm compile", "s", figure, "with restored caches"),
-    Heading("step_ms_median", "step", "ms", figure, "median"),
-    Heading("tokens_per_s", "useful tokens", "tokens/s", figure, "padding not counted"),
+    Heading("step_ms_median", "step", "ms", figure, "mean of the batches' median steps"),
+    Heading("tokens_per_s", "useful tokens", "tokens/s", figure, "padding not counted", True),
+    Heading("mean_length", "mean length", "tokens", whole, "padded length of the timed batches", True),
     Heading("peak_memory_bytes", "peak memory", "GiB", _plain_gib, "most allocated by worker 0"),
-    Heading("mean_length", "mean length", "tokens", whole, "padded length of the timed batches"),
-    Heading("graphs", "graphs", "", whole, "graphs compiled"),
-    Heading("graph_breaks", "breaks", "", whole, "graph breaks"),
-    Heading("recompiles", "recompiles", "", whole, "after the first compile"),
-)
+    Heading("peak_reserved_bytes", "peak reserved", "GiB", _plain_gib, "most held by torch's allocator", True),
+    Heading("compile_peak_memory_bytes", "compile memory", "GiB", _plain_gib, "most allocated during the warm-up", True),
+    Heading("cudagraph_pool_bytes", "CUDA-graph pool", "GiB", _plain_gib, "held by the pool of CUDA graphs", True),
+    Heading("data_wait_share", "data wait", "%", _plain_percent, "share of a pass spent waiting for data", True),
+    Heading("clock_drift", "clock drift", "%", _plain_percent, "slowest over fastest block of the eager reference, less 1", True),
+    Heading("outliers", "outliers", "steps", whole, "over 1.5 times their batch's median", True),
+    Heading("graphs", "graphs", "", whole, "graphs compiled", True),
+    Heading("graph_breaks", "breaks", "", whole, "graph breaks", True),
+    Heading("recompiles", "recompiles", "", whole, "after the first compile", True),
+)  # fmt: skip
 
 
 def table(df: pd.DataFrame) -> tuple[list[Heading], list[Row]]:
@@ -83,12 +106,27 @@ def table(df: pd.DataFrame) -> tuple[list[Heading], list[Row]]:
     headings = [heading for heading in HEADINGS if trials[heading.name].notna().any()]
     rows = [
         Row(
-            settings_label=str(row["settings_label"]),
-            settings_key=str(row["settings_key"]),
+            settings_label=str(trial["settings_label"]),
+            settings_key=str(trial["settings_key"]),
             on_front=index in front,
-            numerics=text(row["numerics_status"]) or MISSING,
-            cells=[heading.cell(row) for heading in headings],
+            columns=[(heading, heading.cell(trial)) for heading in headings],
+            numerics=numerics_cell(trial),
+            remarks=remarks(trial),
         )
-        for index, row in trials.iterrows()
+        for index, trial in trials.iterrows()
     ]
     return headings, rows
+
+
+def numerics_cell(trial: pd.Series) -> Cell:
+    """How the check against eager ended, and how near its worst gap came to what is allowed."""
+    ratio = number(trial["numerics_worst_ratio"])
+    status = text(trial["numerics_status"]) or MISSING
+    used = "" if ratio is None else f"{100 * ratio:.0f} % of tolerance"
+    return Cell(status, ratio, used, text(trial["numerics_worst"]) or "")
+
+
+def phases_note(trial: pd.Series) -> str:
+    """The parts of the compile time that took any, as `Dynamo 3.1 s, …`."""
+    parts = [(phase.title, number(trial[phase.column])) for phase in COMPILE_PHASES.values()]
+    return ", ".join(f"{title} {figure(seconds, 's')}" for title, seconds in parts if seconds)

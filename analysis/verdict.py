@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.formatting import duration, figure, number, text, times
+from analysis.formatting import duration, figure, interval, number, percent, text, times
 from analysis.load import SweepInfo
-from analysis.pareto import Choice, Summary, break_even_s
+from analysis.pareto import Choice, Summary, break_even_s, pareto_front, speedup_over_eager
+from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE
 from orchestrator.records import Status
 from workloads.settings import Scope
 
@@ -42,6 +43,11 @@ def verdict(df: pd.DataFrame, found: Summary) -> list[str]:
 
 def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     """What a reader must know before trusting the figures; none if there is nothing."""
+    return [*_on_the_sweep(df, sweep), *_on_the_measuring(df)]
+
+
+def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
+    """Trials that are missing, and trials that cannot be compared with each other."""
     notes = []
     missing = len(set(sweep.planned) - set(df["settings_key"]))
     if missing:
@@ -57,9 +63,48 @@ def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
         notes.append("Measured on a processor: only the ratios within this sweep mean something, not the times.")
     concurrent = sweep.config.get("max_concurrent")
     if isinstance(concurrent, int) and concurrent > 1:
-        notes.append(f"Up to {concurrent} trials ran at a time; on one host they inflate each other's compile times.")
+        notes.append(f"Up to {concurrent} trials ran at a time; one whose compile the others held up is marked contended.")
     if (df["caches"] == "warm").any():
         notes.append("Trials that began with warm caches are in the table, not in the chart, which shows cold ones.")
+    return notes
+
+
+def _on_the_measuring(df: pd.DataFrame) -> list[str]:
+    """What happened while the trials of the front were measured, and what all of them share."""
+    notes = []
+    front = pareto_front(speedup_over_eager(df))
+    if not (contended := front[front["contended"].fillna(False)]).empty:
+        notes.append(
+            f"On the front, other trials held up the compile of {_names(contended)}, not measured again alone since: "
+            "compile times are too long there."
+        )
+    if not (slow := front[front["outliers"].fillna(0) > 0]).empty:
+        notes.append(
+            f"Outliers on the front: {int(slow['outliers'].sum())} in {_names(slow)}. "
+            "They are timed steps over 1.5 times their batch's median, and are kept in the figures."
+        )
+    drifts = df["clock_drift"].dropna()
+    if not (drifting := drifts[drifts > CLOCK_DRIFT_LIMIT]).empty:
+        notes.append(
+            f"The machine's speed changed by up to {percent(drifting.max())} while a trial was measured "
+            f"(more than {percent(CLOCK_DRIFT_LIMIT)} in {len(drifting)} of {len(drifts)}): "
+            "compare by “vs eager interleaved”, where that cancels."
+        )
+    resident = front[front["pipeline"] != REAL_PIPELINE]  # where it is real, only what is taken across trials holds the waits
+    disagreement = (resident["speedup_same_padding"] / resident["speedup_eager"] - 1).abs()
+    if not (apart := resident[(disagreement > DISAGREEMENT_LIMIT).fillna(False)]).empty:
+        notes.append(
+            f"The machine was not equally fast for all trials: what {_names(apart)} gained over eager in another trial "
+            "(“vs same padding”) and in the same one (“vs eager interleaved”) differs by more than "
+            f"{percent(DISAGREEMENT_LIMIT)}. Trust the latter."
+        )
+    real = (df["pipeline"] == REAL_PIPELINE).fillna(False)
+    if real.any():
+        which = "All trials" if real.all() else f"{int(real.sum())} of {len(df)} trials, not to be compared with the others,"
+        notes.append(
+            f"{which} took batches from the workload's own loader (real pipeline): throughput holds its waits for data, "
+            "step times and “vs eager interleaved” do not."
+        )
     return notes
 
 
@@ -86,7 +131,16 @@ def _compiled_wins(best: Choice, eager: Choice) -> list[str]:
         sentences[1] = sentences[1].rstrip(".") + f"; that is paid back after about {duration(ahead)} of training."
     if _intervals_overlap(trial, base):
         sentences.append("Their 95 % intervals overlap, so the gain may be noise.")
-    return sentences
+    return [*sentences, *_interleaved(trial)]
+
+
+def _interleaved(trial: pd.Series) -> list[str]:
+    """The speed-up that no drift of the clock is in, where it was measured."""
+    if (speedup := number(trial["speedup_eager"])) is None:
+        return []
+    ends = interval(trial["speedup_eager_low"], trial["speedup_eager_high"])
+    between = f" (95 %: {ends})" if ends else ""
+    return [f"In turn with eager steps on the same batches it is {times(speedup)} as fast{between}."]
 
 
 def _eager_wins(df: pd.DataFrame, best: pd.Series) -> str:
@@ -122,6 +176,12 @@ def _cost(trial: pd.Series) -> list[str]:
 def _intervals_overlap(one: pd.Series, other: pd.Series) -> bool:
     low, high = number(one["samples_per_s_low"]), number(other["samples_per_s_high"])
     return low is not None and high is not None and low <= high
+
+
+def _names(trials: pd.DataFrame) -> str:
+    """Up to three by name, of more only how many."""
+    names = [_name(trial) for _, trial in trials.iterrows()]
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} settings"
 
 
 def _name(trial: pd.Series) -> str:

@@ -29,8 +29,20 @@ DYNAMIC_SYMBOLS = {
     Dynamic.BUCKETS: "hexagram",
 }
 
+PHASE_COLORS = {
+    "dynamo": "#0072B2",
+    "aot_autograd": "#4499D0",
+    "inductor": "#009E73",
+    "autotuning": "#C48600",
+    "kernel_compilation": "#D55E00",
+    "cudagraph_capture": "#B8649A",
+    "other": "#767676",
+}
+"""By the phase's name in `COMPILE_PHASES`. Okabe and Ito's palette, its light colours darker for 3:1 contrast on white."""
+
 LINE_COLOR = "#8a8a8a"
-_INK, _PAPER = "#1f2328", "#ffffff"
+PAPER = "#ffffff"
+INK = "#1f2328"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _TITLE_PX = 34
 
@@ -56,14 +68,14 @@ def base_layout(title: str | None = None) -> go.Layout:
         height=HEIGHT_PX,
         margin={"l": 84, "r": 24, "t": 74 + (_TITLE_PX if title else 0), "b": 64},
         title=_title(title) if title else None,
-        font={"family": _FONT, "size": 13, "color": _INK},
-        paper_bgcolor=_PAPER,
-        plot_bgcolor=_PAPER,
+        font={"family": _FONT, "size": 13, "color": INK},
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
         xaxis=axis,
         yaxis={**axis, "tickformat": ",~r"},
         legend=_legend("scope", 1.06),
         legend2=_legend("dynamic", 1.005) | {"itemclick": False, "itemdoubleclick": False},
-        hoverlabel={"align": "left", "bgcolor": _PAPER, "font": {"size": 13, "color": _INK, "family": _FONT}},
+        hoverlabel={"align": "left", "bgcolor": PAPER, "font": {"size": 13, "color": INK, "family": _FONT}},
         hovermode="closest",
         hoverdistance=30,
     )

@@ -21,8 +21,9 @@ from analysis.figures.chart_style import (
     empty_note,
     legend_entry,
 )
-from analysis.formatting import figure, gib, number, text
+from analysis.formatting import figure, gib, interval, number, text, times
 from analysis.pareto import knee, pareto_front
+from analysis.remarks import remarks
 from orchestrator.records import Status
 from workloads.settings import Dynamic, Scope
 
@@ -50,11 +51,16 @@ class ParetoPoint(NamedTuple):
     """Where it is drawn: at the axis's floor if it is less."""
     first_step_s: float | None
     step_ms_median: float | None
+    speedup_eager: float | None
+    speedup_eager_low: float | None
+    speedup_eager_high: float | None
     peak_memory_bytes: float | None
     numerics_status: str | None
     status: Status
     label: str | None
     """Why it is not ok."""
+    remarks: list[str]
+    """What is unusual about how it was measured."""
     on_front: bool
     is_knee: bool
 
@@ -111,10 +117,14 @@ def pareto_info(df: pd.DataFrame) -> ParetoInfo:
             shown_compile_s=max(compile_s, floor_s),
             first_step_s=number(row["first_step_s"]),
             step_ms_median=number(row["step_ms_median"]),
+            speedup_eager=number(row["speedup_eager"]),
+            speedup_eager_low=number(row["speedup_eager_low"]),
+            speedup_eager_high=number(row["speedup_eager_high"]),
             peak_memory_bytes=number(row["peak_memory_bytes"]),
             numerics_status=text(row["numerics_status"]),
             status=Status(row["status"]),
             label=text(row["label"]),
+            remarks=[remark.text for remark in remarks(row)],
             on_front=index in front.index,
             is_knee=knee_row is not None and index == knee_row.name,
         )
@@ -244,24 +254,30 @@ def _hover(point: ParetoPoint) -> str:
     compile_time = figure(point.compile_s, "s")
     if point.compile_s < point.shown_compile_s:
         compile_time += f" (drawn at {point.shown_compile_s:g} s)"
-    interval = ""
-    if point.samples_per_s_low is not None and point.samples_per_s_high is not None:
-        interval = f" (95 %: {figure(point.samples_per_s_low)} to {figure(point.samples_per_s_high)})"
     verdict = "on the front" + (", its knee" if point.is_knee else "") if point.on_front else ""
     if point.status is not Status.OK:
         verdict = f"{point.status}: {point.label or 'no label'}; not on the front"
+    between = _between(point.samples_per_s_low, point.samples_per_s_high)
     lines = [
-        f"throughput {figure(point.samples_per_s)} samples/s{interval}",
+        f"throughput {figure(point.samples_per_s)} samples/s{between}",
         f"compile {compile_time}",
         f"first step {figure(point.first_step_s, 's')}",
-        f"median step {figure(point.step_ms_median, 'ms')}",
+        f"step {figure(point.step_ms_median, 'ms')}",
         f"peak memory {gib(point.peak_memory_bytes)}",
         f"numerics {point.numerics_status or 'not checked'}",
+        ", ".join(point.remarks),
         verdict,
     ]
+    if point.speedup_eager is not None:
+        between = _between(point.speedup_eager_low, point.speedup_eager_high)
+        lines.insert(1, f"{times(point.speedup_eager)} eager interleaved{between}")
     heading = [f"<b>{_escaped(line)}</b>" for line in _wrapped(point.settings_label)]
     setting = _wrapped(point.settings_key.replace(",", ", "))
     return "<br>".join([*heading, *map(_escaped, setting), "", *(_escaped(part) for line in lines for part in _wrapped(line))])
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return f" (95 %: {ends})" if (ends := interval(low, high)) else ""
 
 
 def _wrapped(words: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sweep_folders import ENVIRONMENT, MakeSweep, typical_trials
 
-from orchestrator.records import TrialRecord, append
+from orchestrator.records import SCHEMA_VERSION, TrialRecord, append
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def make_sweep(tmp_path: Path) -> MakeSweep:
         for record in records:
             append(folder, record)
         contents = {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "config": {"recipe": "captioning", "workload": "captioning", "size": "base", "seed": 0},
             "environment": ENVIRONMENT,
             "environment_key": "abc",

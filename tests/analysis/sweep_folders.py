@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from samples import measured
+
 from orchestrator.records import Caches, Status, TrialRecord
-from workloads.settings import CompileSettings
+from workloads.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]
 
@@ -27,15 +29,10 @@ def trial(
     """A record of these settings; with a throughput it has what goes with one, too."""
     chosen = CompileSettings.parse(settings)
     if samples_per_s is not None:
-        step_ms = 64_000 / samples_per_s
-        fields = {
-            "samples_per_s_ci95": (samples_per_s * 0.99, samples_per_s * 1.01),
-            "step_ms_median": step_ms,
-            "step_ms_ci95": (step_ms * 0.99, step_ms * 1.01),
-            "peak_memory_bytes": 18 * 2**30,
-            "numerics": {"status": "ok", "loss_gap": 0.001},
-            **fields,
-        }
+        usual = measured(samples_per_s, compile_s or 0.0)
+        if chosen.scope is Scope.EAGER:  # which is not compared with itself
+            usual |= {"speedup_eager": None, "speedup_eager_ci95": None, "clock_drift": None, "eager_step_ms": []}
+        fields = usual | fields
     return TrialRecord(
         trial_id=trial_id or f"trial-{abs(hash((chosen, compile_s))) % 10**6}",
         settings=chosen.to_dict(),

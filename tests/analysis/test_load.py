@@ -10,8 +10,10 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
+from analysis.columns import COMPILE_PHASES
 from orchestrator.errors import RecordsError
 from orchestrator.records import Caches, Status, TrialRecord
+from workloads.settings import CompileSettings
 
 
 def test_columns_are_those_documented_with_their_dtypes(make_sweep: MakeSweep) -> None:
@@ -23,8 +25,38 @@ def test_columns_are_those_documented_with_their_dtypes(make_sweep: MakeSweep) -
 
 
 def test_every_field_of_a_record_has_a_column() -> None:
-    flattened = {"settings", "step_ms_ci95", "samples_per_s_ci95"}
+    flattened = {"settings", "step_ms_ci95", "samples_per_s_ci95", "speedup_eager_ci95", "compile_phases_s"}
     assert {f.name for f in fields(TrialRecord)} - flattened <= set(analysis.COLUMNS)
+
+
+def test_every_column_says_what_it_means() -> None:
+    assert [name for name, column in analysis.COLUMNS.items() if len(column.meaning) < 8] == []
+
+
+def test_every_setting_has_a_column_that_fits_its_type(make_sweep: MakeSweep) -> None:
+    assert {f.name for f in fields(CompileSettings)} <= set(analysis.COLUMNS)
+    df = analysis.load(make_sweep([]))
+    dtypes = {
+        "category": ("scope", "mode", "optimizer", "matmul_precision", "autocast", "attention"),
+        "boolean": ("cudagraphs", "fullgraph", "shape_padding", "static_gradients"),
+        "Int64": ("pad_multiple", "dynamic_min", "dynamic_max", "recompile_limit", "group_window"),
+        "string": ("backend",),
+        "object": ("parts", "buckets", "options"),
+    }
+    for dtype, names in dtypes.items():
+        assert {name: str(df[name].dtype) for name in names} == dict.fromkeys(names, dtype)
+
+
+def test_settings_that_hold_several_values_stay_whole(make_sweep: MakeSweep) -> None:
+    settings = (
+        "scope=modular,dynamic=buckets,buckets=32/64/256,group_window=100,attention=flex,"
+        "parts.encoder.mode=max-autotune,inductor.epilogue_fusion=off"
+    )
+    row = analysis.load(make_sweep([trial(settings, 700, 50), trial("scope=eager", 500, 0)])).iloc[0]
+    assert (row["buckets"], row["group_window"], row["attention"]) == ([32, 64, 256], 100, "flex")
+    assert row["parts"] == {"encoder": {"mode": "max-autotune"}}
+    assert row["options"] == {"epilogue_fusion": False}
+    assert row["bucket_size"] is pd.NA
 
 
 def test_settings_intervals_and_numerics_are_flattened(make_sweep: MakeSweep) -> None:
@@ -34,7 +66,17 @@ def test_settings_intervals_and_numerics_are_flattened(make_sweep: MakeSweep) ->
     assert row["pad_multiple"] is pd.NA
     assert row["samples_per_s_low"] < row["samples_per_s"] < row["samples_per_s_high"]
     assert row["numerics_status"] == "ok"
-    assert row["numerics"]["loss_gap"] == 0.001
+    assert row["speedup_eager_low"] < row["speedup_eager"] < row["speedup_eager_high"]
+    assert row["numerics_worst"].startswith("updates of encoder")
+    assert row["numerics_worst_ratio"] == pytest.approx(0.3)
+    assert row["numerics"]["loss"]["gap"] == 0.001
+
+
+def test_how_near_numerics_came_is_not_known_if_a_gap_is_not_finite(make_sweep: MakeSweep) -> None:
+    numerics = {"status": "nan", "loss": {"gap": None, "tolerance": 0.1}, "gradients": {"x": {"gap": 0.1, "tolerance": 0.2}}}
+    df = analysis.load(make_sweep([trial("scope=full", 700, 50, numerics=numerics), trial("scope=eager", 1, 0, numerics={})]))
+    assert df["numerics_worst_ratio"].isna().all()
+    assert df["numerics_status"].tolist() == ["nan", pd.NA]
 
 
 @pytest.mark.parametrize("records", [[], [trial("scope=full", status=Status.FAILED, label="worker-died")]])
@@ -66,6 +108,9 @@ def test_cold_and_warm_times_never_share_a_column(make_sweep: MakeSweep) -> None
     df = analysis.load(make_sweep([trial("scope=full", 700, 50), trial("scope=full", 701, 6, caches=Caches.WARM)]))
     assert df["compile_s"].tolist() == [50, pd.NA]
     assert df["warm_compile_s"].tolist() == [pd.NA, 6]
+    phases = df[[phase.column for phase in COMPILE_PHASES.values()]]
+    assert phases.sum(axis=1).tolist() == [pytest.approx(50), 0]
+    assert phases.loc[1].isna().all()
     assert df["attempt"].tolist() == [1, 1]
     assert len(analysis.pareto_front(df)) == 1
 
@@ -121,4 +166,10 @@ def test_a_figure_of_a_wrong_kind_is_refused_by_name(make_sweep: MakeSweep) -> N
     line = trial("scope=full", 700, 50).to_json().replace('"compile_s":50', '"compile_s":"soon"')
     (folder / "trials.jsonl").write_text(line + "\n")
     with pytest.raises(RecordsError, match="compile_s"):
+        analysis.load(folder)
+
+
+def test_a_compile_phase_that_is_not_known_is_refused_rather_than_lost(make_sweep: MakeSweep) -> None:
+    folder = make_sweep([trial("scope=full", 700, 50, compile_phases_s={"linking": 3.0, "other": 47.0})])
+    with pytest.raises(RecordsError, match=r"'linking'.*dynamo"):
         analysis.load(folder)

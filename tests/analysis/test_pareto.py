@@ -116,6 +116,40 @@ def test_buckets_pad_alike_with_eager_in_multiples_of_their_size(make_sweep: Mak
     assert df["speedup_same_padding"].tolist() == [1.0, 1.6]
 
 
+def test_eager_pads_to_no_list_of_buckets_and_to_no_lower_bound(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager,padding=longest", 500, 0),
+        trial("scope=full,dynamic=buckets,buckets=32/64/256", 800, 9),
+        trial("scope=full,dynamic=mark,dynamic_min=64", 800, 9),
+        trial("scope=full,dynamic=mark,dynamic_min=8", 800, 9),  # lengths are multiples of 8 anyway
+    ]
+    df = analysis.speedup_over_eager(analysis.load(make_sweep(records)))
+    assert df["speedup_same_padding"].tolist() == [1.0, pd.NA, pd.NA, 1.6]
+    assert df["speedup_best_eager"].tolist() == [1.0, 1.6, 1.6, 1.6]
+    assert df["speedup_eager"].notna().tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("setting", ["group_window=100", "autocast=fp16", "attention=flex", "matmul_precision=high"])
+def test_eager_that_computes_something_else_pads_not_alike(make_sweep: MakeSweep, setting: str) -> None:
+    records = [
+        trial("scope=eager", 500, 0),
+        trial(f"scope=full,{setting}", 900, 9),
+        trial(f"scope=eager,{setting}", 600, 0),
+        trial("scope=full", 800, 9),
+    ]
+    folder = make_sweep(records)
+    df = analysis.speedup_over_eager(analysis.load(folder))
+    assert df["speedup_same_padding"].tolist() == [1.0, 1.5, 1.0, 1.6]
+    (folder / "trials.jsonl").write_text("".join(record.to_json() + "\n" for record in records[:2]))
+    assert analysis.speedup_over_eager(analysis.load(folder))["speedup_same_padding"].tolist() == [1.0, pd.NA]
+
+
+def test_trials_with_another_input_pipeline_are_not_compared(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=eager", 500, 0), trial("scope=full", 400, 9, pipeline="real")]
+    df = analysis.speedup_over_eager(analysis.load(make_sweep(records)))
+    assert df["speedup_best_eager"].tolist() == [1.0, pd.NA]
+
+
 def test_an_eager_trial_of_another_environment_or_size_of_group_is_no_baseline(make_sweep: MakeSweep) -> None:
     records = [
         trial("scope=eager", 500, 0, environment_key="a"),

@@ -13,6 +13,8 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis import report
+from analysis.formatting import interval
+from analysis.report_table import table
 from orchestrator.errors import SweepFolderError
 from orchestrator.records import Status, TrialRecord
 
@@ -45,7 +47,7 @@ def test_a_sweep_with_little_in_it_has_a_report_too(make_sweep: MakeSweep, recor
 
 def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
     records = [
-        trial("scope=full", 700, 50, trial_id=HOSTILE, numerics={"status": HOSTILE}, environment_key=HOSTILE),
+        trial("scope=full", 700, 50, trial_id=HOSTILE, numerics={"status": HOSTILE, "worst": HOSTILE}, environment_key=HOSTILE),
         trial("scope=regional", 600, 9, status=Status.INFEASIBLE, label=HOSTILE, reason=HOSTILE, phase=HOSTILE),
     ]
     folder = make_sweep(records, config={HOSTILE: HOSTILE, "workload": HOSTILE}, environment={"gpu": [HOSTILE]})
@@ -53,7 +55,42 @@ def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
     assert "<script>alert" not in page
     assert "<img src=x" not in page
     assert "{{7*7}}" in page
-    assert page.count("</script>") == 3
+    assert page.count("</script>") == 4
+
+
+def test_the_table_shows_what_a_figure_rests_on_and_keeps_the_details_for_later(make_sweep: MakeSweep) -> None:
+    headings, (row,) = table(analysis.load(make_sweep([trial("scope=full", 900, 50, outliers=2)])))
+    shown = {heading.title: cell for heading, cell in row.columns if not heading.is_detail}
+    assert shown["vs eager interleaved"][:3] == ("1.50×", 1.5, "1.49–1.51")
+    assert shown["throughput"].under == "891–909"
+    assert shown["compile"].note.startswith("Dynamo 4.00 s, AOTAutograd 11.0 s")
+    assert row.numerics == ("ok", pytest.approx(0.3), "30 % of tolerance", "updates of encoder: off by 3.00%, 10.00% allowed")
+    assert [remark.text for remark in row.remarks] == ["2 outliers"]
+    details = {heading.title for heading in headings if heading.is_detail}
+    assert {"peak reserved", "compile memory", "CUDA-graph pool", "clock drift", "outliers"} <= details
+    assert "data wait" not in details | shown.keys()  # nothing waited: batches were resident
+
+
+def test_a_trial_measured_with_the_real_pipeline_says_how_long_it_waits(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=full", 900, 50, pipeline="real", data_wait_share=0.021)]
+    _, (row,) = table(analysis.load(make_sweep(records)))
+    assert [cell.text for heading, cell in row.columns if heading.title == "data wait"] == ["2.1"]
+    assert [remark.text for remark in row.remarks] == ["real pipeline, 2.1 % waiting"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "written"),
+    [
+        (1214.3, 1223.1, "1,214–1,223"),
+        (722.94, 723.03, "722.94–723.03"),
+        (1.4968, 1.5031, "1.497–1.503"),
+        (1.041, 1.144, "1.04–1.14"),
+        (3, 3, "3.0000–3.0000"),
+    ],
+)
+def test_an_interval_has_as_many_digits_as_its_width_needs(low: float, high: float, written: str) -> None:
+    assert interval(low, high) == written
+    assert interval(low, None) == ""
 
 
 def test_a_log_is_linked_only_where_its_folder_is(make_sweep: MakeSweep) -> None:

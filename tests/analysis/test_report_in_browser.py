@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 HOSTILE = """</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">"""
+
+SAME_PADDING, COMPILE = 5, 6
+"""Places of columns in the table, from 1."""
 
 pytestmark = pytest.mark.browser
 
@@ -57,6 +61,17 @@ class Visit:
         return [cell.strip() for cell in self.page.locator(f"#trials tbody tr > :nth-child({number})").all_inner_texts()]
 
 
+def boxes(places: sync_api.Locator) -> list[sync_api.FloatRect]:
+    return [box for place in places.all() if (box := place.bounding_box())]
+
+
+def overlap(one: sync_api.FloatRect, other: sync_api.FloatRect) -> bool:
+    """Whether they cover each other by more than 3 pixels, which is what outlines add to what is seen."""
+    wide = min(one["x"] + one["width"], other["x"] + other["width"]) - max(one["x"], other["x"])
+    high = min(one["y"] + one["height"], other["y"] + other["height"]) - max(one["y"], other["y"])
+    return wide > 3 and high > 3
+
+
 def test_the_report_draws_offline_without_errors_or_requests(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     report = analysis.write_report(make_sweep())
     with Visit(browser, report) as visit:
@@ -69,20 +84,22 @@ def test_a_heading_sorts_with_the_mouse_and_with_the_keyboard(browser: sync_api.
     with Visit(browser, analysis.write_report(make_sweep())) as visit:
         heading = visit.page.locator("#trials th", has_text="compile").first
         heading.get_by_role("button").click()
-        compile_s = visit.column(5)
+        compile_s = visit.column(COMPILE)
         assert compile_s == sorted(compile_s, key=float)
         assert heading.get_attribute("aria-sort") == "ascending"
         heading.get_by_role("button").press("Enter")
-        assert visit.column(5) == compile_s[::-1]
+        assert visit.column(COMPILE) == compile_s[::-1]
         assert heading.get_attribute("aria-sort") == "descending"
 
 
 def test_trials_without_the_figure_sort_last_either_way(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     with Visit(browser, analysis.write_report(make_sweep())) as visit:
         button = visit.page.get_by_role("button", name="vs same padding")
+        sync_api.expect(button).to_be_hidden()
+        visit.page.get_by_label("all columns").check()
         for _ in range(2):
             button.click()
-            assert visit.column(4)[-1] == "—"
+            assert visit.column(SAME_PADDING)[-1] == "—"
 
 
 def test_copy_takes_the_whole_setting(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
@@ -108,6 +125,36 @@ def test_hostile_strings_are_inert_text(browser: sync_api.Browser, make_sweep: M
         assert visit.page.locator("img").count() == 0
         assert HOSTILE in visit.page.locator(".reason").inner_text()
         assert visit.errors == []
+
+
+@pytest.mark.parametrize("width", [390, 1300])
+def test_bars_of_compile_time_have_room_for_their_names(browser: sync_api.Browser, make_sweep: MakeSweep, width: int) -> None:
+    long = "scope=full,mode=max-autotune,dynamic=buckets,buckets=32/40/64/96/256,optimizer=compiled,group_window=100,fullgraph=on"
+    records = [*typical_trials(), trial(long, 1200, 500), trial(f"{long},inductor.coordinate_descent_tuning=on", 1210, 510)]
+    with Visit(browser, analysis.write_report(make_sweep(records)), width=width) as visit:
+        names = boxes(visit.page.locator("#phases-chart .annotation"))
+        assert len(names) == 6
+        assert all(name["x"] + name["width"] <= width for name in names)
+        parts = boxes(visit.page.locator("#phases-chart .point path"))
+        assert not [pair for pair in itertools.combinations(names, 2) if overlap(*pair)]
+        assert not [pair for pair in itertools.product(names, parts) if overlap(*pair)]
+        assert visit.errors == []
+
+
+def test_a_telephone_that_is_turned_shows_what_a_page_opened_that_way_does(
+    browser: sync_api.Browser, make_sweep: MakeSweep
+) -> None:
+    report = analysis.write_report(make_sweep())
+    parts = ("#chart .legend", "#chart .legend2", "#chart .point", "#phases-chart .legend", "#phases-chart .annotation")
+    with Visit(browser, report, width=390) as turned, Visit(browser, report, width=844) as opened:
+        turned.page.set_viewport_size({"width": 844, "height": 900})
+        for part in parts:
+            turned.page.wait_for_function(
+                "([part, x, y]) => { const box = document.querySelector(part).getBoundingClientRect();"
+                " return Math.abs(box.x + scrollX - x) + Math.abs(box.y + scrollY - y) < 2; }",
+                arg=[part, *(boxes(opened.page.locator(part))[0][at] for at in ("x", "y"))],
+                timeout=5000,
+            )
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -20,6 +20,7 @@ def test_the_best_setting_its_gain_and_its_cost_come_first(make_sweep: MakeSweep
     words = judge(make_sweep)
     assert words.startswith("The fastest setting is “full, default, buckets of 32, compiled optimizer”, at 1,046 samples/s")
     assert "1.50× the best eager setting" in words
+    assert "In turn with eager steps on the same batches it is 1.74× as fast (95 %: 1.73–1.75)." in words
     assert "440 s of cold compiling; that is paid back after about 22 min" in words
     assert "The knee of the front is “regional, default, auto”" in words
 
@@ -58,3 +59,43 @@ def test_what_speaks_against_the_figures_is_said(make_sweep: MakeSweep) -> None:
     ):
         assert expected in notes
     assert cautions(df[:1], SweepInfo()) == []
+
+
+def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager", 600, 0),
+        trial("scope=regional", 700, 9, contended=True, outliers=1),
+        trial("scope=full", 900, 50, outliers=2, clock_drift=0.034),
+        trial("scope=modular", 600, 50, contended=True, outliers=7),  # not on the front
+    ]
+    contended, outliers, drift = cautions(analysis.load(make_sweep(records)), SweepInfo())
+    assert "held up the compile of “regional, default, static”, not measured again alone" in contended
+    assert "3 in “regional, default, static”, “full, default, static”" in outliers
+    assert "up to 3.4 %" in drift
+    assert "(more than 2.0 % in 1 of 3)" in drift
+
+
+def test_a_member_of_the_front_that_was_confirmed_alone_is_not_mentioned(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=regional", 700, 19, contended=True), trial("scope=regional", 700, 9)]
+    assert cautions(analysis.load(make_sweep(records)), SweepInfo()) == []
+
+
+def test_of_many_settings_only_their_number_is_said(make_sweep: MakeSweep) -> None:
+    records = [trial(f"scope=full,dynamic=mark,pad_multiple={n}", 500 + n, n, contended=True) for n in range(1, 6)]
+    (note,) = cautions(analysis.load(make_sweep(records)), SweepInfo())
+    assert "the compile of 5 settings" in note
+
+
+def test_speedups_that_contradict_each_other_are_said(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=eager", 400, 0), trial("scope=regional", 610, 9), trial("scope=full", 900, 50, speedup_eager=2.2)]
+    (note,) = cautions(analysis.load(make_sweep(records)), SweepInfo())
+    assert "what “regional, default, static” gained over eager in another trial" in note  # 1.53× there, 1.02× in its own
+    assert "Trust the latter" in note
+
+
+@pytest.mark.parametrize(("pipelines", "said"), [(("real", "real"), "All trials"), (("real", "resident"), "1 of 2 trials")])
+def test_waits_for_data_in_the_throughput_are_said(make_sweep: MakeSweep, pipelines: tuple[str, str], said: str) -> None:
+    records = [trial("scope=eager", 600, 0, pipeline=pipelines[0]), trial("scope=full", 900, 50, pipeline=pipelines[1])]
+    (note,) = cautions(analysis.load(make_sweep(records)), SweepInfo())
+    assert note.startswith(said)
+    assert "throughput holds its waits" in note

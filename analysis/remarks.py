@@ -1,0 +1,58 @@
+"""What a reader should know of one trial's figures before trusting them, in a word or two each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.formatting import number, percent
+
+CLOCK_DRIFT_LIMIT = 0.02
+"""Share by which the clock may change within a trial before that is worth saying: several times a good interval's width."""
+
+DISAGREEMENT_LIMIT = 0.05
+"""Share by which a speed-up over eager in another trial may differ from the one over eager in the same trial, likewise."""
+
+REAL_PIPELINE = "real"
+
+
+class Remark(NamedTuple):
+    """A remark, and what it means."""
+
+    text: str
+    meaning: str
+
+
+def remarks(trial: pd.Series) -> list[Remark]:
+    """What is unusual about how the trial was measured; none if nothing is.
+
+    Args:
+        trial: a row of the frame `load` returns.
+    """
+    found = []
+    if _is(trial["stable"], False):
+        found.append(Remark("unstable", "the interval of its step time never became narrower than 1 %"))
+    if outliers := int(number(trial["outliers"]) or 0):
+        words = f"{outliers} outlier{'s' if outliers > 1 else ''}"
+        found.append(Remark(words, "timed steps over 1.5 times their batch's median; they are kept in every figure"))
+    if _is(trial["contended"], True):
+        pressure = (
+            "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"
+        )
+        found.append(Remark("contended", f"other trials held up its compile{pressure}: compile times are too long"))
+    if (drift := number(trial["clock_drift"])) is not None and drift > CLOCK_DRIFT_LIMIT:
+        found.append(Remark(f"drift {percent(drift)}", "the same eager steps took that much longer at one time than at another"))
+    if trial["pipeline"] is not pd.NA and trial["pipeline"] == REAL_PIPELINE:
+        waits = "" if number(trial["data_wait_share"]) is None else f", {percent(trial['data_wait_share'])} waiting"
+        found.append(
+            Remark(
+                f"real pipeline{waits}",
+                "throughput is with batches from the workload's loader, step times are with prepared ones",
+            )
+        )
+    return found
+
+
+def _is(value: object, wanted: bool) -> bool:
+    return value is not pd.NA and value is not None and bool(value) is wanted

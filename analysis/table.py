@@ -1,0 +1,113 @@
+"""`python -m analysis.table DIR`: the sweep in DIR as a table for GitHub, on standard output.
+
+Every trial is in it, the usable ones first. Intervals are 95 %; compile times are cold, with a column for each phase that
+took any time; what is missing is a dash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.columns import COMPILE_PHASES
+from analysis.formatting import MISSING, figure, gib, interval, number, text, times
+from analysis.load import load
+from analysis.pareto import pareto_front
+from analysis.remarks import remarks
+from analysis.report_table import numerics_cell
+from orchestrator.records import Status
+from workloads.errors import CompileSweepError
+
+
+class TableColumn(NamedTuple):
+    """A column: its title, and what it says of a trial."""
+
+    title: str
+    write: Callable[[pd.Series], str]
+    is_number: bool = True
+
+
+def markdown_table(df: pd.DataFrame) -> str:
+    """The trials `load` returned as a GitHub table, ending in a line break; no text of a record is mark-up in it."""
+    front = pareto_front(df).index
+    usable = (df["status"] == Status.OK).to_numpy(dtype=bool)
+    order = df.assign(_last=~usable).sort_values(["_last", "samples_per_s"], ascending=[True, False], kind="stable")
+    columns = _columns(df)
+    lines = [
+        [column.title for column in columns] + ["status"],
+        ["--:" if column.is_number else "---" for column in columns] + ["---"],
+        *(
+            [*(_escaped(column.write(trial)) for column in columns), _escaped(_status(trial, index in front))]
+            for index, trial in order.iterrows()
+        ),
+    ]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 0, or 2 for a folder that cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.table", description="Prints a sweep as a table for GitHub.")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
+    try:
+        print(markdown_table(load(parser.parse_args(arguments).folder)), end="")
+    except CompileSweepError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _columns(df: pd.DataFrame) -> list[TableColumn]:
+    phases = [phase for phase in COMPILE_PHASES.values() if (df[phase.column].fillna(0) > 0).any()]
+    warm = [_seconds("warm_compile_s", "warm compile s")] if df["warm_compile_s"].notna().any() else []
+    return [
+        TableColumn("setting", lambda trial: str(trial["settings_label"]), is_number=False),
+        _with_interval("samples_per_s", "samples/s", figure),
+        _with_interval("speedup_eager", "vs eager interleaved", times),
+        _seconds("compile_s", "compile s"),
+        *(_seconds(phase.column, f"{phase.title} s") for phase in phases),
+        *warm,
+        TableColumn("peak GiB", lambda trial: gib(trial["peak_memory_bytes"]).removesuffix(" GiB")),
+        TableColumn("numerics", _numerics, is_number=False),
+    ]
+
+
+def _seconds(name: str, title: str) -> TableColumn:
+    def written(trial: pd.Series) -> str:
+        seconds = number(trial[name])
+        return MISSING if seconds is None else f"{seconds:,.1f}"
+
+    return TableColumn(title, written)
+
+
+def _with_interval(name: str, title: str, write: Callable[[object], str]) -> TableColumn:
+    def written(trial: pd.Series) -> str:
+        ends = interval(trial[f"{name}_low"], trial[f"{name}_high"])
+        return write(trial[name]) + (f" ({ends})" if ends else "")
+
+    return TableColumn(title, written)
+
+
+def _numerics(trial: pd.Series) -> str:
+    cell = numerics_cell(trial)
+    return ", ".join(filter(None, (cell.text, cell.under)))
+
+
+def _status(trial: pd.Series, on_front: bool) -> str:
+    if trial["status"] != Status.OK:
+        return f"{trial['status']}: {text(trial['label']) or MISSING}"
+    return ", ".join([str(Status.OK), *(["on the front"] if on_front else []), *(remark.text for remark in remarks(trial))])
+
+
+def _escaped(words: str) -> str:
+    """The words on one line, so that they end no cell and begin no mark-up."""
+    return re.sub(r"([\\|`*<[])", r"\\\1", " ".join(words.split()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

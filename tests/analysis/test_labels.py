@@ -1,0 +1,84 @@
+"""No silent winners: a labelled trial, however fast, is nowhere a choice, and is shown apart with its reason."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from sweep_folders import MakeSweep, trial, typical_trials
+
+import analysis
+from analysis.report_table import table
+from analysis.table import markdown_table
+from orchestrator.records import Status, TrialRecord
+
+LABELS = {
+    "nan": Status.INFEASIBLE,
+    "diverges": Status.INFEASIBLE,
+    "recompile-limit": Status.INFEASIBLE,
+    "cudagraphs-skipped": Status.INFEASIBLE,
+    "silent-fallback": Status.INFEASIBLE,
+    "input-bound": Status.INFEASIBLE,
+    "unstable": Status.FAILED,
+}
+REASON = "what went wrong in this trial"
+
+
+def labelled(label: str) -> list[TrialRecord]:
+    """The typical sweep and a trial that would beat all of it: nothing is faster, no compile is quicker."""
+    winner = trial(
+        "scope=regional,mode=reduce-overhead,dynamic=mark", 5000, 0.001,
+        trial_id="winner", status=LABELS[label], label=label, reason=REASON,
+    )  # fmt: skip
+    return [*typical_trials(), winner]
+
+
+@pytest.fixture(params=LABELS)
+def label(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_the_trial_would_win_without_its_label(make_sweep: MakeSweep) -> None:
+    *others, winner = labelled("unstable")
+    found = analysis.summary(analysis.load(make_sweep([*others, trial(winner.settings_key, 5000, 0.001, trial_id="winner")])))
+    assert found.best is not None
+    assert found.best.trial["trial_id"] == "winner"
+
+
+def test_a_labelled_trial_is_no_choice(make_sweep: MakeSweep, label: str) -> None:
+    df = analysis.load(make_sweep(labelled(label)))
+    assert "winner" not in set(analysis.pareto_front(df)["trial_id"])
+    found = analysis.summary(df)
+    choices = [found.best, found.quickest, found.knee, found.best_eager]
+    assert [choice.trial["trial_id"] for choice in choices if choice] == ["buckets", "regional", "regional-auto", "eager-longest"]
+    _, rows = table(df)
+    assert len(rows) == found.counts[Status.OK] == 6
+
+
+def test_a_labelled_eager_trial_is_no_baseline(make_sweep: MakeSweep, label: str) -> None:
+    records = [
+        trial("scope=eager,optimizer=fused", 900, 0, status=LABELS[label], label=label),
+        trial("scope=eager", 500, 0),
+        trial("scope=full", 800, 50),
+    ]
+    df = analysis.speedup_over_eager(analysis.load(make_sweep(records)))
+    assert df["speedup_best_eager"].tolist()[1:] == df["speedup_same_padding"].tolist()[1:] == [1.0, 1.6]
+
+
+def test_it_is_listed_apart_with_its_reason(make_sweep: MakeSweep, label: str) -> None:
+    folder = make_sweep(labelled(label))
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", analysis.write_report(folder).read_text(), flags=re.DOTALL)
+    apart = page[page.index("Trials not to use") :]
+    assert re.search(rf'class="tag {LABELS[label]}">{LABELS[label]}</span> {label}</h3>', apart)
+    assert REASON in apart
+    assert REASON not in page[: page.index("Trials not to use")]
+    assert f"{LABELS[label]}: {label} |" in markdown_table(analysis.load(folder))
+
+
+def test_it_is_hollow_in_the_chart_and_not_among_the_compile_times(make_sweep: MakeSweep, label: str) -> None:
+    df = analysis.load(make_sweep(labelled(label)))
+    figure = analysis.figures.pareto(df)
+    assert label in [annotation.text.replace("<br>", " ") for annotation in figure.layout.annotations]
+    symbols = [symbol for trace in figure.data if trace.hovertext for symbol in trace.marker.symbol]
+    assert symbols.count("diamond-open") == 2  # this one, and the NaN of the typical sweep
+    assert "winner" not in {bar.trial_id for bar in analysis.figures.compile_phases_info(df).bars}

@@ -1,0 +1,89 @@
+"""The table for GitHub: what a cell says, and that nothing of a record breaks it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis import table
+from orchestrator.records import Caches, Status, TrialRecord
+
+
+def rows_of(markdown: str) -> list[dict[str, str]]:
+    """The table's rows by their headings; fails if a row has not as many cells as there are headings."""
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def markdown_of(make_sweep: MakeSweep, records: list[TrialRecord] | None = None) -> str:
+    return analysis.markdown_table(analysis.load(make_sweep(records)))
+
+
+def test_every_trial_has_a_row_the_fastest_usable_first_the_others_last(make_sweep: MakeSweep) -> None:
+    rows = rows_of(markdown_of(make_sweep))
+    assert [row["samples/s"].split(" ")[0] for row in rows] == ["1,046", "902", "766", "730", "696", "586", "947", "—", "—"]
+    assert rows[0]["status"] == "ok, on the front"
+    assert [row["status"] for row in rows[6:]] == ["infeasible: nan", "infeasible: compile-deadline", "failed: worker-died"]
+
+
+def test_a_row_has_intervals_phases_memory_and_numerics(make_sweep: MakeSweep) -> None:
+    (row,) = rows_of(markdown_of(make_sweep, [trial("scope=full", 900, 50)]))
+    assert row == {
+        "setting": "full, default, static",
+        "samples/s": "900 (891–909)",
+        "vs eager interleaved": "1.50× (1.49–1.51)",
+        "compile s": "50.0",
+        "Dynamo s": "4.0",
+        "AOTAutograd s": "11.0",
+        "Inductor s": "17.0",
+        "kernel compilation s": "12.0",
+        "CUDA-graph capture s": "1.0",
+        "other s": "5.0",
+        "peak GiB": "18.0",
+        "numerics": "ok, 30 % of tolerance",
+        "status": "ok, on the front",
+    }
+
+
+def test_a_figure_to_be_doubted_says_so(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=full", 900, 50, outliers=2, contended=True, clock_drift=0.031, pipeline="real", data_wait_share=0.02)]
+    (row,) = rows_of(markdown_of(make_sweep, records))
+    assert row["status"] == "ok, on the front, 2 outliers, contended, drift 3.1 %, real pipeline, 2.0 % waiting"
+
+
+def test_warm_compile_times_have_a_column_of_their_own(make_sweep: MakeSweep) -> None:
+    cold, warm = rows_of(markdown_of(make_sweep, [trial("scope=full", 900, 50), trial("scope=full", 890, 6, caches=Caches.WARM)]))
+    assert (cold["compile s"], cold["warm compile s"]) == ("50.0", "—")
+    assert (warm["compile s"], warm["warm compile s"]) == ("—", "6.0")
+
+
+def test_a_sweep_without_records_is_a_heading(make_sweep: MakeSweep) -> None:
+    assert rows_of(markdown_of(make_sweep, [])) == []
+
+
+def test_text_of_a_record_ends_no_cell_and_begins_no_mark_up(make_sweep: MakeSweep) -> None:
+    hostile = "a | b\n<img src=x> `c` [d](e) *f* \\"
+    markdown = markdown_of(make_sweep, [trial("scope=full", 900, 50, status=Status.INFEASIBLE, label=hostile)])
+    (row,) = markdown.splitlines()[2:]
+    assert row.endswith(r"infeasible: a \| b \<img src=x> \`c\` \[d](e) \*f\* \\ |")
+
+
+def test_the_command_prints_the_table_and_nothing_else(make_sweep: MakeSweep, repository: Path) -> None:
+    folder = make_sweep()
+    command = [sys.executable, "-W", "error", "-m", "analysis.table", str(folder)]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == analysis.markdown_table(analysis.load(folder))
+    assert done.stderr == ""
+
+
+def test_the_command_refuses_bad_input_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.main([str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "holds no trials.jsonl" in captured.err
