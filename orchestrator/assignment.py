@@ -24,8 +24,12 @@ class TrialPlan:
     seed: int
     num_workers: int
     use_gpu: bool
-    cores_per_worker: int
-    """Threads a worker computes and compiles with."""
+    pipeline: str
+    """resident or real."""
+    workers_at_once: int
+    """Workers of all trials that may run at the same time, into which a host's cores are divided."""
+    claimed_cpus: float
+    """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for."""
     compile_deadline_s: float
     trial_deadline_s: float
 
@@ -82,5 +86,5 @@ class Assignment:
             num_workers=self.plan.num_workers,
             started_at=started_at,
             wall_s=wall_s,
-            **(figures or {}),
+            **{"pipeline": self.plan.pipeline, **(figures or {})},
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import cast
 
 import ray
@@ -24,24 +26,43 @@ class Progress:
     phase: str
     in_phase_s: float
     elapsed_s: float
+    neighbours: int
+    """Other trials that had a worker on one of its hosts at some time of its warm-up."""
+
+
+@dataclass(slots=True)
+class _Running:
+    settings_key: str
+    phase: str
+    since: float
+    began: float
+    hosts: set[str] = field(default_factory=set)
+    neighbours: set[str] = field(default_factory=set)
 
 
 class Board:
     """Phases of running trials. Ray calls it; `open_board` makes it."""
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[str, str, float, float]] = {}
+        self._running: dict[str, _Running] = {}
 
     def begin(self, trial_id: str, settings_key: str) -> None:
         """A trial starts."""
         now = time.monotonic()
-        self._running[trial_id] = (settings_key, Phase.STARTING, now, now)
+        self._running[trial_id] = _Running(settings_key, Phase.STARTING, now, now)
+
+    def arrive(self, trial_id: str, host: str) -> None:
+        """One of a trial's workers is up on a host."""
+        if trial_id in self._running:
+            self._running[trial_id].hosts.add(host)
+            self._meet()
 
     def reach(self, trial_id: str, phase: str) -> None:
         """A trial's worker 0 begins a phase; trials that ended meanwhile are not brought back."""
         if trial_id in self._running:
-            key, _, _, began = self._running[trial_id]
-            self._running[trial_id] = (key, phase, time.monotonic(), began)
+            trial = self._running[trial_id]
+            trial.phase, trial.since = phase, time.monotonic()
+            self._meet()
 
     def end(self, trial_id: str) -> None:
         """A trial is over."""
@@ -51,15 +72,35 @@ class Board:
         """Every trial that has begun and not ended."""
         now = time.monotonic()
         return [
-            Progress(trial_id=trial_id, settings_key=key, phase=phase, in_phase_s=now - since, elapsed_s=now - began)
-            for trial_id, (key, phase, since, began) in self._running.items()
+            Progress(
+                trial_id=trial_id,
+                settings_key=trial.settings_key,
+                phase=trial.phase,
+                in_phase_s=now - trial.since,
+                elapsed_s=now - trial.began,
+                neighbours=len(trial.neighbours),
+            )
+            for trial_id, trial in self._running.items()
         ]
 
+    def _meet(self) -> None:
+        """Notes who is on a host with a trial that warms up."""
+        for trial_id, trial in self._running.items():
+            if trial.phase == Phase.WARMING_UP:
+                trial.neighbours |= {
+                    other_id for other_id, other in self._running.items() if other_id != trial_id and other.hosts & trial.hosts
+                }
 
-def open_board() -> ActorHandle[Board]:
-    """Makes the sweep's board; it lives as long as the handle's owner."""
+
+@contextmanager
+def open_board() -> Iterator[ActorHandle[Board]]:
+    """Keeps the sweep's board while the block lasts."""
     actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(Board)
-    return cast("ActorHandle[Board]", actor.options(name=NAME, namespace=NAMESPACE).remote())
+    board = cast("ActorHandle[Board]", actor.options(name=NAME, namespace=NAMESPACE).remote())
+    try:
+        yield board
+    finally:
+        ray.kill(board)
 
 
 def find_board() -> ActorHandle[Board]:

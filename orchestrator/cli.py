@@ -60,6 +60,8 @@ def _sentence(complaint: str, prog: str) -> str:
     if unknown := re.match(r"Unrecognized options: (.*?)(?: ─|$)", text):
         word = unknown.group(1).split(",")[0]
         near = re.search(r"Perhaps you meant: (--[\w-]+)", text)
+        if near and near.group(1) == word.replace("--", "--no-", 1):
+            return f"{word} need not be said; {near.group(1)} turns it off"
         hint = f"did you mean {near.group(1)}?" if near else f"see {prog} --help"
         return f"no option or argument {word!r}; {hint}"
     if value := re.match(r"Error parsing (\S+?):.*? from \[(.*?)\]\.", text):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.space import Excluded
 from workloads.settings import CompileSettings
 
-IDENTITY = ("workload", "size", "seed", "device", "workers_per_trial")
+if TYPE_CHECKING:
+    from orchestrator.space import Excluded  # which loads torch, and processes that wait for workers need none
+
+IDENTITY = ("workload", "size", "seed", "device", "workers_per_trial", "pipeline")
 """Fields in which a resumed sweep must equal the one that began the folder, for its figures to be comparable."""
 
 
@@ -20,6 +22,16 @@ class Device(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Pipeline(StrEnum):
+    """Where a trial's timed batches come from."""
+
+    RESIDENT = "resident"
+    """Prepared beforehand, on the device: what is timed is the compute alone."""
+
+    REAL = "real"
+    """The workload's own loader, as a training job would have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +56,14 @@ class SweepConfig:
     """Decides weights and data."""
     device: Device = Device.CPU
     """What trials train on."""
+    pipeline: Pipeline = Pipeline.RESIDENT
+    """Where timed batches come from."""
     workers_per_trial: int = 1
     """Train workers a trial, each with one GPU where there are GPUs."""
     max_concurrent: int = 1
-    """Trials that run at once. More than one a host inflates compile times."""
+    """Trials that run at once, and into how many shares a host's cores are divided."""
+    confirm: bool = True
+    """Whether members of the front whose compile met contention are measured again alone, at the end."""
     time_budget_s: float | None = None
     """Seconds after which no further trial starts; None for no limit."""
     compile_deadline_s: float = 600.0
@@ -75,8 +91,10 @@ class SweepConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; settings as their keys."""
-        values = asdict(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items()}
         values["settings"] = [setting.key for setting in self.settings]
+        values["excluded"] = [asdict(excluded) for excluded in self.excluded]
         return values
 
 

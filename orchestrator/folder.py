@@ -18,7 +18,7 @@ from orchestrator.config import IDENTITY, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import RecordsError, SweepFolderError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOGS = "logs"
 TRAIN_STATE = ".train-"
 """How folders of a running trial's Ray Train state begin; a killed driver leaves them."""
@@ -50,7 +50,7 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
     _make_writable(folder)
     before = read_sweep(folder)
     for name in IDENTITY:
-        mine, theirs = getattr(config, name), before["config"].get(name)
+        mine, theirs = config.to_dict()[name], before["config"].get(name)
         if mine != theirs:
             raise SweepFolderError(
                 f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"

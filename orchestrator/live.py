@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 
 import ray
@@ -45,7 +46,7 @@ class LiveView:
         console: where to write; a live view if it is a terminal, otherwise a line an event.
         folder: the sweep's.
         title: the first line.
-        planned: trials this sweep consists of, those of earlier runs included.
+        planned: trials this sweep consists of so far, those of earlier runs included.
         done: records of earlier runs.
         expected_s: seconds each setting, by its key, will probably take.
         front_of: finds the present front.
@@ -70,6 +71,7 @@ class LiveView:
         self._bytes_read = -1
         self._began = time.monotonic()
         self._ended = threading.Event()
+        self._more: SimpleQueue[tuple[Mapping[str, float], str]] = SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self._live: Live | None = None
 
@@ -91,6 +93,10 @@ class LiveView:
             self._live.stop()
             self._live = None
 
+    def plan_more(self, expected_s: Mapping[str, float], why: str) -> None:
+        """Adds trials to the sweep, with what each will probably take, by its settings' key, and says why."""
+        self._more.put((expected_s, why))
+
     def _follow(self) -> None:
         while not self._ended.wait(_POLL_S):
             with suppress(Exception):  # a view that fails must not end what it shows
@@ -107,16 +113,26 @@ class LiveView:
             state.front = self._front_of(self._folder)
         asked = self._stopping.is_set() and not state.stopping
         state.stopping = self._stopping.is_set()
+        if self._live is None:
+            self._tell(running_before, fresh)
+        while not self._more.empty():
+            expected_s, why = self._more.get()
+            self._expected_s = {**self._expected_s, **expected_s}
+            state.planned += len(expected_s)
+            self._line(why)
         if self._live is not None:
             self._live.update(self._rendered())
-            return
+        elif asked:
+            self._line(_stopping_words(len(state.running)))
+
+    def _tell(self, running_before: Mapping[str, str], fresh: Sequence[TrialRecord]) -> None:
+        """A line for each phase that was reached and each trial that is done."""
+        state = self._state
         for progress in state.running:
             if running_before.get(progress.trial_id) != progress.phase:
                 self._line(f"{_label(progress.settings_key)}: {progress.phase}{self._expectation(progress)}")
         for number, record in enumerate(fresh, start=len(state.records) - len(fresh) + 1):
             self._line(f"{number}/{state.planned} {_outcome(record)}")
-        if asked:
-            self._line(_stopping_words(len(state.running)))
 
     def _new_records(self) -> list[TrialRecord]:
         bytes_now = (self._folder / records.TRIALS_FILE).stat().st_size
@@ -159,10 +175,16 @@ class LiveView:
             table.add_row(escape(_label(progress.settings_key)), phase, _duration(progress.elapsed_s), expected)
         return table
 
+    def _latest(self) -> Sequence[TrialRecord]:
+        """The record of each setting that counts."""
+        return list({record.settings_key: record for record in self._state.records}.values())
+
     def _done_table(self) -> Table:
         table = Table("done", "samples/s", "compile s", "outcome", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for record in self._state.records:
+        for record in self._latest():
             on_front = "on the front" if record.settings_key in self._state.front else ""
+            if on_front and record.contended:
+                on_front += ", compiled beside others"
             outcome = on_front if record.status is Status.OK else f"{record.status}: {record.label}"
             table.add_row(
                 escape(_label(record.settings_key)),

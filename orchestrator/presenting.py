@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.config import SweepConfig
+from orchestrator.config import Pipeline, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s
 from orchestrator.records import Status, TrialRecord
@@ -27,7 +27,8 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
     """Prints what would run, what would not and why, and an estimate."""
     recorded = {record.settings_key for record in done}
     left = [setting for setting in config.settings if setting.key not in recorded]
-    console.print(f"recipe {config.recipe}: {config.workload} ({config.size}), {len(left)} settings", highlight=False)
+    loader = " with its own loader" if config.pipeline is Pipeline.REAL else ""
+    console.print(f"recipe {config.recipe}: {config.workload} ({config.size}){loader}, {len(left)} settings", highlight=False)
     table = Table("setting", "graphs", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     seconds = 0.0
     for setting in left:
@@ -41,8 +42,12 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
         example = next(excluded.candidate for excluded in config.excluded if excluded.reason == reason)
         console.print(f"excluded {count}, for example {example}: {reason}", markup=False, highlight=False, soft_wrap=True)
     budget = f", within a budget of {config.time_budget_s:g} s" if config.time_budget_s else ""
+    confirming = (
+        ", then members of the front that met contention again, alone" if config.confirm and config.max_concurrent > 1 else ""
+    )
+    minutes = seconds / 60 / config.max_concurrent
     console.print(
-        f"estimate: {seconds / 60 / config.max_concurrent:.1f} min, {config.max_concurrent} at once{budget}", highlight=False
+        f"estimate: {minutes:.1f} min, {config.max_concurrent} at once{confirming}{budget}", highlight=False, soft_wrap=True
     )
 
 

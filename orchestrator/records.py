@@ -21,7 +21,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from orchestrator.errors import RecordsError
 from workloads.settings import CompileSettings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TRIALS_FILE = "trials.jsonl"
 SWEEP_FILE = "sweep.json"
 
@@ -52,8 +52,8 @@ class TrialRecord:
 
     trial_id: str
     """Unique in the sweep; also the folder's name under `logs/`."""
-    settings: dict[str, str | int | bool | None]
-    """The canonical fields of `CompileSettings`."""
+    settings: dict[str, Any]
+    """`CompileSettings.to_dict()`."""
     settings_key: str
     """`CompileSettings.key`."""
     status: Status
@@ -68,7 +68,11 @@ class TrialRecord:
     size: str = ""
     device: str | None = None
     """The GPU's name, or cpu."""
+    pipeline: str = "resident"
+    """resident: batches prepared on the device; real: the workload's own loader."""
     num_workers: int = 1
+    cores: int | None = None
+    """Logical CPUs worker 0 was bound to."""
     environment_key: str | None = None
     """Digest of what makes figures comparable; see `environment.py`."""
     started_at: str = ""
@@ -77,6 +81,12 @@ class TrialRecord:
     """Seconds the whole attempt took, worker start included."""
     compile_s: float | None = None
     """Warm-up seconds less as many median steady steps."""
+    compile_phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of `compile_s` by phase: dynamo, aot_autograd, inductor, …, and other; together they are `compile_s`."""
+    cpu_pressure: float | None = None
+    """Share of the warm-up that worker 0 and what it started waited for a core; see `pressure.py`."""
+    contended: bool = False
+    """Whether other trials on the host slowed the warm-up, as far as can be told."""
     first_step_s: float | None = None
     warmup_s: float | None = None
     warmup_steps: int | None = None
@@ -84,6 +94,10 @@ class TrialRecord:
     step_ms_median: float | None = None
     step_ms_ci95: tuple[float, float] | None = None
     """95 % interval of the median step, in milliseconds."""
+    stable: bool | None = None
+    """Whether that interval became narrower than 1 % before the limit of passes."""
+    outliers: int | None = None
+    """Steps over 1.5 times their batch's median; they count in every figure."""
     samples_per_s: float | None = None
     """Over all workers."""
     samples_per_s_ci95: tuple[float, float] | None = None
@@ -91,17 +105,41 @@ class TrialRecord:
     """Useful tokens, padding not counted, over all workers."""
     mean_length: float | None = None
     """Mean padded length of the timed batches, in tokens."""
+    speedup_eager: float | None = None
+    """Eager's time over the compiled one's on the same padded batches, from blocks in turn."""
+    speedup_eager_ci95: tuple[float, float] | None = None
+    clock_drift: float | None = None
+    """Slowest over fastest block of that eager reference, minus 1."""
+    data_wait_share: float | None = None
+    """Share of a pass that waits for data, with pipeline=real."""
     peak_memory_bytes: int | None = None
     """Most memory allocated on worker 0's device; on CPU the process's largest resident set."""
+    peak_reserved_bytes: int | None = None
+    """Most memory that torch's allocator held of the device."""
+    compile_peak_memory_bytes: int | None = None
+    """Most memory allocated during the warm-up."""
+    cudagraph_pool_bytes: int | None = None
+    """Memory that CUDA graphs hold for themselves."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """`status` (ok, nan, diverges, eager-unstable) and the gaps and tolerances behind it."""
+    source: str | None = None
+    """The settings as Python, as they were executed."""
     graphs: int | None = None
     graph_breaks: int | None = None
     graph_break_reasons: list[str] = field(default_factory=list)
     recompiles: int | None = None
     recompile_reasons: list[str] = field(default_factory=list)
+    recompile_limit_hits: list[str] = field(default_factory=list)
+    cudagraph_skips: int | None = None
+    cudagraph_skip_reasons: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    """Where torch ran eagerly without being asked to, a sentence each."""
+    perf_hints: list[str] = field(default_factory=list)
+    """What torch's log says would be faster."""
     step_ms: list[float] = field(default_factory=list)
     """Every timed step of worker 0, in milliseconds, in order."""
+    eager_step_ms: list[float] = field(default_factory=list)
+    """Every step of the eager reference, likewise."""
 
     def to_json(self) -> str:
         """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
@@ -128,11 +166,13 @@ class TrialRecord:
         if unknown := sorted(values.keys() - names):
             raise RecordsError(f"unknown field {unknown[0]!r}")
         try:
+            if not isinstance(values["settings"], dict):
+                raise TypeError(f"settings is {values['settings']!r}")
             values["settings"] = CompileSettings.from_dict(values["settings"]).to_dict()
             values["status"] = Status(values["status"])
             values["caches"] = Caches(values.get("caches", Caches.COLD))
-            for name in ("step_ms_ci95", "samples_per_s_ci95"):
-                if values.get(name) is not None:
+            for name, kind in _KINDS.items():
+                if kind == _INTERVAL and values.get(name) is not None:
                     low, high = values[name]
                     values[name] = None if None in (low, high) else (float(low), float(high))  # null: it was not finite
             for name, value in values.items():
@@ -188,6 +228,7 @@ def _parsed(path: Path, text: str) -> Iterator[TrialRecord]:
 
 
 _KINDS = get_type_hints(TrialRecord)
+_INTERVAL = tuple[float, float] | None
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -8,8 +8,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,7 +20,8 @@ from rich.console import Console
 
 import analysis
 from orchestrator import cli, folder, presenting, records
-from orchestrator.config import Device, SweepConfig
+from orchestrator.config import Device, Pipeline, SweepConfig
+from orchestrator.confirming import announcement, contended_members, rounds
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.estimates import expected_s
@@ -27,6 +30,7 @@ from orchestrator.session import Interrupts, ray_session
 from orchestrator.space import Choice, Target, choose
 from workloads.base import BUILT_IN, Workload, load_workload
 from workloads.settings import CompileSettings
+from workloads.spelling import read_pairs
 
 GIVEN = "given"
 """What a sweep of `--settings` calls its recipe."""
@@ -51,8 +55,12 @@ class Options:
     """At most this many of the recipe's settings, the first ones."""
     device: Device | None = None
     """cpu or cuda; by default cuda if this machine has a GPU. Say cuda on a cluster whose head has none."""
+    pipeline: Pipeline | None = None
+    """resident (the default) times the compute on prepared batches; real times it with the workload's own loader."""
     max_concurrent: int | None = None
-    """Trials at once; by default one a GPU, or one. Trials on one host inflate each other's compile times."""
+    """Trials at once; by default one a GPU, or one. They divide a host's cores among themselves."""
+    no_confirm: bool = False
+    """Do not measure members of the front whose compile met contention again, alone, at the end."""
     workers_per_trial: int | None = None
     """Train workers of each trial, one GPU each; 1 by default."""
     time_budget_s: float | None = None
@@ -69,6 +77,8 @@ class Options:
     """Go on with the sweep in --output: what is recorded there is not repeated."""
     dry_run: bool = False
     """Print what would run, what would not and why, and how long it would take; start nothing."""
+    explain: str | None = None
+    """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sweep(options: Options) -> int:
     console = Console()
     environment = fingerprint()
+    if options.explain is not None:
+        return _explain(console, options.explain, options, environment)
     if options.resume and options.output is None:
         raise ConfigError("--resume needs to know which sweep; name its folder with --output")
     output = options.output or _new_folder(options)
@@ -97,11 +109,14 @@ def _sweep(options: Options) -> int:
     report = analysis.write_report(output)
     found = analysis.summary(analysis.load(output))
     presenting.show_summary(console, _rows(found), found.counts)
-    left = _left(config, records.read(output))
+    left, unconfirmed = _left(config, records.read(output)), _unconfirmed(config, output)
+    again = f"{PROG} --resume --output {output}"
+    why = "stopped" if interrupted else "the time budget did not suffice for them"
     if left:
-        again = f"{PROG} --resume --output {output}"
-        why = "stopped" if interrupted else "the time budget did not suffice for them"
         console.print(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}", soft_wrap=True)
+    elif unconfirmed:
+        which = f"{len(unconfirmed)} of the front met contention and did not run again alone"
+        console.print(f"{which}; go on with: {again}", soft_wrap=True)
     console.print(f"report: {report}", soft_wrap=True)
     return 130 if interrupted else 0
 
@@ -116,33 +131,53 @@ def _run(
 ) -> bool:
     """Runs what is left of the plan; returns whether a person stopped it."""
     left = _left(config, done)
-    if not left:
-        return False
     interrupts = Interrupts()
     ends_at = time.monotonic() + config.time_budget_s if config.time_budget_s else float("inf")
 
-    def may_start(setting: CompileSettings) -> bool:
-        expected = expected_s(setting, max_length, records.read(output))
-        return not interrupts.asked.is_set() and time.monotonic() + expected < ends_at
+    def expected(setting: CompileSettings) -> float:
+        return expected_s(setting, max_length, records.read(output))
 
+    def may_start(setting: CompileSettings) -> bool:
+        return not interrupts.asked.is_set() and time.monotonic() + expected(setting) < ends_at
+
+    def to_confirm() -> list[records.TrialRecord]:
+        return [member for member in _unconfirmed(config, output) if may_start(CompileSettings.parse(member.settings_key))]
+
+    if not any(map(may_start, left)) and not to_confirm():
+        return False
     with tempfile.TemporaryDirectory(prefix="compile-sweep-tune-") as scratch:
         try:
             with ray_session(), interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
-                from orchestrator.live import LiveView  # these import ray, which reads what the session has set
+                from orchestrator.board import open_board  # these import ray, which reads what the session has set
+                from orchestrator.live import LiveView
                 from orchestrator.tuning import run_trials
 
                 view = LiveView(
                     console=console,
                     folder=output,
                     title=f"{config.recipe}: {config.workload} ({config.size}) on {presenting.machine(environment)}",
-                    planned=len(config.settings),
+                    planned=len(done) + len(left),
                     done=done,
-                    expected_s={setting.key: expected_s(setting, max_length, done) for setting in left},
-                    front_of=lambda path: list(analysis.pareto_front(analysis.load(path))["settings_key"]),
+                    expected_s={setting.key: expected(setting) for setting in left},
+                    front_of=_front,
                     stopping=interrupts.asked,
                 )
-                with view:
-                    run_trials(config, left, environment, output, Path(scratch), _new_trial_id(output), may_start)
+                run = partial(
+                    run_trials,
+                    config,
+                    environment=environment,
+                    output=output,
+                    scratch=Path(scratch),
+                    new_trial_id=_new_trial_id(output),
+                    may_start=may_start,
+                )
+                with open_board(), view:
+                    if left:
+                        run(left)
+                    for members in rounds(to_confirm):
+                        again = [CompileSettings.parse(member.settings_key) for member in members]
+                        view.plan_more({setting.key: expected(setting) for setting in again}, announcement(members))
+                        run(again, alone=True)
         except KeyboardInterrupt:
             return True
     return interrupts.asked.is_set()
@@ -189,15 +224,20 @@ def _configured(
 ) -> SweepConfig:
     recipe: str = _first(GIVEN if options.settings else options.recipe, stored.get("recipe"), "quickstart")
     workers: int = _first(options.workers_per_trial, stored.get("workers_per_trial"), 1)
-    target = Target(max_length=workload.max_length, has_gpu=device is Device.CUDA)
+    target = Target.of(workload, has_gpu=device is Device.CUDA)
     if options.settings:
-        chosen = _given(options, target)
+        if options.recipe is not None:
+            raise ConfigError(f"--settings replaces a recipe's settings; leave out {options.recipe} or --settings")
+        chosen = _given("--settings", options.settings, target)
     elif options.recipe is None and "settings" in stored:
         chosen = Choice(settings=tuple(CompileSettings.parse(str(key)) for key in stored["settings"]), excluded=())
     else:
         chosen = choose(find_recipe(recipe)(target), target)
     if options.num_trials is not None and options.num_trials < 1:
         raise ConfigError(f"--num-trials {options.num_trials} is too few; use 1 or more")
+    pipeline = Pipeline(_first(options.pipeline, stored.get("pipeline"), Pipeline.RESIDENT))
+    if pipeline is Pipeline.REAL and type(workload).loader is Workload.loader:
+        raise ConfigError(f"--pipeline real needs a loader, and {type(workload).__name__} has none; write one, or use resident")
     num_gpus = environment.num_gpus if device is Device.CUDA else 0
     compile_deadline_s = _first(options.compile_deadline_s, stored.get("compile_deadline_s"), 600.0)
     config = SweepConfig(
@@ -208,8 +248,10 @@ def _configured(
         excluded=chosen.excluded,
         seed=workload.seed,
         device=device,
+        pipeline=pipeline,
         workers_per_trial=workers,
         max_concurrent=_first(options.max_concurrent, max(1, num_gpus // max(1, workers))),
+        confirm=not options.no_confirm,
         time_budget_s=options.time_budget_s,
         compile_deadline_s=compile_deadline_s,
         trial_deadline_s=_first(options.trial_deadline_s, compile_deadline_s + 300.0),
@@ -219,19 +261,41 @@ def _configured(
     return config
 
 
-def _given(options: Options, target: Target) -> Choice:
-    if options.recipe is not None:
-        raise ConfigError(f"--settings replaces a recipe's settings; leave out {options.recipe} or --settings")
-    settings = [CompileSettings.parse(spelled) for spelled in options.settings]
-    chosen = choose((setting.fields_that_apply() for setting in settings), target)
+def _given(option: str, spelled: Sequence[str], target: Target) -> Choice:
+    chosen = choose((dict(read_pairs(setting)) for setting in spelled), target)
     if chosen.excluded:
-        raise ConfigError(f"--settings {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
+        raise ConfigError(f"{option} {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
     return chosen
+
+
+def _explain(console: Console, spelled: str, options: Options, environment: Environment) -> int:
+    """What `--explain` does instead of a sweep."""
+    for option in fields(Options):
+        given = getattr(options, option.name) != option.default
+        if given and option.name not in ("explain", "workload", "size", "seed", "device"):
+            word = options.recipe if option.name == "recipe" else f"--{option.name.replace('_', '-')}"
+            raise ConfigError(f"--explain looks at one setting and runs no sweep; leave out {word}")
+    device = _device(options, {}, environment)
+    workload = _workload(options, {}, device)
+    (setting,) = _given("--explain", [spelled], Target.of(workload, has_gpu=device is Device.CUDA)).settings
+    from orchestrator.explain import explain  # only here: a sweep does without
+
+    return explain(setting, _first(options.workload, "captioning"), workload.size, workload.seed, device, console)
 
 
 def _stored_config(output: Path) -> dict[str, Any]:
     has_sweep = (output / records.SWEEP_FILE).exists()
     return dict(folder.read_sweep(output)["config"]) if has_sweep else {}
+
+
+def _front(output: Path) -> list[str]:
+    """Settings keys of a folder's present front."""
+    return list(analysis.pareto_front(analysis.load(output))["settings_key"])
+
+
+def _unconfirmed(config: SweepConfig, output: Path) -> list[records.TrialRecord]:
+    """Members of the front that have to be measured again alone."""
+    return contended_members(_front(output), records.read(output)) if config.confirm else []
 
 
 def _left(config: SweepConfig, done: Sequence[records.TrialRecord]) -> list[CompileSettings]:
@@ -245,7 +309,8 @@ def _new_folder(options: Options) -> Path:
 
 
 def _new_trial_id(output: Path) -> Callable[[], str]:
-    return lambda: f"{len(list((output / folder.LOGS).iterdir())) + 1:03d}-{uuid.uuid4().hex[:6]}"
+    numbers = count(len(list((output / folder.LOGS).iterdir())) + 1)
+    return lambda: f"{next(numbers):03d}-{uuid.uuid4().hex[:6]}"
 
 
 def _first(*values: Value | None) -> Value:

@@ -6,6 +6,7 @@ it; what is measured runs in Train workers, which are new processes every time.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ from orchestrator import records
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Progress, find_board, find_progress
 from orchestrator.failures import Death, Verdict, judge_death, judge_measurement
+from orchestrator.pressure import is_contended
 from orchestrator.watchdog import MARKER, kill_marked
 from orchestrator.worker import MeasurementFailed, train_loop
 from workloads.phases import Phase
@@ -33,28 +35,7 @@ from workloads.phases import Phase
 GRACE_S = 15.0
 """Past the trial's deadline, until the trial kills workers that have not ended themselves, and then until it ends itself."""
 
-_COPIED = (
-    "device",
-    "environment_key",
-    "compile_s",
-    "first_step_s",
-    "warmup_s",
-    "warmup_steps",
-    "steady_steps",
-    "step_ms_median",
-    "step_ms_ci95",
-    "samples_per_s_ci95",
-    "samples_per_s",
-    "tokens_per_s",
-    "mean_length",
-    "peak_memory_bytes",
-    "numerics",
-    "graphs",
-    "graph_break_reasons",
-    "recompile_reasons",
-    "step_ms",
-)
-"""Fields a record takes over from worker 0's measurement."""
+_RECORDED = {field.name for field in dataclasses.fields(records.TrialRecord)}
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +55,7 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
             phase=progress.phase if progress else None,
             started_at=started_at,
             wall_s=time.monotonic() - began,
-            figures=_figures(measurement, assignment.plan.num_workers),
+            figures=_figures(measurement, assignment.plan.num_workers, progress.neighbours if progress else 0),
         )
         records.append(Path(assignment.plan.folder), record)
     finally:
@@ -98,7 +79,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
         shutil.rmtree(scratch, ignore_errors=True)
     progress = find_progress(assignment.trial_id)
     if measurement is not None:
-        claims_cudagraphs = bool(assignment.settings.cudagraphs)
+        claims_cudagraphs = assignment.settings.claims_cudagraphs
         return measurement, judge_measurement(measurement, claims_cudagraphs=claims_cudagraphs), progress
     return None, judge_death(_death(plan, error, progress)), progress
 
@@ -115,38 +96,31 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
         scaling_config=ScalingConfig(
             num_workers=plan.num_workers,
             use_gpu=plan.use_gpu,
-            resources_per_worker={"CPU": _claimed_cpus(plan), **({"GPU": 1} if plan.use_gpu else {})},
+            resources_per_worker={"CPU": plan.claimed_cpus, **({"GPU": 1} if plan.use_gpu else {})},
         ),
         run_config=run_config(
             name=assignment.trial_id,
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),
-            worker_runtime_env={"env_vars": _worker_environment(plan, marker, scratch)},
+            worker_runtime_env={"env_vars": _worker_environment(marker, scratch)},
         ),
     )
 
 
-def _claimed_cpus(plan: TrialPlan) -> float:
-    """What a worker claims of Ray: its cores less a little, so that waiting trials fit beside workers that use all cores."""
-    return max(0.5, plan.cores_per_worker - 0.5)
-
-
-def _worker_environment(plan: TrialPlan, marker: str, scratch: Path) -> dict[str, str]:
-    """Empty caches of its own for a cold compile, its share of the cores, and the marker its children inherit."""
+def _worker_environment(marker: str, scratch: Path) -> dict[str, str]:
+    """Empty caches of its own for a cold compile, and the marker its children inherit."""
     return {
         MARKER: marker,
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TRITON_CACHE_DIR": str(scratch / "triton"),
-        "OMP_NUM_THREADS": str(plan.cores_per_worker),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(plan.cores_per_worker),
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # output belongs to the trial's log, see worker.py
     }
 
 
-def _figures(measurement: Mapping[str, Any] | None, num_workers: int) -> dict[str, Any]:
+def _figures(measurement: Mapping[str, Any] | None, num_workers: int, neighbours: int) -> dict[str, Any]:
     if measurement is None:
         return {}
-    figures = {name: measurement[name] for name in _COPIED}
+    figures = {name: value for name, value in measurement.items() if name in _RECORDED}
     # Workers step in lockstep on batches of one size, so the group's rate is worker 0's times their number.
     low, high = figures["samples_per_s_ci95"]
     return {
@@ -156,6 +130,7 @@ def _figures(measurement: Mapping[str, Any] | None, num_workers: int) -> dict[st
         "tokens_per_s": figures["tokens_per_s"] * num_workers,
         "graph_breaks": len(figures["graph_break_reasons"]),
         "recompiles": len(figures["recompile_reasons"]),
+        "contended": is_contended(neighbours, figures["cpu_pressure"]),
     }
 
 

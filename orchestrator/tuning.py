@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from ray import tune
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from orchestrator.assignment import TrialPlan
-from orchestrator.board import open_board
 from orchestrator.cleanup import Cleanup
 from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import Environment
@@ -21,6 +21,9 @@ from workloads.settings import CompileSettings
 _TRIAL_CPUS = 0.01
 """A trial only waits for its workers; holding a core it could keep them from starting for ever (0 is refused by Tune)."""
 
+_LEFT_CPUS = 0.5
+"""Of the cores of each worker, not claimed of Ray: so waiting trials fit beside workers that use all cores."""
+
 
 def run_trials(
     config: SweepConfig,
@@ -30,8 +33,10 @@ def run_trials(
     scratch: Path,
     new_trial_id: Callable[[], str],
     may_start: Callable[[CompileSettings], bool],
+    *,
+    alone: bool = False,
 ) -> None:
-    """Runs the trials; returns when none is left or none may start. Ray must be initialised.
+    """Runs the trials; returns when none is left or none may start. Ray must be initialised and the board be open.
 
     Args:
         config: the sweep's.
@@ -41,8 +46,9 @@ def run_trials(
         scratch: for Tune's own state, which nobody needs afterwards.
         new_trial_id: makes an identifier no other attempt of the folder has.
         may_start: asked before each trial.
+        alone: one trial at a time, each with the share of the cores it would have had beside others, so that its compile time
+            can be compared with theirs.
     """
-    board = open_board()
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
     at_once = config.max_concurrent * config.workers_per_trial
@@ -53,7 +59,9 @@ def run_trials(
         seed=config.seed,
         num_workers=config.workers_per_trial,
         use_gpu=config.device is Device.CUDA,
-        cores_per_worker=max(1, environment.cores // at_once),
+        pipeline=config.pipeline,
+        workers_at_once=at_once,
+        claimed_cpus=max(0.5, environment.cores // at_once - _LEFT_CPUS),
         compile_deadline_s=config.compile_deadline_s,
         trial_deadline_s=config.trial_deadline_s,
     )
@@ -63,11 +71,11 @@ def run_trials(
         tune_config=tune.TuneConfig(
             search_alg=PlannedSearcher(settings, plan, new_trial_id, may_start),
             num_samples=len(settings),
-            max_concurrent_trials=config.max_concurrent,
+            max_concurrent_trials=1 if alone else config.max_concurrent,
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(
-            name="sweep",
+            name=uuid.uuid4().hex,  # of several in one folder
             storage_path=str(scratch),
             verbose=0,
             callbacks=[Cleanup(output)],
@@ -75,4 +83,3 @@ def run_trials(
         ),
     )
     tuner.fit()
-    del board  # until here it had to be held: the actor lives as long as its handle

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -14,10 +14,11 @@ from typing import IO, Any
 import ray
 import ray.train
 
-from orchestrator import environment, watchdog
-from orchestrator.assignment import Assignment
+from orchestrator import cores, environment, watchdog
+from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import find_board
 from orchestrator.folder import now
+from orchestrator.pressure import PressureGauge
 from workloads.phases import Phase
 
 
@@ -51,7 +52,8 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
         watchdog.arm(assignment.plan.trial_deadline_s, log)
         try:
-            return _measure(assignment, rank, deadline, log)
+            with _own_cores(assignment.plan) as cpus:
+                return _measure(assignment, rank, cpus, deadline, log)
         except Exception as error:
             traceback.print_exc()
             raise MeasurementFailed(_type_name(error), str(error), _from_compiler(error), log.name) from None
@@ -59,10 +61,26 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
             watchdog.disarm()
 
 
-def _measure(assignment: Assignment, rank: int, deadline: float, log: IO[str]) -> dict[str, Any]:
+@contextmanager
+def _own_cores(plan: TrialPlan) -> Iterator[tuple[int, ...]]:
+    """Binds this process to its share of the host's cores, which is its own while the block lasts."""
+    at_once, preferred = plan.workers_at_once, None
+    if plan.use_gpu:  # a host takes no more workers than it has GPUs, and a GPU's neighbours keep their shares
+        at_once = max(1, min(at_once, environment.fingerprint().num_gpus))
+        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        preferred = int(gpu) if gpu.isdigit() else None
+    with cores.slot(at_once, preferred) as slot:
+        cpus = cores.share_of(slot, at_once)
+        cores.bind(cpus)
+        yield cpus
+
+
+def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
     plan = assignment.plan
-    print(f"{now()} worker {rank} of {plan.num_workers} is up", flush=True)
+    print(f"{now()} worker {rank} of {plan.num_workers} is up, on cores {', '.join(map(str, cpus))}", flush=True)
     import torch  # not at the head of the module: the trial and the controller import it too, and need no torch
+
+    torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
 
     from workloads.base import load_workload
     from workloads.measuring import measure
@@ -71,23 +89,37 @@ def _measure(assignment: Assignment, rank: int, deadline: float, log: IO[str]) -
         from workloads.toolchain import warm_cpp_headers
 
         warm_cpp_headers()
-    board = find_board() if rank == 0 else None
+    board = find_board()
+    ray.get(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id()))
+    gauge = PressureGauge(cores=len(cpus))
+    cpu_pressure: float | None = None
 
     def on_phase(phase: Phase) -> None:
+        nonlocal cpu_pressure
+        if phase is Phase.STEADY:
+            cpu_pressure = gauge.stop()
         print(f"{now()} {phase}", flush=True)
-        if board is not None:
+        if rank == 0:
             ray.get(board.reach.remote(assignment.trial_id, phase))
         seconds_left = deadline - time.monotonic()
         watchdog.arm(min(plan.compile_deadline_s, seconds_left) if phase is Phase.WARMING_UP else seconds_left, log)
+        if phase is Phase.WARMING_UP:
+            gauge.start()
 
     measurement = measure(
         load_workload(plan.workload)(plan.size, plan.seed),
         assignment.settings,
         device=torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu"),
         rank=rank,
+        pipeline=plan.pipeline,
         on_phase=on_phase,
     )
-    return {**measurement.to_dict(), "environment_key": environment.fingerprint().key}
+    return {
+        **measurement.to_dict(),
+        "environment_key": environment.fingerprint().key,
+        "cores": len(cpus),
+        "cpu_pressure": cpu_pressure,
+    }
 
 
 @contextmanager

@@ -35,17 +35,48 @@ def test_a_board_tells_phases_of_running_trials_and_forgets_ended_ones() -> None
 
     from orchestrator.board import find_board, find_progress, open_board
 
-    board = open_board()
-    ray.get(board.begin.remote("1", "scope=eager"))
-    ray.get(board.reach.remote("1", "building"))
-    ray.get(board.reach.remote("2", "building"))  # never began
-    progress = find_progress("1")
-    assert progress is not None
-    assert (progress.settings_key, progress.phase) == ("scope=eager", "building")
-    assert 0 <= progress.in_phase_s <= progress.elapsed_s
-    ray.get(find_board().end.remote("1"))
-    assert ray.get(find_board().running.remote()) == []
-    ray.kill(board)
+    with open_board() as board:
+        ray.get(board.begin.remote("1", "scope=eager"))
+        ray.get(board.reach.remote("1", "building"))
+        ray.get(board.reach.remote("2", "building"))  # never began
+        progress = find_progress("1")
+        assert progress is not None
+        assert (progress.settings_key, progress.phase) == ("scope=eager", "building")
+        assert 0 <= progress.in_phase_s <= progress.elapsed_s
+        ray.get(find_board().end.remote("1"))
+        assert ray.get(find_board().running.remote()) == []
+
+
+def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
+    import ray
+
+    from orchestrator.board import find_progress, open_board
+
+    with open_board() as board:
+
+        def tell(method: str, *words: str) -> None:
+            ray.get(getattr(board, method).remote(*words))
+
+        def neighbours(trial: str) -> int:
+            progress = find_progress(trial)
+            assert progress is not None
+            return progress.neighbours
+
+        for trial, hosts in {"early": "a", "warming": "ab", "late": "b", "elsewhere": "c", "not up": ""}.items():
+            tell("begin", trial, "scope=eager")
+            for host in hosts if trial != "late" else "":
+                tell("arrive", trial, host)
+        tell("arrive", "nobody", "a")
+        tell("end", "early")
+        tell("reach", "warming", "warming-up")
+        assert neighbours("warming") == 0  # the early one was gone, the late one is not there yet
+        tell("arrive", "late", "b")
+        tell("end", "late")
+        tell("reach", "warming", "steady")
+        tell("begin", "later", "scope=eager")
+        tell("arrive", "later", "a")
+        assert neighbours("warming") == 1
+        assert neighbours("later") == 0
 
 
 def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> None:
@@ -85,8 +116,6 @@ def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path:
     from orchestrator.board import open_board
     from orchestrator.cleanup import Cleanup
 
-    board = open_board()
-    ray.get(board.begin.remote("7", "scope=eager"))
     plan = TrialPlan(
         folder=str(tmp_path),
         workload="toy",
@@ -94,16 +123,19 @@ def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path:
         seed=0,
         num_workers=1,
         use_gpu=False,
-        cores_per_worker=1,
+        pipeline="resident",
+        workers_at_once=1,
+        claimed_cpus=0.5,
         compile_deadline_s=deadline_s,
         trial_deadline_s=deadline_s,
     )
     assignment = Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
     trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
-    cleanup = Cleanup(tmp_path)
-    cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
-    cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
-    (record,) = records.read(tmp_path)
-    assert (record.trial_id, record.status, record.label) == ("7", records.Status.FAILED, label)
-    assert ray.get(board.running.remote()) == []
-    ray.kill(board)
+    with open_board() as board:
+        ray.get(board.begin.remote("7", "scope=eager"))
+        cleanup = Cleanup(tmp_path)
+        cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
+        cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
+        (record,) = records.read(tmp_path)
+        assert (record.trial_id, record.status, record.label) == ("7", records.Status.FAILED, label)
+        assert ray.get(board.running.remote()) == []

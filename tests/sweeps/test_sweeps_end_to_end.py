@@ -19,6 +19,9 @@ import analysis
 
 pytestmark = pytest.mark.slow
 
+RUN = "SWEEPS_END_TO_END"
+"""Environment variable that tells this test run's processes from those of another on the same host."""
+
 EAGER_SIX = [
     "scope=eager,padding=max",
     "scope=eager,padding=longest,pad_multiple=1",
@@ -41,7 +44,7 @@ def sweep(output: Path, *words: str, timeout_s: float = 240) -> subprocess.Compl
 
 def environment() -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
-    return {**os.environ, "PYTHONPATH": str(root)}
+    return {**os.environ, "PYTHONPATH": str(root), RUN: str(os.getpid())}
 
 
 def records_of(output: Path) -> list[dict[str, Any]]:
@@ -49,10 +52,12 @@ def records_of(output: Path) -> list[dict[str, Any]]:
 
 
 def processes_of_sweeps() -> list[str]:
-    """Commands of processes that only a sweep starts."""
+    """Commands of processes that only a sweep of this test run starts."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         environ, words = process.info["environ"] or {}, process.info["cmdline"] or []
+        if environ.get(RUN) != str(os.getpid()):
+            continue
         if "COMPILE_SWEEP_ATTEMPT" in environ or "orchestrator.watchdog" in words or words[:2] == ["sleep", "600"]:
             found.append(" ".join(words))
     return found
@@ -117,6 +122,7 @@ def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> Non
     output = tmp_path / "sweep"
     running = start(output, "--workload", "toy_workloads:Faulty", "--settings", EAGER_SIX[4])
     wait_until(lambda: "warming-up" in log_of_first_trial(output), 60)
+    assert processes_of_sweeps()
     running.send_signal(signal.SIGINT)
     time.sleep(1)
     began = time.monotonic()
@@ -143,6 +149,35 @@ def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_
     described = json.loads((output / "sweep.json").read_text())
     assert described["config"]["workers_per_trial"] == 2
     assert described["environment_key"] == full["environment_key"]
+
+
+def test_members_of_the_front_that_met_contention_are_measured_again_alone(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--workload", "toy_workloads:Crowded", "--max-concurrent", "2", "--settings", *EAGER_SIX[:2], "--no-confirm")
+    done = sweep(output, *words)
+    assert done.returncode == 0, done.stderr
+    contended = records_of(output)
+    assert [(r["status"], r["contended"]) for r in contended] == [("ok", True)] * 2, contended
+    share = len(os.sched_getaffinity(0)) / 2
+    assert all(int(share) <= r["cores"] <= share + 1 for r in contended)
+    assert all(0.05 < r["cpu_pressure"] <= 1 for r in contended)
+    front = set(analysis.pareto_front(analysis.load(output))["settings_key"])
+
+    no_time = sweep(output, "--resume", "--time-budget-s", "1")
+    assert len(records_of(output)) == 2
+    assert f"{len(front)} of the front met contention and did not run again alone; go on with:" in no_time.stdout
+
+    confirmed = sweep(output, "--resume", "--max-concurrent", "2")
+    assert confirmed.returncode == 0, confirmed.stderr
+    assert "of the front again, alone, because other trials ran during the compile: eager, pad to" in confirmed.stdout
+    again = records_of(output)[2:]
+    assert front <= {r["settings_key"] for r in again}
+    assert [(r["status"], r["contended"]) for r in again] == [("ok", False)] * len(again)
+    assert {r["cores"] for r in again} <= {r["cores"] for r in contended}
+    frame = analysis.load(output)
+    latest = {r["settings_key"]: r["trial_id"] for r in records_of(output)}
+    assert {latest[key] for key in analysis.pareto_front(frame)["settings_key"]} <= {r["trial_id"] for r in again}
+    assert f"{2 + len(again)}/{2 + len(again)} ok: eager, pad to" in confirmed.stdout
 
 
 def start(output: Path, *words: str) -> subprocess.Popen[str]:

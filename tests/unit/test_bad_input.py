@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,6 +94,16 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--settings", "dynamic=true,cudagraphs=on"], "dynamic=true makes every size symbolic"),
         (["--settings", "dynamic=buckets,bucket_size=1"], "above torch's recompile limit of 8"),
         (["captioning", "--settings", "scope=full"], "--settings replaces a recipe's settings"),
+        (["--settings", "num_buckets=none"], "--settings num_buckets=none: num_buckets=none is no number of buckets"),
+        (["--pipeline", "imaginary"], "invalid choice 'imaginary' for argument '--pipeline'"),
+        (["--pipeline", "real", "--workload", "toy_workloads:Toy"], "--pipeline real needs a loader, and Toy has none"),
+        (["--confirm"], "--confirm need not be said; --no-confirm turns it off"),
+        (["captioning", "--explain", "scope=full"], "--explain looks at one setting and runs no sweep; leave out captioning"),
+        (["--explain", "scope=full", "--settings", "scope=eager"], "runs no sweep; leave out --settings"),
+        (["--explain", "scope=full", "--time-budget-s", "5"], "runs no sweep; leave out --time-budget-s"),
+        (["--explain", "scope=ful"], "--explain scope=ful: scope=ful is none of eager, full"),
+        (["--explain", "mode=reduce-overhead"], "--explain mode=reduce-overhead: CUDA graphs need a GPU, and none is visible"),
+        (["--explain", "scope"], "'scope' is no setting; write field=value"),
         (["--resume"], "--resume needs to know which sweep; name its folder with --output"),
     ],
 )
@@ -176,6 +187,21 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
     assert "eager, pad to max" in captured.out
     assert "estimate:" in captured.out
     assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--dry-run", "--max-concurrent", "2", "--pipeline", "real"]) == 0
+    out = capsys.readouterr().out
+    assert "captioning (tiny) with its own loader" in out
+    assert "then members of the front that met contention again, alone" in out
+    assert sweep.main(["--dry-run", "--max-concurrent", "2", "--no-confirm"]) == 0
+    assert "contention" not in capsys.readouterr().out
+
+
+def test_a_number_of_buckets_becomes_the_best_so_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--dry-run", "--settings", "num_buckets=3"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"full, default, buckets \d+/\d+/\d+ +3 ", out), out
 
 
 def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,8 @@ class Options:
     """Where."""
     resume: bool = False
     """Go on."""
+    no_haste: bool = False
+    """Take time."""
 
 
 def refused(*words: str) -> str:
@@ -69,6 +71,7 @@ def test_help_prints_every_option_and_exits_with_0(capsys: pytest.CaptureFixture
     [
         (["--num-trails", "3"], "no option or argument '--num-trails'; did you mean --num-trials?"),
         (["--bogus"], f"no option or argument '--bogus'; see {PROG} --help"),
+        (["--haste"], "--haste need not be said; --no-haste turns it off"),
         (["-x"], f"no option or argument '-x'; see {PROG} --help"),
         (["quickstart", "extra"], f"no option or argument 'extra'; see {PROG} --help"),
         (["quickstart", "--wrong", "1", "--also", "2"], f"no option or argument '--wrong'; see {PROG} --help"),

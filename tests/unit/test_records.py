@@ -36,7 +36,10 @@ def record(trial_id: str = "001-abcdef", **fields: Any) -> TrialRecord:
         "samples_per_s": 781.0,
         "samples_per_s_ci95": (779.5, 782.5),
         "peak_memory_bytes": 18 * 2**30,
-        "numerics": {"status": "ok", "loss_gap": 0.001, "first_bad_step": None},
+        "numerics": {"status": "ok", "loss": {"gap": 0.001, "tolerance": 0.01}, "first_bad_step": None},
+        "speedup_eager_ci95": (1.2, 1.4),
+        "compile_phases_s": {"dynamo": 2.5},
+        "contended": True,
         "graph_break_reasons": ["call_method <x> & 'y'"],
         "step_ms": [81.5, 82.0],
     }
@@ -53,6 +56,7 @@ def test_a_record_is_read_back_as_it_was_written() -> None:
     again = TrialRecord.from_json(written.to_json())
     assert again == written
     assert (type(again.status), type(again.caches), type(again.step_ms_ci95)) == (Status, Caches, tuple)
+    assert (again.speedup_eager_ci95, again.contended, again.compile_phases_s) == ((1.2, 1.4), True, {"dynamo": 2.5})
 
 
 def test_a_line_holds_every_field_and_the_schema_version() -> None:
@@ -62,10 +66,39 @@ def test_a_line_holds_every_field_and_the_schema_version() -> None:
 
 
 def test_fields_a_record_need_not_have_are_filled_in() -> None:
-    short = {"schema_version": 1, "trial_id": "1", "settings": {"scope": "eager"}, "settings_key": "k", "status": "failed"}
+    short = {
+        "schema_version": SCHEMA_VERSION,
+        "trial_id": "1",
+        "settings": {"scope": "eager"},
+        "settings_key": "k",
+        "status": "failed",
+    }
     again = TrialRecord.from_json(json.dumps(short))
     assert (again.caches, again.compile_s, again.step_ms) == (Caches.COLD, None, [])
     assert again.settings == CompileSettings.parse("scope=eager").to_dict()
+
+
+def test_every_field_of_a_measurement_is_recorded() -> None:
+    from workloads.measuring import Measurement
+
+    measured = {field.name for field in dataclasses.fields(Measurement)}
+    assert measured <= {field.name for field in dataclasses.fields(TrialRecord)}
+
+
+NESTED = (
+    "scope=modular,parts.encoder.mode=max-autotune,parts.decoder.compile=off,inductor.max_fusion_size=32,"
+    "inductor.triton.unique_kernel_names=on"
+)
+
+
+@pytest.mark.parametrize("spelled", [NESTED, "dynamic=buckets,buckets=4/8/16,group_window=10,fullgraph=on,autocast=off"])
+def test_settings_that_are_lists_and_objects_are_read_back(spelled: str) -> None:
+    chosen = CompileSettings.parse(spelled)
+    again = TrialRecord.from_json(
+        TrialRecord(trial_id="1", settings=chosen.to_dict(), settings_key=chosen.key, status=Status.OK).to_json()
+    )
+    assert CompileSettings.from_dict(again.settings) == chosen
+    assert again.settings == chosen.to_dict()
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -205,7 +238,7 @@ DAMAGED = [
     ("two records in one line", record().to_json() * 2, "not a whole JSON object"),
     ("zeroes of a crashed file system", "\x00" * 50, "not a whole JSON object"),
     ("a list", "[1, 2]", "not a JSON object"),
-    ("another version", changed(schema_version=2), "schema version 2, and this version reads 1"),
+    ("an older version", changed(schema_version=1), "schema version 1, and this version reads 2"),
     ("no version", without("schema_version"), "schema version None"),
     ("an unknown field", changed(colour="red"), "unknown field 'colour'"),
     ("a missing field", without("trial_id"), "not a trial record"),
@@ -214,12 +247,17 @@ DAMAGED = [
     ("unknown caches", changed(caches="tepid"), "not a trial record"),
     ("settings that cannot be", changed(settings={"scope": "eager", "mode": "default"}), "not a trial record"),
     ("settings that are none", changed(settings=7), "not a trial record"),
+    ("a part that is none", changed(settings={"scope": "modular", "parts": {"encoder": 7}}), "not a trial record"),
+    ("parts that are none", changed(settings={"scope": "modular", "parts": 7}), "not a trial record"),
+    ("options that are none", changed(settings={"options": [1]}), "not a trial record"),
+    ("buckets that are none", changed(settings={"dynamic": "buckets", "buckets": {"a": None}}), "not a trial record"),
     ("an interval of one", changed(step_ms_ci95=[1.0]), "not a trial record"),
     ("a bare NaN", changed(wall_s=math.nan), "not a whole JSON object"),
     ("words for a number", changed(wall_s="soon"), "not a trial record"),
     ("words for a count", changed(graphs="many"), "not a trial record"),
     ("null for a list", changed(step_ms=None), "not a trial record"),
     ("a number for a name", changed(trial_id=5), "not a trial record"),
+    ("a number for a switch", changed(contended=1), "not a trial record"),
 ]
 
 

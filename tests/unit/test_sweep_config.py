@@ -55,13 +55,14 @@ def test_no_setting_to_try_is_refused_with_the_first_reason() -> None:
 
 
 def test_a_config_is_plain_json_from_which_its_settings_can_be_read() -> None:
-    settings = (EAGER, CompileSettings.parse("dynamic=buckets,optimizer=fused"))
+    settings = (EAGER, CompileSettings.parse("dynamic=buckets,optimizer=fused,inductor.max_fusion_size=32"))
     values = config(settings=settings, excluded=(Excluded(candidate="a=b", reason="no"),), time_budget_s=60.0).to_dict()
     again = json.loads(json.dumps(values, allow_nan=False))
     assert again == {**values, "excluded": list(values["excluded"])}
     assert tuple(map(CompileSettings.parse, again["settings"])) == settings
     assert again["excluded"] == [{"candidate": "a=b", "reason": "no"}]
     assert again["time_budget_s"] == 60.0
+    assert (again["device"], again["pipeline"], again["confirm"]) == ("cpu", "resident", True)
 
 
 def test_what_identifies_a_sweep_is_among_what_is_kept_of_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 from samples import H200
 
 from orchestrator import folder as sweep_folder
-from orchestrator.config import SweepConfig
+from orchestrator.config import Pipeline, SweepConfig
 from orchestrator.errors import RecordsError, SweepFolderError
 from orchestrator.folder import begin, read_sweep, resume, write_json
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
@@ -118,6 +118,7 @@ def test_a_sweep_goes_on_after_a_change_that_no_figure_depends_on(begun: Path) -
         ({"size": "base"}, "its size is 'tiny', not 'base'"),
         ({"seed": 1}, "its seed is 0, not 1"),
         ({"workers_per_trial": 2}, "its workers_per_trial is 1, not 2"),
+        ({"pipeline": Pipeline.REAL}, "its pipeline is 'resident', not 'real'"),
     ],
 )
 def test_another_sweep_is_not_taken_up(begun: Path, fields: dict[str, Any], named: str) -> None:
@@ -169,7 +170,7 @@ def test_a_damaged_description_is_named(begun: Path, text: str) -> None:
 
 
 def test_a_description_of_another_version_is_named(begun: Path) -> None:
-    (begun / SWEEP_FILE).write_text(json.dumps({**sweep_json(begun), "schema_version": 2}))
+    (begun / SWEEP_FILE).write_text(json.dumps({**sweep_json(begun), "schema_version": 1}))
     with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
         read_sweep(begun)
 

@@ -1,0 +1,229 @@
+"""What trials side by side cost each other's compile, with all cores for each and with a share of its own for each.
+
+Background: four cold compiles at once on one host took 121 s to the first step where one alone took 54 s. `orchestrator/cores.py`
+gives each trial its share of the cores; this script shows what that is worth, with the same code and without Ray. Four
+arrangements, one after the other: alone; side by side, each with all cores and as many compile workers as torch starts by
+itself; side by side, each with its share; alone with a share, which tells fewer cores from neighbours, and which is left out
+if time is short.
+
+Output: a table, and a JSON file. What is compared is the wall time of the warm-up window, a new process with empty caches each
+time; its steps are the same everywhere and take a second or two, the rest is compile.
+
+    python -m benchmarks.contention --output contention.json                                       # 4 GPUs
+    python -m benchmarks.contention --output c.json --device cpu --size tiny --side-by-side 2      # a dry run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator import cli, cores
+from orchestrator.config import Device
+from orchestrator.environment import fingerprint
+from orchestrator.errors import ConfigError
+from orchestrator.folder import write_json
+from orchestrator.pressure import PressureGauge
+from workloads.phases import Phase
+
+PROG = "python -m benchmarks.contention"
+WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Time one setting's cold compile alone and side by side, before and after each trial got its own cores."""
+
+    output: Path
+    """Where the JSON goes."""
+    setting: str = "scope=full"
+    """As in a sweep's --settings."""
+    workload: str = "captioning"
+    size: str = "base"
+    device: Device = Device.CUDA
+    side_by_side: int | None = None
+    """Trials at once; by default one a GPU, 4 at most."""
+    budget_s: float = 350.0
+    """Seconds after which what runs is stopped and what is missing is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """How many trials run at once and into how many shares the cores are divided; 1 gives all cores to each."""
+
+    name: str
+    trials: int
+    num_shares: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one process is told."""
+
+    setting: str
+    workload: str
+    size: str
+    device: Device
+    index: int
+    num_shares: int
+    slots: str
+    result: str
+
+
+class _WarmedUp(Exception):
+    """Ends a measurement behind its warm-up."""
+
+
+def main(arguments: list[str]) -> int:
+    """The command; returns its exit code."""
+    if arguments[:1] == [WORKER]:
+        warm_up(Job(**json.loads(arguments[1])))
+        return 0
+    return cli.run(lambda: compare(cli.parse(Options, PROG, arguments)))
+
+
+def compare(options: Options) -> int:
+    """Runs the arrangements, prints the table and writes the JSON."""
+    at_once = options.side_by_side or min(4, fingerprint().num_gpus)
+    if at_once < 2:
+        raise ConfigError(
+            "two trials are needed to be side by side; on a host with fewer than 2 GPUs say --device cpu --side-by-side 2"
+        )
+    ends_at = time.monotonic() + options.budget_s
+    found: list[dict[str, Any]] = []
+    for arrangement in (
+        Arrangement(name="alone", trials=1, num_shares=1),
+        Arrangement(name="side by side, all cores each (before)", trials=at_once, num_shares=1),
+        Arrangement(name="side by side, a share each (after)", trials=at_once, num_shares=at_once),
+        Arrangement(name="alone, on a share", trials=1, num_shares=at_once),
+    ):
+        trials = _run(arrangement, options, ends_at)
+        found.append({**asdict(arrangement), "trials": trials})
+        write_json(options.output, {"environment": fingerprint().to_dict(), "setting": options.setting, "arrangements": found})
+        print(
+            f"{arrangement.name}: " + (", ".join(f"{trial['warmup_s']:.1f} s" for trial in trials) or "no time left"), flush=True
+        )
+    Console(width=110).print(_table(found))
+    return 0
+
+
+def warm_up(job: Job) -> None:
+    """What each process does: takes its cores as a sweep's worker does, and warms one setting up."""
+    with cores.slot(job.num_shares, job.index, Path(job.slots)) as slot:
+        cpus = cores.share_of(slot, job.num_shares)
+        cores.bind(cpus)
+        import torch  # behind the binding
+
+        from workloads.base import load_workload
+        from workloads.measuring import measure
+        from workloads.settings import CompileSettings
+        from workloads.toolchain import warm_cpp_headers
+
+        torch.set_num_threads(len(cpus))
+        if job.device == Device.CPU:
+            warm_cpp_headers()
+        gauge = PressureGauge(cores=len(cpus))
+        began = 0.0
+
+        def on_phase(phase: Phase) -> None:
+            nonlocal began
+            if phase is Phase.WARMING_UP:
+                gauge.start()
+                began = time.monotonic()
+            elif phase is Phase.STEADY:
+                warmup_s = time.monotonic() - began
+                values = {"cores": len(cpus), "warmup_s": warmup_s, "cpu_pressure": gauge.stop()}
+                write_json(Path(job.result), values)
+                raise _WarmedUp
+
+        with contextlib.suppress(_WarmedUp):
+            measure(
+                load_workload(job.workload)(job.size, 0),
+                CompileSettings.parse(job.setting),
+                device=torch.device(job.device),
+                on_phase=on_phase,
+            )
+
+
+def _run(arrangement: Arrangement, options: Options, ends_at: float) -> list[dict[str, Any]]:
+    """The results of an arrangement's trials that were done in time."""
+    with tempfile.TemporaryDirectory(prefix="compile-sweep-contention-") as scratch:
+        jobs = [
+            Job(
+                setting=options.setting,
+                workload=options.workload,
+                size=options.size,
+                device=options.device,
+                index=index,
+                num_shares=arrangement.num_shares,
+                slots=scratch,
+                result=f"{scratch}/{index}.json",
+            )
+            for index in range(arrangement.trials)
+        ]
+        with contextlib.ExitStack() as running:
+            processes = [running.enter_context(_process(job, Path(scratch))) for job in jobs]
+            for process in processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    if process.wait(max(0.0, ends_at - time.monotonic())):
+                        raise RuntimeError(f"a trial of {arrangement.name} ended with code {process.returncode}; see above")
+        return [json.loads(Path(job.result).read_text()) for job in jobs if Path(job.result).exists()]
+
+
+@contextlib.contextmanager
+def _process(job: Job, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A new process with empty caches, which is gone, with all it started, behind the block."""
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"inductor-{job.index}"),
+        "TRITON_CACHE_DIR": str(scratch / f"triton-{job.index}"),
+        "CUDA_VISIBLE_DEVICES": str(job.index) if job.device is Device.CUDA else "",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.contention", WORKER, json.dumps(asdict(job))], env=environment, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    table = Table("arrangement", "trials", "cores each", "warm-up s", "from–to", "over alone", "CPU pressure", box=None)
+    alone = statistics.median(trial["warmup_s"] for trial in found[0]["trials"]) if found[0]["trials"] else None
+    for arrangement in found:
+        trials = arrangement["trials"]
+        if not trials:
+            continue
+        seconds = [trial["warmup_s"] for trial in trials]
+        pressures = [trial["cpu_pressure"] for trial in trials if trial["cpu_pressure"] is not None]
+        table.add_row(
+            arrangement["name"],
+            str(len(trials)),
+            str(trials[0]["cores"]),
+            f"{statistics.median(seconds):.1f}",
+            f"{min(seconds):.1f}–{max(seconds):.1f}",
+            f"{statistics.median(seconds) / alone:.2f}×" if alone else "–",
+            f"{statistics.median(pressures):.0%}" if pressures else "–",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""Which trials have to be measured again alone: those a person would choose by a compile time that neighbours inflated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from orchestrator.records import TrialRecord
+from workloads.settings import CompileSettings
+
+MOST_ROUNDS = 3
+
+
+def contended_members(front: Sequence[str], done: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The latest record of each member of the front whose compile met contention.
+
+    Args:
+        front: settings keys.
+        done: the sweep's records, in order.
+    """
+    latest = {record.settings_key: record for record in done}
+    return [latest[key] for key in front if latest[key].contended]
+
+
+def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:
+    """What to measure again, round by round: a front changes when its members' compile times do.
+
+    No setting is measured again twice, and there are at most three rounds.
+
+    Args:
+        members: finds those to be measured again, by the records there are when it is called.
+    """
+    repeated: set[str] = set()
+    for _ in range(MOST_ROUNDS):
+        again = [member for member in members() if member.settings_key not in repeated]
+        if not again:
+            return
+        yield again
+        repeated |= {member.settings_key for member in again}
+
+
+def announcement(members: Sequence[TrialRecord]) -> str:
+    """What is measured again and why, as one line."""
+    named = "; ".join(f"{CompileSettings.parse(member.settings_key).label} ({_waited(member)})" for member in members)
+    count = "1 member" if len(members) == 1 else f"{len(members)} members"
+    return f"measuring {count} of the front again, alone, because other trials ran during the compile: {named}"
+
+
+def _waited(member: TrialRecord) -> str:
+    if member.cpu_pressure is None:
+        return "how long it waited for cores is not known"
+    return f"waited for cores {member.cpu_pressure:.0%} of the warm-up"

@@ -1,0 +1,55 @@
+"""Which members of a front are measured again, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.confirming import announcement, contended_members, rounds
+from orchestrator.records import Status, TrialRecord
+from workloads.settings import CompileSettings
+
+EAGER, REGIONAL, FULL = (CompileSettings.parse(f"scope={scope}").key for scope in ("eager", "regional", "full"))
+
+
+def record(key: str, **fields: Any) -> TrialRecord:
+    settings = CompileSettings.parse(key).to_dict()
+    return TrialRecord(trial_id="1", settings=settings, settings_key=key, status=Status.OK, **fields)
+
+
+def test_contended_members_of_the_front_are_measured_again() -> None:
+    done = [record(EAGER), record(REGIONAL, contended=True), record(FULL, contended=True)]
+    assert contended_members([EAGER, FULL], done) == [done[2]]
+
+
+def test_the_latest_record_of_a_setting_decides() -> None:
+    done = [record(FULL, contended=True), record(FULL)]
+    assert contended_members([FULL], done) == []
+    assert contended_members([FULL], done[::-1]) == [done[0]]
+
+
+def test_a_front_that_changes_is_confirmed_in_rounds() -> None:
+    regional, full = record(REGIONAL, contended=True), record(FULL, contended=True)
+    fronts = [[full], [regional], []]
+    assert list(rounds(lambda: fronts.pop(0))) == [[full], [regional]]
+
+
+def test_what_is_still_contended_is_not_measured_for_ever() -> None:
+    regional, full = record(REGIONAL, contended=True), record(FULL, contended=True)
+    fronts = [[full], [full, regional], [full, regional]]
+    assert list(rounds(lambda: fronts.pop(0))) == [[full], [regional]]
+
+
+def test_there_are_three_rounds_at_most() -> None:
+    endless = (record(CompileSettings.parse(f"pad_multiple={n},dynamic=mark").key) for n in range(1, 100))
+    assert len(list(rounds(lambda: [next(endless)]))) == 3
+
+
+def test_it_is_said_what_is_measured_again_and_why() -> None:
+    one = record(FULL, contended=True, cpu_pressure=0.123)
+    assert announcement([one]) == (
+        "measuring 1 member of the front again, alone, because other trials ran during the compile: "
+        "full, default, static (waited for cores 12% of the warm-up)"
+    )
+    two = announcement([one, record(REGIONAL, contended=True)])
+    assert two.startswith("measuring 2 members of the front again")
+    assert "regional, default, static (how long it waited for cores is not known)" in two
