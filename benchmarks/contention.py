@@ -131,11 +131,13 @@ def warm_up(job: Job) -> None:
         from workloads.base import load_workload
         from workloads.measuring import measure
         from workloads.settings import CompileSettings
-        from workloads.toolchain import warm_cpp_headers
+        from workloads.toolchain import start_compile_workers, warm_cpp_headers
 
         torch.set_num_threads(len(cpus))
         if job.device == Device.CPU:
             warm_cpp_headers()
+        else:
+            start_compile_workers()
         gauge = PressureGauge(cores=len(cpus))
         began = 0.0
 

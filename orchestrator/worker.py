@@ -84,11 +84,12 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
 
     from workloads.base import load_workload
     from workloads.measuring import measure
+    from workloads.toolchain import start_compile_workers, warm_cpp_headers
 
     if not plan.use_gpu:
-        from workloads.toolchain import warm_cpp_headers
-
         warm_cpp_headers()
+    elif assignment.settings.mode is not None:
+        start_compile_workers()
     board = find_board()
     ray.get(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id()))
     gauge = PressureGauge(cores=len(cpus))
