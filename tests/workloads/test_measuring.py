@@ -1,34 +1,56 @@
-"""The measuring protocol's arithmetic, and that its figures are what they say."""
+"""The measuring protocol: its phases, and that its figures agree with each other."""
 
 from __future__ import annotations
 
-import random
+import itertools
+import json
+import os
 import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from toy_workloads import Toy
 
-from workloads.measuring import Protocol, measure, median_ci95
+from workloads import memory
+from workloads.base import Batch
+from workloads.errors import WorkloadError
+from workloads.measuring import Measurement, Protocol, measure
 from workloads.phases import Phase
 from workloads.settings import CompileSettings
+from workloads.shapes import ShapePolicy
 
 CPU = torch.device("cpu")
+SHORT = Protocol(compared_steps=2, min_passes=3, max_passes=3, min_window_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy host take a hundred times as long as the steps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def measured(spelled: str, workload: Toy | None = None, protocol: Protocol = SHORT, pipeline: str = "resident") -> Measurement:
+    return measure(workload or Toy("only", 0), CompileSettings.parse(spelled), device=CPU, protocol=protocol, pipeline=pipeline)
 
 
 def test_phases_come_in_order_and_figures_agree_with_each_other() -> None:
     phases: list[Phase] = []
-    found = measure(
-        Toy("only", 0),
-        CompileSettings.parse("scope=eager"),
-        device=CPU,
-        protocol=Protocol(compared_steps=2, min_passes=3, max_passes=3),
-        on_phase=phases.append,
-    )
+    settings = CompileSettings.parse("scope=eager")
+    found = measure(Toy("only", 0), settings, device=CPU, protocol=SHORT, on_phase=phases.append)
     assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE]
     assert found.steady_steps == len(found.step_ms) == 3 * Toy.pool_batches
     assert found.warmup_steps == 2 + 2  # two compared, one length visited twice
+    assert found.step_ms_median == pytest.approx(statistics.median(found.step_ms), abs=1e-3)
     assert found.compile_s == pytest.approx(max(0, found.warmup_s - found.warmup_steps * found.step_ms_median / 1e3), abs=1e-9)
+    assert sum(found.compile_phases_s.values()) == pytest.approx(found.compile_s)
     assert 0 < found.first_step_s <= found.warmup_s
     seconds = sum(found.step_ms) / 1e3
     assert found.samples_per_s == pytest.approx(found.steady_steps * Toy.batch_size / seconds, rel=1e-3)
@@ -36,40 +58,191 @@ def test_phases_come_in_order_and_figures_agree_with_each_other() -> None:
     low, high = found.samples_per_s_ci95
     assert low < found.samples_per_s < high
     assert found.mean_length == Toy.max_length
+    assert found.peak_memory_bytes > 0
+    assert "make_step" in found.source
+    assert (found.pipeline, found.data_wait_share) == ("resident", None)
+    assert len(found.eager_step_ms) == 3 * Toy.pool_batches
 
 
 def test_the_warm_up_visits_every_length_even_those_the_pool_lacks() -> None:
     seen: list[int] = []
 
     class Watched(Toy):
-        def batch_of_length(self, length: int, *, rank: int, device: torch.device):  # type: ignore[no-untyped-def]
+        def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
             seen.append(length)
             return super().batch_of_length(length, rank=rank, device=device)
 
-    settings = CompileSettings.parse("scope=eager,padding=longest,pad_multiple=2")
-    found = measure(Watched("only", 0), settings, device=CPU, protocol=Protocol(compared_steps=1, min_passes=2, max_passes=2))
+    found = measured("scope=eager,padding=longest,pad_multiple=2", Watched("only", 0))
     assert seen == [2, 8, 12, 14]  # the pool's are 6, 16, 10 and 4
-    assert found.warmup_steps == 1 + 2 * 8
+    assert found.warmup_steps == 2 + 2 * 8
 
 
-def test_the_window_grows_until_its_limit_when_steps_are_noisy() -> None:
-    protocol = Protocol(compared_steps=1, min_passes=2, max_passes=5, target_half_width=0.0)
-    found = measure(Toy("only", 0), CompileSettings.parse("scope=eager"), device=CPU, protocol=protocol)
+class Clock:
+    """Stands still but for what steps claim to take, so that a busy host changes no figure."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the timed steps."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now_s)
+    return clock
+
+
+class Paced(Toy):
+    """Takes a millisecond for each token, on the clock, and with its first model half a second more, as if it compiled."""
+
+    compile_s = 0.5
+
+    def __init__(self, clock: Clock, paces: Iterable[float] = ()) -> None:
+        super().__init__("only", 0)
+        self.clock = clock
+        self._paces = iter(paces)
+
+    def build_model(self) -> torch.nn.Module:
+        model = super().build_model()
+
+        def run(module: torch.nn.Module, args: object, kwargs: dict[str, torch.Tensor]) -> None:
+            compile_s, self.compile_s = self.compile_s, 0.0
+            self.clock.advance(compile_s + next(self._paces, 1.0) * kwargs["ids"].size(1) / 1e3)
+
+        model.register_forward_pre_hook(run, with_kwargs=True)
+        return model
+
+
+def test_compile_seconds_are_free_of_a_warm_up_that_visits_long_batches_more_often_than_the_pool(clock: Clock) -> None:
+    found = measured("scope=eager,padding=longest,pad_multiple=1", Paced(clock))
+    assert found.warmup_s == pytest.approx(0.5 + (2 * sum(range(1, 17)) + 5 + 16) / 1e3)  # each length twice, and the compared
+    assert found.compile_s == pytest.approx(0.5)
+    assert found.first_step_s == pytest.approx(0.505)
+    assert found.step_ms_median == pytest.approx((5 + 16 + 9 + 3) / 4)
+    assert found.stable
+
+
+def test_eager_against_eager_is_no_faster_whatever_the_clock_does(clock: Clock) -> None:
+    slower_and_slower = (1 + 0.002 * step for step in range(1000))
+    protocol = Protocol(compared_steps=2, min_passes=6, max_passes=6, min_window_s=0.0)
+    found = measured("scope=eager,padding=longest,pad_multiple=1", Paced(clock, slower_and_slower), protocol)
+    assert found.speedup_eager == pytest.approx(1.0, abs=0.01)
+    assert found.speedup_eager_ci95 is not None
+    assert found.clock_drift is not None
+    assert 0.05 < found.clock_drift < 0.2
+    assert not found.stable
+
+
+def test_without_room_for_an_eager_reference_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "has_room", lambda peak_bytes, device: False)
+    found = measured("scope=eager")
+    assert (found.eager_step_ms, found.speedup_eager, found.speedup_eager_ci95, found.clock_drift) == ([], None, None, None)
+    assert found.steady_steps == 3 * Toy.pool_batches
+    assert found.numerics["status"] == "ok"
+
+
+def test_an_eager_reference_that_does_not_fit_after_all_is_done_without() -> None:
+    class Hungry(Toy):
+        """Its second model runs out of memory in the middle of its second block."""
+
+        built = 0
+
+        def build_model(self) -> torch.nn.Module:
+            model = super().build_model()
+            self.built += 1
+            if self.built == 2:
+                steps = iter(range(2 + 2 + 7))
+
+                def allocate(*_: object) -> None:
+                    if next(steps, None) is None:
+                        raise torch.OutOfMemoryError("CUDA out of memory")
+
+                model.register_forward_pre_hook(allocate)
+            return model
+
+    found = measured("scope=eager", Hungry("only", 0))
+    assert (found.eager_step_ms, found.speedup_eager) == ([], None)
+    assert found.steady_steps == 3 * Toy.pool_batches
+    assert found.numerics["status"] == "ok"
+
+
+@pytest.mark.parametrize(("budget_s", "batches"), [(10.0, 4), (0.2, 3), (0.1, 0)])
+def test_slow_eager_steps_are_few_or_none(clock: Clock, budget_s: float, batches: int) -> None:
+    protocol = Protocol(compared_steps=1, max_passes=3, min_window_s=0.0, eager_budget_s=budget_s)
+    found = measured("scope=eager", Paced(clock), protocol)  # 16 ms a step, three blocks, in each one step more that goes untimed
+    assert len(found.eager_step_ms) == 3 * batches
+    assert found.steady_steps == 3 * Toy.pool_batches
+
+
+def test_a_noisy_window_ends_at_its_limit_and_is_called_unstable(clock: Clock) -> None:
+    noisy = Paced(clock, itertools.cycle([0.2, 2.0, 0.5]))
+    found = measured("scope=eager", noisy, Protocol(compared_steps=1, min_passes=2, max_passes=5, min_window_s=0.0))
     assert found.steady_steps == 5 * Toy.pool_batches
-
-
-def test_the_interval_of_the_median_covers_the_true_one_about_as_often_as_it_says() -> None:
-    source = random.Random(0)
-    covered = 0
-    for _ in range(400):
-        low, high = median_ci95([source.expovariate(1.0) for _ in range(101)])
-        covered += low <= 0.6931 <= high
-    assert 0.92 <= covered / 400 <= 0.99
+    assert not found.stable
+    assert found.outliers > 0
 
 
 def test_equal_seeds_give_equal_losses() -> None:
-    protocol = Protocol(compared_steps=2, min_passes=2, max_passes=2)
-    settings = CompileSettings.parse("scope=eager")
-    losses = {measure(Toy("only", 7), settings, device=CPU, protocol=protocol).numerics["last_loss"] for _ in range(2)}
+    losses = {measured("scope=eager", Toy("only", 7)).numerics["last_loss"] for _ in range(2)}
     assert len(losses) == 1
-    assert statistics.fmean(losses) > 0
+    assert losses.pop() > 0
+
+
+class _SlowlyLoaded(Paced):
+    def loader(self, policy: ShapePolicy, *, rank: int) -> Iterable[Batch]:
+        while True:
+            for batch in self.pool(policy, rank=rank, device=CPU):
+                self.clock.advance(0.03)
+                yield batch
+
+
+def test_a_real_pipeline_gives_its_own_throughput_and_the_share_of_it_that_waits(clock: Clock) -> None:
+    found = measured("scope=eager", _SlowlyLoaded(clock), pipeline="real")
+    assert found.pipeline == "real"
+    assert found.step_ms_median == pytest.approx(16)
+    assert found.samples_per_s == pytest.approx(Toy.batch_size / (0.03 + 0.016))
+    assert found.tokens_per_s == pytest.approx(found.samples_per_s * Toy.max_length)
+    assert found.data_wait_share == pytest.approx(30 / 46)
+
+
+def test_a_pipeline_of_another_name_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(WorkloadError, match="pipeline=reel is none of resident, real"):
+        measured("scope=eager", pipeline="reel")
+
+
+_WORKER = """
+import json, sys
+import torch, torch.distributed as dist
+from toy_workloads import Toy
+from workloads.measuring import Protocol, measure
+from workloads.settings import CompileSettings
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
+protocol = Protocol(compared_steps=2, min_passes=2, max_passes=6, min_window_s=0.0, cpu_target_width=0.1)
+found = measure(
+    Toy("only", 0), CompileSettings.parse("scope=eager"), device=torch.device("cpu"), rank=int(sys.argv[1]), protocol=protocol
+)
+print(json.dumps([found.steady_steps, len(found.eager_step_ms)]))
+dist.destroy_process_group()
+"""
+
+
+def test_two_workers_take_the_same_steps_in_the_same_order(tmp_path: Path, repository: Path) -> None:
+    command = [sys.executable, "-c", _WORKER]
+    environment = {**os.environ, "PYTHONPATH": f"{repository}:{repository / 'tests'}", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")], env=environment, stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0]
+    steps = [json.loads(output.splitlines()[-1]) for output in outputs]
+    assert steps[0] == steps[1]
+    assert steps[0][0] % Toy.pool_batches == 0
+    assert steps[0][1] > 0

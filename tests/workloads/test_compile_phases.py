@@ -1,0 +1,161 @@
+"""Compile seconds by phase: every moment charged once, and little of a real compile left over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo import utils as dynamo
+from torch._inductor.utils import fresh_cache
+from toy_workloads import Toy
+
+from workloads.compile_phases import CompilePhase, PhaseClock, timing_phases
+from workloads.measuring import Protocol, measure
+from workloads.settings import CompileSettings
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds on the clock; tests set them."""
+    seconds = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
+    return seconds
+
+
+def charged(clock: PhaseClock) -> dict[str, float]:
+    return {str(phase): seconds for phase, seconds in clock.seconds.items() if seconds}
+
+
+def test_a_moment_belongs_to_the_innermost_span_that_says_what_it_is(now: list[float]) -> None:
+    clock = PhaseClock()
+    spans = [
+        ("begin", "dynamo"),
+        ("begin", "backend_compile"),
+        ("begin", "inductor_compile"),
+        ("begin", "a span no version of torch has"),
+        ("begin", "async_compile.wait"),
+        ("end", "async_compile.wait"),
+        ("end", "a span no version of torch has"),
+        ("end", "inductor_compile"),
+        ("end", "backend_compile"),
+        ("end", "dynamo"),
+    ]
+    for second, (what, span) in enumerate(spans):
+        now[0] = float(second)
+        getattr(clock, what)(span)
+    assert charged(clock) == {"dynamo": 2.0, "other": 2.0, "inductor": 4.0, "kernel_compilation": 1.0}
+
+
+def test_a_span_that_an_exception_left_open_closes_with_the_one_around_it(now: list[float]) -> None:
+    clock = PhaseClock()
+    clock.begin("dynamo")
+    clock.begin("compiled_autograd")
+    now[0] = 1.0
+    clock.end("dynamo")
+    now[0] = 5.0
+    clock.end("never begun")
+    clock.begin("code_gen")
+    now[0] = 6.0
+    clock.end("code_gen")
+    assert charged(clock) == {"dynamo": 1.0, "inductor": 1.0}
+
+
+def test_other_threads_count_only_while_this_one_is_in_no_span(now: list[float]) -> None:
+    clock = PhaseClock()
+
+    begun, finish, finished = threading.Event(), threading.Event(), threading.Event()
+
+    def autograd() -> None:
+        clock.begin("entire_backward_compile")
+        begun.set()
+        finish.wait()
+        clock.end("entire_backward_compile")
+        finished.set()
+
+    thread = threading.Thread(target=autograd)
+    thread.start()
+    begun.wait()
+    now[0] = 3.0
+    clock.begin("async_compile.wait")
+    now[0] = 5.0
+    clock.end("async_compile.wait")
+    now[0] = 6.0
+    finish.set()
+    finished.wait()
+    thread.join()
+    assert charged(clock) == {"aot_autograd": 4.0, "kernel_compilation": 2.0}
+
+
+def test_parts_add_up_to_the_whole_whether_it_is_more_or_less_than_what_was_claimed(now: list[float]) -> None:
+    clock = PhaseClock()
+    clock.begin("build_guards")
+    now[0] = 3.0
+    clock.end("build_guards")
+    clock.begin("CUDAGraphNode.record")
+    now[0] = 4.0
+    clock.end("CUDAGraphNode.record")
+    more, less = clock.split(5.0), clock.split(2.0)
+    assert list(more) == [str(phase) for phase in CompilePhase]
+    assert {name: seconds for name, seconds in more.items() if seconds} == {"dynamo": 3.0, "cudagraph_capture": 1.0, "other": 1.0}
+    assert {name: seconds for name, seconds in less.items() if seconds} == {"dynamo": 1.5, "cudagraph_capture": 0.5}
+    assert set(PhaseClock().split(0.0).values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("span", "phase"),
+    [
+        ("aot_trace_joint_graph", CompilePhase.AOT_AUTOGRAD),
+        ("CachingAutotuner.benchmark_all_configs", CompilePhase.AUTOTUNING),
+        ("CachingAutotuner.slow_precompile_config", CompilePhase.KERNEL_COMPILATION),
+        ("mm_template_precompiling", CompilePhase.KERNEL_COMPILATION),
+        ("mm_template_autotuning", CompilePhase.AUTOTUNING),
+        ("TritonBundler.load_cached_static_autotuners", CompilePhase.INDUCTOR),
+        ("pgo.get_local_code_state", CompilePhase.DYNAMO),
+        ("compile_fx.<locals>.bw_compiler", CompilePhase.INDUCTOR),
+        ("cudagraphify.get_container", CompilePhase.CUDAGRAPH_CAPTURE),
+    ],
+)
+def test_spans_that_cpus_never_see_have_their_phase(now: list[float], span: str, phase: CompilePhase) -> None:
+    clock = PhaseClock()
+    clock.begin(span)
+    now[0] = 1.0
+    clock.end(span)
+    assert charged(clock) == {str(phase): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "graphs"),
+    [("scope=full", 1), ("scope=regional,dynamic=auto,pad_multiple=4", 2), ("scope=eager,optimizer=compiled", 1)],
+)
+@pytest.mark.slow
+def test_at_least_nine_tenths_of_a_real_compile_have_a_name(spelled: str, graphs: int, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    protocol = Protocol(compared_steps=3, min_passes=2, max_passes=2, min_window_s=0.0)
+    with fresh_cache(dir=str(tmp_path)):
+        found = measure(Toy("only", 0), CompileSettings.parse(spelled), device=CPU, protocol=protocol)
+    parts = found.compile_phases_s
+    assert found.graphs == graphs
+    assert sum(parts.values()) == pytest.approx(found.compile_s)
+    assert parts["other"] <= 0.1 * found.compile_s
+    assert all(parts[name] > 0 for name in ("dynamo", "aot_autograd", "inductor", "kernel_compilation")), parts
+
+
+def test_torch_gets_its_logger_back() -> None:
+    logger = dynamo.get_chromium_event_logger()
+    before = dict(vars(logger))
+    with timing_phases() as clock, dynamo.dynamo_timed("build_guards"):
+        pass
+    assert clock.seconds[CompilePhase.DYNAMO] > 0
+    assert dict(vars(logger)) == before
+
+
+def test_a_torch_without_that_logger_leaves_everything_to_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dynamo, "get_chromium_event_logger")
+    with timing_phases() as clock:
+        pass
+    assert clock.split(2.0)["other"] == 2.0

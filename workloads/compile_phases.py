@@ -1,0 +1,143 @@
+"""Where compile seconds go: Dynamo, AOTAutograd, Inductor, autotuning, kernel compilation, CUDA-graph capture.
+
+Background: torch times its own compilation in nested spans (`torch._dynamo.utils.dynamo_timed`). What it keeps of them does not
+add up: `get_compilation_metrics()` holds 64 entries, its columns contain one another, and what happens later, such as a
+backward compiled lazily, autotuning at a kernel's first call or a captured graph, is counted elsewhere. So the spans are read
+where each begins and ends (torch's chromium event logger, the same in 2.11 and 2.13), and every moment is charged to the
+innermost span that says what it is about. Moments that belong to two spans are thereby charged once.
+
+Output: seconds a phase that add up to `compile_s`, what no span claims being `other`. A version of torch without that logger,
+or with spans of other names, loses detail to the enclosing phase or to `other`, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from torch._dynamo import utils as dynamo
+
+
+class CompilePhase(StrEnum):
+    """A part of compile time."""
+
+    DYNAMO = "dynamo"
+    """Tracing bytecode, building and checking guards."""
+    AOT_AUTOGRAD = "aot_autograd"
+    """Tracing forward and backward, and splitting them."""
+    INDUCTOR = "inductor"
+    """Graph passes, lowering, scheduling and writing code."""
+    AUTOTUNING = "autotuning"
+    """Running candidate kernels to choose among them."""
+    KERNEL_COMPILATION = "kernel_compilation"
+    """Compiling and loading kernels; of compilers in other processes, the time that was waited for them."""
+    CUDAGRAPH_CAPTURE = "cudagraph_capture"
+    OTHER = "other"
+    """What torch times as none of these: loading CUDA's libraries, the first launch of a kernel, a foreign back-end."""
+
+
+_SPANS: tuple[tuple[str, CompilePhase], ...] = (
+    (r"backend_compile", CompilePhase.OTHER),  # what a back-end spends outside the spans below; Inductor next to nothing
+    (r"dynamo|entire_frame_compile|compile_attempt_\d+|bytecode_.*|build_guards|gc|pgo\..*", CompilePhase.DYNAMO),
+    (r"create_aot_dispatcher_function|aot_.*|AOTAutogradCache.*|entire_backward_compile", CompilePhase.AOT_AUTOGRAD),
+    (r"min_cut_rematerialization_partition", CompilePhase.AOT_AUTOGRAD),
+    (r"inductor_.*|compile_fx.*|fx_codegen_and_compile|code_gen|_recursive_.*_passes", CompilePhase.INDUCTOR),
+    (r"GraphLowering.*|Scheduler.*|\w*Wrapper\w*\.generate|TritonBundler.*|additional_fake_tensor_prop", CompilePhase.INDUCTOR),
+    (r"compile_file|async_compile\..*|.*_precompil\w*|PyCodeCache.*|reload_kernel_in_parent", CompilePhase.KERNEL_COMPILATION),
+    (r"StaticAutotunerFuture.*|aoti_.*", CompilePhase.KERNEL_COMPILATION),
+    (r".*autotun(e|ing)|.*benchmark.*|.*do_bench|.*coordinate_descent.*", CompilePhase.AUTOTUNING),
+    (r"cudagraphify.*|CUDAGraphNode.*", CompilePhase.CUDAGRAPH_CAPTURE),
+)
+"""Names of torch's spans and their phase; the first that matches counts. A span of another name belongs to the one around it."""
+
+
+@cache
+def _phase_of(span: str) -> CompilePhase | None:
+    return next((phase for pattern, phase in _SPANS if re.fullmatch(pattern, span)), None)
+
+
+@dataclass(slots=True)
+class PhaseClock:
+    """Charges each moment to the phase of the innermost open span.
+
+    The thread that made the clock comes first: while it is inside a span, spans of other threads are compilers at work for it.
+    While it is in none, those of another thread count: on CUDA, backward graphs compile and capture in autograd's own thread.
+    """
+
+    seconds: dict[CompilePhase, float] = field(default_factory=lambda: dict.fromkeys(CompilePhase, 0.0))
+    _first: int = field(default_factory=threading.get_ident)
+    _open: dict[int, list[tuple[str, CompilePhase]]] = field(default_factory=dict)
+    _charged_to: float = field(default_factory=time.perf_counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, span: str) -> None:
+        """A span opens in this thread."""
+        with self._lock:
+            self._charge()
+            spans = self._open.setdefault(threading.get_ident(), [])
+            spans.append((span, _phase_of(span) or (spans[-1][1] if spans else CompilePhase.OTHER)))
+
+    def end(self, span: str) -> None:
+        """A span of this thread closes, and with it those inside it that an exception left open."""
+        with self._lock:
+            self._charge()
+            spans = self._open.get(threading.get_ident(), [])
+            if any(name == span for name, _ in spans):
+                while spans.pop()[0] != span:
+                    pass
+            if not spans:
+                self._open.pop(threading.get_ident(), None)
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        spans = self._open.get(self._first) or next(iter(self._open.values()), None)
+        if spans:
+            self.seconds[spans[-1][1]] += now - self._charged_to
+        self._charged_to = now
+
+    def split(self, compile_s: float) -> dict[str, float]:
+        """Seconds of each phase; they add up to `compile_s`, what no span claimed being `other`.
+
+        Should spans claim more than `compile_s`, which subtracts typical steps from the clock and so is itself an estimate, all
+        are scaled down to it.
+        """
+        claimed = sum(self.seconds.values())
+        scale = min(1.0, compile_s / claimed) if claimed > 0 else 1.0
+        parts = {str(phase): seconds * scale for phase, seconds in self.seconds.items()}
+        parts[CompilePhase.OTHER] += max(0.0, compile_s - claimed)
+        return parts
+
+
+@contextmanager
+def timing_phases() -> Iterator[PhaseClock]:
+    """Charges every compile inside the block to its phases."""
+    clock = PhaseClock()
+    find_logger = getattr(dynamo, "get_chromium_event_logger", None)
+    logger: Any = find_logger() if find_logger is not None else None
+    begin, end = (getattr(logger, name, None) for name in ("log_event_start", "log_event_end"))
+    if begin is None or end is None:
+        yield clock
+        return
+
+    def begun(event_name: str, *args: Any, **kwargs: Any) -> Any:
+        clock.begin(event_name)
+        return begin(event_name, *args, **kwargs)
+
+    def ended(event_name: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(event_name, *args, **kwargs)
+        finally:
+            clock.end(event_name)
+
+    logger.log_event_start, logger.log_event_end = begun, ended
+    try:
+        yield clock
+    finally:
+        del logger.log_event_start, logger.log_event_end  # the class's own show again

@@ -1,0 +1,101 @@
+"""What a measurement is: how long it takes, and the figures that come of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from workloads.steady import Limits
+from workloads.trajectory import COMPARED_STEPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How long to measure."""
+
+    compared_steps: int = COMPARED_STEPS
+    """First steps, on real batches, that are compared with eager."""
+    visits: int = 2
+    """Times the warm-up goes through every length."""
+    cudagraph_visits: int = 3
+    """The same with CUDA graphs, which torch captures on the second visit of a length and replays from the third."""
+    min_passes: int = 3
+    max_passes: int = 8
+    min_window_s: float = 2.0
+    """Passes over the pool of batches; the window grows until the interval is narrow, or this many are done and it is so long."""
+    target_width: float = 0.01
+    """Width over the median, both of the typical step, at which its 95 % interval is narrow."""
+    cpu_target_width: float = 0.05
+    """The same on CPUs, which share their host; only ratios within one run are quoted of them."""
+    eager_batches: int = 8
+    """Batches of the pool in a block of eager reference steps, at most."""
+    eager_budget_s: float = 10.0
+    """For all blocks together; slow steps make blocks shorter, and very slow ones do without."""
+    real_passes: int = 3
+    """Passes over what the loader gives, with pipeline=real."""
+
+    def limits(self, device: torch.device) -> Limits:
+        """Of the window."""
+        return Limits(
+            min_passes=self.min_passes,
+            max_passes=self.max_passes,
+            min_window_s=self.min_window_s,
+            target_width=self.target_width if device.type == "cuda" else self.cpu_target_width,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one worker measured; units are in the names."""
+
+    device: str
+    compile_s: float
+    compile_phases_s: dict[str, float]
+    """Adds up to `compile_s`; see `CompilePhase`."""
+    first_step_s: float
+    warmup_s: float
+    warmup_steps: int
+    steady_steps: int
+    step_ms_median: float
+    step_ms_ci95: tuple[float, float]
+    stable: bool
+    """Whether that interval became narrow before the limit of passes."""
+    outliers: int
+    """Steps over 1.5 times their batch's median; kept in every figure."""
+    samples_per_s: float
+    """Over whole passes: of prepared batches, or with pipeline=real of the loader's."""
+    samples_per_s_ci95: tuple[float, float]
+    tokens_per_s: float
+    mean_length: float
+    eager_step_ms: list[float]
+    """Of the eager reference, block by block; empty where there was none."""
+    speedup_eager: float | None
+    speedup_eager_ci95: tuple[float, float] | None
+    clock_drift: float | None
+    """Slowest over fastest block of the eager reference, less 1."""
+    peak_memory_bytes: int
+    peak_reserved_bytes: int | None
+    compile_peak_memory_bytes: int | None
+    cudagraph_pool_bytes: int | None
+    pipeline: str
+    data_wait_share: float | None
+    """With pipeline=real, the share of a step that waits for its data."""
+    source: str
+    """The settings as Python, as executed."""
+    numerics: dict[str, Any]
+    graphs: int
+    graph_break_reasons: list[str]
+    recompile_reasons: list[str]
+    recompile_limit_hits: list[str]
+    cudagraph_skips: int
+    cudagraph_skip_reasons: list[str]
+    perf_hints: list[str]
+    fallbacks: list[str]
+    step_ms: list[float]
+    """Every timed step on a prepared batch, pass by pass."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that cross processes without this module."""
+        return asdict(self)
