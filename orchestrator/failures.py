@@ -11,6 +11,9 @@ from typing import Any
 from orchestrator.records import Status
 from workloads.phases import Phase
 
+MAX_DATA_WAIT_SHARE = 0.05
+"""Share of a step that may be waiting for data before the figure is the input pipeline's rather than the setting's."""
+
 _SENTENCE_LENGTH = 300
 
 
@@ -22,6 +25,9 @@ class Label(StrEnum):
     EAGER_UNSTABLE = "eager-unstable"
     RECOMPILE_LIMIT = "recompile-limit"
     CUDAGRAPHS_SKIPPED = "cudagraphs-skipped"
+    SILENT_FALLBACK = "silent-fallback"
+    INPUT_BOUND = "input-bound"
+    UNSTABLE = "unstable"
     OUT_OF_MEMORY = "out-of-memory"
     COMPILE_ERROR = "compile-error"
     COMPILE_DEADLINE = "compile-deadline"
@@ -36,6 +42,8 @@ _INFEASIBLE = {
     Label.DIVERGES,
     Label.RECOMPILE_LIMIT,
     Label.CUDAGRAPHS_SKIPPED,
+    Label.SILENT_FALLBACK,
+    Label.INPUT_BOUND,
     Label.OUT_OF_MEMORY,
     Label.COMPILE_ERROR,
     Label.COMPILE_DEADLINE,
@@ -77,33 +85,48 @@ class Death:
 def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
     """A measured attempt: is the setting fit to be used?
 
+    What makes a setting unusable comes before what only makes its figure uncertain.
+
     Args:
         measurement: `workloads.measuring.Measurement.to_dict()`.
         claims_cudagraphs: whether the settings say that CUDA graphs are used.
     """
     numerics = measurement["numerics"]
     if numerics["status"] != "ok":
-        return _verdict(Label(numerics["status"]), _numerics_reason(numerics))
+        label = Label(numerics["status"].replace("_", "-"))
+        return _verdict(label, _numerics_reason(label, numerics))
     if hits := measurement["recompile_limit_hits"]:
-        function = re.search(r"function: '([^']*)'", hits[0])
-        name = f" in {function.group(1)}" if function else ""
-        return _verdict(Label.RECOMPILE_LIMIT, f"torch hit its recompile limit{name} and runs some sizes eagerly")
+        advice = "use fewer lengths, dynamic=mark, or a higher recompile_limit"
+        return _verdict(Label.RECOMPILE_LIMIT, f"runs some sizes eagerly, because {_sentence(hits[0])}; {advice}")
+    if fallbacks := measurement["fallbacks"]:
+        others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
+        return _verdict(Label.SILENT_FALLBACK, f"not all is compiled that should be: {_sentence(fallbacks[0])}{others}")
     if claims_cudagraphs and measurement["cudagraph_skips"]:
         reasons = measurement["cudagraph_skip_reasons"] or ["torch gave no reason"]
         return _verdict(Label.CUDAGRAPHS_SKIPPED, f"CUDA graphs were asked for and not used: {_sentence(reasons[0])}")
+    share = measurement["data_wait_share"]
+    if share is not None and share > MAX_DATA_WAIT_SHARE:
+        return _verdict(
+            Label.INPUT_BOUND,
+            f"waits for data {share:.0%} of the time (allowed {MAX_DATA_WAIT_SHARE:.0%}), so the figure is the input pipeline's; "
+            "make the loader faster, or time the compute alone with --pipeline resident",
+        )
+    if not measurement["stable"]:
+        low, high = measurement["step_ms_ci95"]
+        return _verdict(
+            Label.UNSTABLE,
+            f"its steps are too noisy to rank: {measurement['step_ms_median']:.3g} ms, but anything from {low:.3g} to {high:.3g} "
+            "within the interval of 95 %; measure it again on a machine that does nothing else",
+        )
     return OK
 
 
-def _numerics_reason(numerics: Mapping[str, Any]) -> str:
-    label = Label(numerics["status"])
+def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:
     if label is Label.EAGER_UNSTABLE:
-        return "eager itself is not finite on these batches, so the numbers cannot be checked"
+        return "eager itself is not finite or not reproducible on these batches, so the numbers cannot be checked"
     if label is Label.DIVERGES:
-        return (
-            f"does not follow eager on the same batches from step {numerics['first_bad_step']} on: "
-            f"loss off by {numerics['loss_gap']:.2%} (allowed {numerics['loss_tolerance']:.2%}), "
-            f"gradient norm by {numerics['gradient_norm_gap']:.2%} (allowed {numerics['gradient_norm_tolerance']:.2%})"
-        )
+        since = "" if numerics["first_bad_step"] is None else f" from step {numerics['first_bad_step']} on"
+        return f"does not follow eager on the same batches{since}: {_sentence(numerics['worst'])}"
     if numerics["first_bad_step"] is not None:
         return f"loss or gradients are not finite from step {numerics['first_bad_step']} on; eager is, on the same batches"
     return f"the loss is not finite from timed step {numerics['first_bad_steady_step']} on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -131,7 +132,7 @@ class _BreaksInALoop(ToyModel):
         loss: Tensor = self.loss(self.body(ids), labels)
         for _ in range(2):
             torch._dynamo.graph_break()
-            loss = loss * 1.0
+            loss = sum(part * 1.0 for part in (loss,))  # type: ignore[assignment]
         return loss
 
 
@@ -202,6 +203,67 @@ def _refuses(graph: object, inputs: object) -> NoReturn:
     raise RuntimeError("this back-end compiles nothing")
 
 
+class _Deceptive(ToyModel):
+    fault = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def spoiled(self, loss: Tensor) -> Tensor:
+        if self.fault == "wrong" and torch.compiler.is_compiling():
+            return loss * 1.5
+        if self.fault == "recompiles":
+            self.calls += 1
+            return loss + 0.0 * self.calls
+        return loss
+
+
+class Deceptive(SuppressesErrors):
+    """Looks fast and is not to be believed, by pad multiple: 2 is wrong when compiled, 4 recompiles at every step, 16 jumps.
+
+    Its loader is slower than its steps.
+    """
+
+    model_class = _Deceptive
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        multiple = policy.multiple if isinstance(policy, PadToLongest) else None
+        self._fault = {2: "wrong", 4: "recompiles", 16: "jumps"}.get(multiple or 0, "")
+        return super().pool(policy, rank=rank, device=device)
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        assert isinstance(model, _Deceptive)
+        model.fault = self._fault
+        if self._fault == "jumps":
+            model.register_forward_pre_hook(_jump)
+        return model
+
+    def loader(self, policy: ShapePolicy, *, rank: int) -> Iterator[Batch]:
+        batches = self.pool(policy, rank=rank, device=torch.device("cpu"))
+        while True:
+            for batch in batches:
+                time.sleep(0.02)
+                yield batch
+
+
+def _jump(module: nn.Module, inputs: object) -> None:
+    time.sleep(0.02 * random.SystemRandom().random())  # of its own, so that no one's seed makes it steady
+
+
+class _MutatesItsInput(ToyModel):
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        labels.copy_(labels.clamp(0, VOCABULARY - 1))
+        return super().forward(ids, labels)
+
+
+class MutatesItsInput(Toy):
+    """Writes to a tensor that is no parameter and no buffer, which a CUDA graph cannot replay."""
+
+    model_class = _MutatesItsInput
+
+
 class Faulty(Toy):
     """Misbehaves by pad multiple: 2 raises, 4 loses its worker, 8 hangs with a child process while warming up."""
 
@@ -234,8 +296,14 @@ class Crowded(Toy):
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
-        handle = model.register_forward_pre_hook(lambda module, inputs: (handle.remove(), _crowd()) and None)
+        self._crowded = False
+        model.register_forward_pre_hook(self._crowd_once)
         return model
+
+    def _crowd_once(self, module: nn.Module, inputs: object) -> None:
+        if not self._crowded:
+            self._crowded = True
+            _crowd()
 
 
 def _crowd() -> None:

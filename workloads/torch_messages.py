@@ -20,6 +20,10 @@ LINE_LENGTH = 300
 """Characters kept of one line."""
 
 _HINTS = 3
+_NO_FALLBACK = (
+    "recompile limit exceeded",  # logged with the function and the limit just before
+    "Attempt to trace generator",  # what calls a generator is a frame of its own, and inlines it if it is compiled
+)
 _PACKAGE = Path(__file__).resolve().parent
 _EXECUTED_SOURCE = "compile_settings_"
 """How the file name of the settings' own source begins, which is no file; see `compiling.py`."""
@@ -80,7 +84,7 @@ def users_frame(stack: Sequence[Frame]) -> Frame | None:
 
 def is_torchs_machinery(path: str) -> bool:
     """Whether a file is Python's or torch's own and computes no part of a model: only `torch.nn` and libraries on it do."""
-    if path.startswith(_folders("stdlib")) and not _is_package(path):
+    if path.startswith("<frozen ") or (path.startswith(_folders("stdlib")) and not _is_package(path)):
         return True
     inside = path.removeprefix(_torch_folder())
     return inside != path and (not inside.startswith("nn/") or inside.startswith(("nn/parallel/", "nn/modules/module.py")))
@@ -126,7 +130,7 @@ def graph_break(message: str) -> GraphBreak:
 def recompile(message: str) -> str:
     """Reads a message of the artifact `recompiles`: which function, and which guard of its latest graph failed."""
     head = re.search(r"Recompiling function (\S+) in (.+?):(\d+)", message)
-    guards = [line.strip() for line in re.findall(r"^\s*- (.*)$", message, re.MULTILINE)]
+    guards = re.findall(r"^\s*- (\d+/\d+\S*: .*)$", message, re.MULTILINE)
     function = f"{function_name(head[1])} ({module_path(head[2])}:{head[3]})" if head else "a function"
     guard = _guard(guards[0]) if guards else "torch names no guard"
     more = f" (one of {len(guards)} graphs, none of which fits)" if len(guards) > 1 else ""
@@ -154,7 +158,7 @@ def not_converted(message: str, error: BaseException | None) -> str | None:
         error: the exception it was logged with.
     """
     frame = re.match(r"WON'T CONVERT (\S+) (.+?) line (\d+)", message)
-    if frame is None or is_torchs_machinery(frame[2]) or "recompile limit exceeded" in str(error):
+    if frame is None or is_torchs_machinery(frame[2]) or any(words in str(error) for words in _NO_FALLBACK):
         return None
     where = f"{function_name(frame[1])} ({module_path(frame[2])}:{frame[3]})"
     if hasattr(error, "gb_type"):  # torch's own refusal; anything else is an error that suppress_errors swallowed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.failures import OK, Death, Label, Verdict, judge_death, judge_measurement, judge_trial_death
 from orchestrator.records import Status
-from workloads.checking import NumericsStatus, Trajectory, compare
+from workloads.checking import NumericsStatus
 
 STATUSES = {
     Label.NAN: Status.INFEASIBLE,
@@ -18,6 +18,9 @@ STATUSES = {
     Label.EAGER_UNSTABLE: Status.FAILED,
     Label.RECOMPILE_LIMIT: Status.INFEASIBLE,
     Label.CUDAGRAPHS_SKIPPED: Status.INFEASIBLE,
+    Label.SILENT_FALLBACK: Status.INFEASIBLE,
+    Label.INPUT_BOUND: Status.INFEASIBLE,
+    Label.UNSTABLE: Status.FAILED,
     Label.OUT_OF_MEMORY: Status.INFEASIBLE,
     Label.COMPILE_ERROR: Status.INFEASIBLE,
     Label.COMPILE_DEADLINE: Status.INFEASIBLE,
@@ -29,24 +32,23 @@ STATUSES = {
 """Written out a second time on purpose: whether a setting is to blame is not to change unnoticed."""
 
 
-def numerics(compiled: list[float], steady: list[float], eager: list[float] | None = None) -> dict[str, Any]:
-    """The real check's verdict on these losses."""
-    follows = eager or [2.0, 1.9, 1.8]
-    return compare(
-        Trajectory(losses=compiled, gradient_norms=[1.0] * len(compiled)),
-        Trajectory(losses=follows, gradient_norms=[1.0] * len(follows)),
-        Trajectory(losses=follows, gradient_norms=[1.0] * len(follows)),
-        steady,
-    ).to_dict()
+def numerics(status: str = "ok", **fields: Any) -> dict[str, Any]:
+    """What the check found, apart from these fields nothing wrong."""
+    return {"status": status, "first_bad_step": None, "first_bad_steady_step": None, "worst": "", **fields}
 
 
 def measurement(**fields: Any) -> dict[str, Any]:
     """What a worker measured that speaks for the setting, apart from these fields."""
     fine = {
-        "numerics": numerics([2.0, 1.9, 1.8], [1.7]),
+        "numerics": numerics(),
         "recompile_limit_hits": [],
+        "fallbacks": [],
         "cudagraph_skips": 0,
         "cudagraph_skip_reasons": [],
+        "data_wait_share": None,
+        "stable": True,
+        "step_ms_median": 20.0,
+        "step_ms_ci95": (19.95, 20.05),
     }
     return {**fine, **fields}
 
@@ -57,26 +59,35 @@ def death(**fields: Any) -> Death:
     return Death(**{**known, **fields})
 
 
-NAN = float("nan")
-
 MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
-    (Label.NAN, {"numerics": numerics([2.0, NAN, 1.8], [1.7])}, ["not finite from step 1 on", "eager is"]),
-    (Label.NAN, {"numerics": numerics([2.0, float("inf"), 1.8], [1.7])}, ["not finite from step 1 on"]),
-    (Label.NAN, {"numerics": numerics([2.0, 1.9, 1.8], [1.7, 1.6, NAN])}, ["not finite from timed step 2 on"]),
-    (Label.DIVERGES, {"numerics": numerics([2.0, 1.9, 3.6], [1.7])}, ["from step 2 on", "loss off by 100.00%", "allowed 1.00%"]),
-    (Label.EAGER_UNSTABLE, {"numerics": numerics([2.0, 1.9, 1.8], [1.7], eager=[2.0, NAN, 1.8])}, ["eager itself"]),
+    (Label.NAN, {"numerics": numerics("nan", first_bad_step=1)}, ["not finite from step 1 on", "eager is"]),
+    (Label.NAN, {"numerics": numerics("nan", first_bad_steady_step=2)}, ["not finite from timed step 2 on"]),
+    (
+        Label.DIVERGES,
+        {"numerics": numerics("diverges", first_bad_step=2, worst="gradients of decoder are off by 7 % (allowed 2 %)")},
+        ["from step 2 on", "gradients of decoder are off by 7 % (allowed 2 %)"],
+    ),
+    (Label.DIVERGES, {"numerics": numerics("diverges", worst="parameters of decoder")}, ["batches: parameters of decoder"]),
+    (Label.EAGER_UNSTABLE, {"numerics": numerics("eager_unstable")}, ["eager itself"]),
     (
         Label.RECOMPILE_LIMIT,
-        {"recompile_limit_hits": ["torch._dynamo hit config.recompile_limit (8)\n   function: 'forward' (model.py:10)\n"]},
-        ["recompile limit in forward"],
+        {"recompile_limit_hits": ["forward (model.py:10) hit recompile_limit 8: tensor 'ids' size mismatch"]},
+        ["some sizes eagerly", "forward (model.py:10) hit recompile_limit 8", "dynamic=mark"],
     ),
-    (Label.RECOMPILE_LIMIT, {"recompile_limit_hits": ["hit"]}, ["recompile limit and runs"]),
+    (
+        Label.SILENT_FALLBACK,
+        {"fallbacks": ["nothing was compiled"]},
+        ["not all is compiled that should be: nothing was compiled"],
+    ),
+    (Label.SILENT_FALLBACK, {"fallbacks": ["forward (model.py:10) runs eagerly", "b", "c"]}, ["model.py:10", "(and 2 more)"]),
     (
         Label.CUDAGRAPHS_SKIPPED,
         {"cudagraph_skips": 2, "cudagraph_skip_reasons": ["\nskipping cudagraphs due to cpu device\nmore"]},
         ["not used: skipping cudagraphs due to cpu device"],
     ),
     (Label.CUDAGRAPHS_SKIPPED, {"cudagraph_skips": 1}, ["torch gave no reason"]),
+    (Label.INPUT_BOUND, {"data_wait_share": 0.3}, ["waits for data 30%", "allowed 5%", "--pipeline resident"]),
+    (Label.UNSTABLE, {"stable": False, "step_ms_ci95": (15.0, 25.0)}, ["20 ms", "from 15 to 25"]),
 ]
 
 DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
@@ -167,22 +178,30 @@ def test_skipped_cuda_graphs_matter_only_where_they_were_asked_for() -> None:
     assert judge_measurement(skipped, claims_cudagraphs=False) == OK
 
 
-def test_wrong_numbers_weigh_more_than_a_recompile_limit() -> None:
-    both = measurement(numerics=numerics([NAN, 1.9, 1.8], [1.7]), recompile_limit_hits=["hit"])
-    assert judge_measurement(both, claims_cudagraphs=False).label is Label.NAN
+def test_what_rules_a_setting_out_weighs_more_than_what_only_makes_its_figure_uncertain() -> None:
+    faults: list[dict[str, Any]] = [
+        {"numerics": numerics("nan", first_bad_step=0)},
+        {"recompile_limit_hits": ["hit"]},
+        {"fallbacks": ["nothing was compiled"]},
+        {"cudagraph_skips": 1},
+        {"data_wait_share": 0.5},
+        {"stable": False},
+    ]
+    expected = ["nan", "recompile-limit", "silent-fallback", "cudagraphs-skipped", "input-bound", "unstable"]
+    for first, label in enumerate(expected):
+        every_later_fault_too = {name: value for fault in reversed(faults[first:]) for name, value in fault.items()}
+        assert judge_measurement(measurement(**every_later_fault_too), claims_cudagraphs=True).label == label
 
 
-def test_every_verdict_of_the_numerics_check_but_ok_is_a_label() -> None:
-    assert {str(status) for status in NumericsStatus} - {"ok"} <= {str(label) for label in Label}
+def test_every_verdict_of_the_numerics_check_but_ok_has_a_label() -> None:
+    for status in set(NumericsStatus) - {NumericsStatus.OK}:
+        found = judge_measurement(measurement(numerics=numerics(str(status))), claims_cudagraphs=False)
+        assert found.label == str(status).replace("_", "-")
 
 
-def test_a_nan_after_a_divergence_is_reported_where_the_nan_is() -> None:
-    in_compared = judge_measurement(measurement(numerics=numerics([2.0, 3.8, NAN], [1.7])), claims_cudagraphs=False)
-    assert in_compared.reason is not None
-    assert "not finite from step 2 on" in in_compared.reason
-    in_timed = judge_measurement(measurement(numerics=numerics([2.0, 3.8, 1.8], [1.7, NAN])), claims_cudagraphs=False)
-    assert in_timed.reason is not None
-    assert "not finite from timed step 1 on" in in_timed.reason
+@pytest.mark.parametrize("share", [None, 0.0, 0.05])
+def test_waiting_for_data_a_twentieth_of_the_time_is_no_fault(share: float | None) -> None:
+    assert judge_measurement(measurement(data_wait_share=share), claims_cudagraphs=False) == OK
 
 
 @pytest.mark.parametrize(
@@ -211,6 +230,7 @@ def test_a_reason_is_one_readable_line_whatever_the_error_said(text: str, phase:
         judge_death(death(error_type=error_type, error_text=text, phase=phase)).reason,
         judge_trial_death(30.0, 900.0, text).reason,
         judge_measurement(measurement(cudagraph_skips=1, cudagraph_skip_reasons=[text]), claims_cudagraphs=True).reason,
+        judge_measurement(measurement(fallbacks=[text]), claims_cudagraphs=False).reason,
     ]
     for reason in reasons:
         assert reason is not None

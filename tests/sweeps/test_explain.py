@@ -1,0 +1,68 @@
+"""`--explain` through the command line, on real compiles in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.sweep", "--workload", f"toy_workloads:{workload}", "--explain", spelled],
+        cwd=root / "tests",
+        env={**os.environ, "PYTHONPATH": str(root), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def section(printed: str, title: str) -> list[str]:
+    """The lines below a heading."""
+    lines = printed.splitlines()
+    start = lines.index(title) + 1
+    return lines[start : next((i for i in range(start, len(lines)) if not lines[i].startswith("  ")), len(lines))]
+
+
+def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
+    done = explained("BreaksItsGraph", "scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,optimizer=compiled")
+    assert done.returncode == 0, done.stderr
+    assert section(done.stdout, "verdict")[0].strip().startswith(("ok", "failed (unstable)"))
+    assert section(done.stdout, "compiled") == ["  4 graphs of the model and its loss as one"]  # one half twice, the other, and Adam
+    breaks = "\n".join(section(done.stdout, "graph breaks"))
+    assert "toy_workloads.py:" in breaks
+    assert "    code: torch._dynamo.graph_break()" in breaks
+    assert "→ someone asked for this break; take the call out" in breaks
+    recompiles = "\n".join(section(done.stdout, "recompiles"))
+    assert "→ the sequence length changed from 8 to 16 (dimension 1 of ids): dynamic=auto compiles" in recompiles
+    assert section(done.stdout, "recompile limits hit") == ["  none"]
+    assert section(done.stdout, "runs eagerly") == ["  none"]
+    assert any("dynamo" in line for line in section(done.stdout, "compile time"))
+    assert "peak in use while training" in section(done.stdout, "memory")[0]
+    assert "10 steps beside eager" in section(done.stdout, "numerics")[0]
+    source = done.stdout.partition("\nsource\n")[2]
+    compile(source, "source", "exec")  # it can be pasted as it stands
+    assert "def make_step" in source
+
+
+def test_a_setting_that_cannot_be_measured_says_what_ended_it() -> None:
+    done = explained("Faulty", "scope=eager,padding=longest,pad_multiple=2")
+    assert done.returncode == 1, done.stderr
+    assert "failed (exception): RuntimeError: this workload does not like multiples of 2" in done.stdout
+    killed = explained("Faulty", "scope=eager,padding=longest,pad_multiple=4")
+    assert killed.returncode == 1, killed.stderr
+    assert "failed (worker-died)" in killed.stdout
+
+
+def test_a_setting_that_does_not_exist_is_one_sentence() -> None:
+    done = explained("Toy", "scope=ful")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean full?" in done.stderr

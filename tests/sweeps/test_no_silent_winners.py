@@ -1,0 +1,89 @@
+"""What looks fast and is not to be believed stays off the front, labelled: six faults injected into real sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analysis
+
+pytestmark = pytest.mark.slow
+
+SOUND = "scope=eager,padding=max"
+FAULTS = {
+    "diverges": "scope=full,dynamic=mark,pad_multiple=2,backend=aot_eager",
+    "recompile-limit": "scope=full,dynamic=mark,pad_multiple=4,backend=aot_eager",
+    "silent-fallback": "scope=full,dynamic=mark,pad_multiple=8,backend=toy_refuses",
+    "unstable": "scope=eager,padding=longest,pad_multiple=16",
+}
+"""The label of each fault, and the setting for which `toy_workloads:Deceptive` has it."""
+
+
+def swept(output: Path, *words: str) -> list[dict[str, Any]]:
+    """The records of a sweep of a toy workload, run as a person would."""
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run(
+        [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), *words],
+        cwd=root / "tests",
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return [json.loads(line) for line in (output / "trials.jsonl").read_text().splitlines()]
+
+
+def front_of(output: Path) -> set[str]:
+    """Settings keys on the front of the sweep's folder."""
+    return set(analysis.pareto_front(analysis.load(output))["settings_key"])
+
+
+def test_wrong_numbers_a_recompile_limit_a_silent_fallback_and_jumping_times_are_no_winners(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    records = swept(output, "--workload", "toy_workloads:Deceptive", "--settings", SOUND, *FAULTS.values())
+    by_label = {record["label"]: record for record in records if record["settings"]["padding"] != "max"}
+    assert set(by_label) == set(FAULTS), [(record["settings_key"], record["label"], record["reason"]) for record in records]
+    for label, record in by_label.items():
+        assert record["settings_key"].startswith(FAULTS[label].split(",")[0])
+        assert record["samples_per_s"] > 0  # it was measured: only the label keeps it from winning
+        assert record["status"] == ("failed" if label == "unstable" else "infeasible")
+        assert record["settings_key"] not in front_of(output)
+    assert "hit recompile_limit" in by_label["recompile-limit"]["reason"]
+    assert "this back-end compiles nothing" in by_label["silent-fallback"]["reason"]
+    assert "toy_workloads.py:" in by_label["silent-fallback"]["fallbacks"][0]
+    (sound,) = (record for record in records if record["settings"]["padding"] == "max")
+    assert sound["label"] in (None, "unstable")  # a busy machine may make the sound one jump too
+    assert front_of(output) <= {sound["settings_key"]}
+
+
+def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--pipeline", "real", "--settings", SOUND)
+    (record,) = swept(output, "--workload", "toy_workloads:Deceptive", *words)
+    assert (record["status"], record["label"]) == ("infeasible", "input-bound"), record["reason"]
+    assert record["data_wait_share"] > 0.05
+    assert record["samples_per_s"] > 0
+    assert front_of(output) == set()
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_that_were_claimed_and_skipped_are_no_winner(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    settings = ("scope=full,mode=default", "scope=full,mode=reduce-overhead")
+    records = swept(output, "--device", "cuda", "--workload", "toy_workloads:MutatesItsInput", "--settings", *settings)
+    plain, graphed = records
+    assert plain["label"] in (None, "unstable")  # without CUDA graphs there is nothing wrong with it
+    assert (graphed["status"], graphed["label"]) == ("infeasible", "cudagraphs-skipped"), graphed["reason"]
+    assert "mutated inputs" in graphed["reason"]
+    assert "toy_workloads.py:" in graphed["reason"]
+    assert graphed["cudagraph_skips"] > 0
+    assert graphed["samples_per_s"] > 0
+    assert graphed["settings_key"] not in front_of(output)

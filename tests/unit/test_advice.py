@@ -1,0 +1,132 @@
+"""Findings in words a person can act on; guards are those that the installed torch writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from workloads import advice
+from workloads.advice import Lengths
+from workloads.diagnostics import watching
+from workloads.settings import CompileSettings
+
+X = torch.ones(4, 6)
+
+
+def lengths(spelled: str) -> Lengths:
+    return Lengths(settings=CompileSettings.parse(spelled), max_length=128, batch_size=3)
+
+
+def failed_guard(function: Callable[..., Any], *calls: tuple[Any, ...]) -> str:
+    """The guard for which the last of these calls compiles the function again."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager", dynamic=False)
+    with watching() as found:
+        for arguments in calls:
+            compiled(*arguments)
+    return found.recompile_reasons[-1].partition("): ")[2]
+
+
+class Box:
+    flag = 1
+
+
+def boxed(**attributes: int) -> Box:
+    box = Box()
+    vars(box).update(attributes)
+    return box
+
+
+GUARDS: list[tuple[Callable[..., Any], list[tuple[Any, ...]], str]] = [
+    (lambda x: x + 1, [(X,), (X.bfloat16(),)], "the dtype of x changed: give it the same"),
+    (lambda x: x + 1, [(X,), (X.t().contiguous().t(),)], "the stride of x changed"),
+    (lambda x: x + 1, [(X,), (X[None],)], "the rank of x changed"),
+    (lambda x: x + 1, [(X,), (X.clone().requires_grad_(),)], "the requires_grad of x changed"),
+    (lambda x, k: x + k, [(X, 3), (X, 5)], "the Python value k was 3 and changed: keep it constant"),
+    (lambda x, y: x * 2 if y is None else x + y, [(X, None), (X, X)], "the Python value y was None and changed"),
+    (lambda x, box: x + box.flag, [(X, boxed()), (X, boxed(flag=7))], "an object's attributes changed"),
+    (lambda x, names: x + len(names), [(X, [1]), (X, [1, 2])], "a list, a dictionary"),
+    (lambda x, module: module(x), [(X, torch.nn.Linear(6, 6)), (X, torch.nn.Identity())], "another object is in the place"),
+    (lambda x: x + 1, [(X,), (torch.ones(5, 6),)], "dimension 0 of x changed from 4 to 5: keep it fixed"),
+]
+
+
+@pytest.mark.parametrize(("function", "calls", "words"), GUARDS)
+def test_a_failed_guard_is_put_in_words(function: Callable[..., Any], calls: list[tuple[Any, ...]], words: str) -> None:
+    assert words in advice.about_guard(failed_guard(function, *calls), lengths("scope=full"))
+
+
+def test_gradients_switched_off_between_steps_are_a_global_setting() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    with watching() as found:
+        compiled(X)
+        with torch.no_grad():
+            compiled(X)
+    guard = found.recompile_reasons[0].partition("): ")[2]
+    assert "a global setting of torch changed" in advice.about_guard(guard, lengths("scope=full"))
+
+
+@pytest.mark.parametrize(
+    ("spelled", "before", "now", "words"),
+    [
+        (
+            "scope=full,dynamic=auto",
+            64,
+            72,
+            "the sequence length changed from 64 to 72 (dimension 0 of ids): dynamic=auto compiles",
+        ),
+        ("scope=full,dynamic=buckets", 64, 96, "as expected, one graph for each bucket"),
+        ("scope=full,dynamic=mark", 64, 72, "although it is marked"),
+        ("scope=full,dynamic=true", 64, 72, "use dynamic=mark or buckets"),
+        ("scope=full,dynamic=auto", 3 * 64, 3 * 72, "the sequence length changed from 192 to 216"),
+        ("scope=full,dynamic=auto", 64, 73, "dimension 0 of ids changed from 64 to 73: keep it fixed"),
+        ("scope=full,dynamic=static", 3, 2, "dimension 0 of ids changed from 3 to 2"),
+    ],
+)
+def test_a_size_that_batches_are_padded_to_is_the_sequence_length(spelled: str, before: int, now: int, words: str) -> None:
+    def keywords(**inputs: torch.Tensor) -> torch.Tensor:
+        return inputs["ids"] + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(keywords, backend="eager", dynamic=False)
+    with watching() as found:
+        compiled(ids=torch.ones(before))
+        compiled(ids=torch.ones(now))
+    assert words in advice.about_guard(found.recompile_reasons[0].partition("): ")[2], lengths(spelled))
+
+
+def test_a_size_the_code_compares_with_is_told_apart() -> None:
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] > 5 else x - 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(branches, backend="eager", dynamic=True)
+    with watching() as found:
+        compiled(X)
+        compiled(torch.ones(7, 6))
+    found_words = advice.about_guard(found.recompile_reasons[0].partition("): ")[2], lengths("scope=full"))
+    assert "dimension 0 of x left the range its graph was compiled for" in found_words
+
+
+@pytest.mark.parametrize(
+    ("of", "finding", "words"),
+    [
+        (advice.against_break, "model.py:28 in forward: Unsupported Tensor.item() call", "keep the value a tensor"),
+        (advice.against_break, "model.py:30 in forward: Data-dependent branching", "torch.where or torch.cond"),
+        (advice.against_break, "torch/optim/optimizer.py:79: Call to `torch._dynamo.graph_break()`", "nothing to do"),
+        (advice.against_break, "model.py:3 in forward: something torch will invent", None),
+        (advice.against_fallback, "nothing was compiled: torch made no graph", "TORCH_COMPILE_DISABLE"),
+        (advice.against_fallback, "encoder was meant to be compiled and never was", "call the module itself"),
+        (advice.against_skip, "skipping cudagraphs due to mutated inputs (1 instances)", "work on a clone"),
+        (advice.against_skip, "skipping cudagraphs due to something new", "leave CUDA graphs off"),
+        (advice.about_hint, "TensorFloat32 tensor cores available but not enabled", "matmul_precision=high"),
+        (advice.about_hint, "Grad tensors [148 of them] will be copied", "static_gradients=on"),
+    ],
+)
+def test_a_finding_has_the_advice_that_usually_helps(of: Callable[[str], str | None], finding: str, words: str | None) -> None:
+    found = of(finding)
+    assert found is None if words is None else found is not None and words in found
