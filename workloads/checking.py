@@ -1,23 +1,27 @@
 """Numerics: does a compiled run follow eager training on the same weights and batches?
 
-Background: dropout draws other random numbers in a compiled kernel than in eager mode, so losses never agree to rounding. Two
-eager runs that differ in nothing but their random numbers show how far apart two right runs are; a compiled one must stay
-within a multiple of that. Output: a status and the gaps behind it.
+Background: compared are the loss, the gradient norm and the update of each group of modules over the first steps, and where
+the parameters are after them. What is allowed follows from how far eager runs are from each other and from a more precise one
+(`references.py`), by the tests in `tolerance.py`; no constant is guessed. Beside it every number of the run, timed steps
+included, must be finite. Output: a status and the gaps behind it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
-TOLERANCE_FACTOR = 4.0
-"""Times the gap between two eager runs that a compiled run may be away from their mean."""
+import torch
 
-TOLERANCE_FLOOR = 0.01
-"""Relative; what is always allowed, about what one bfloat16 rounding is (2**-7)."""
+from workloads.base import Batch, Workload
+from workloads.references import References, run_references
+from workloads.settings import CompileSettings
+from workloads.tolerance import GRADIENTS, LOSS, UPDATES, Circumstances, Gap, Respect, calm_steps, of_movement, of_series
+from workloads.trajectory import Trajectory
 
 
 class NumericsStatus(StrEnum):
@@ -25,91 +29,204 @@ class NumericsStatus(StrEnum):
 
     OK = "ok"
     NAN = "nan"
+    """Not finite in a compared or a timed step, where eager is."""
     DIVERGES = "diverges"
-    EAGER_UNSTABLE = "eager-unstable"
+    """Further from eager than right runs are."""
+    EAGER_UNSTABLE = "eager_unstable"
     """Eager itself is not finite on these batches, so nothing can be said of the compiled run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """The first steps of a run."""
-
-    losses: Sequence[float]
-    gradient_norms: Sequence[float]
-    """Global 2-norm of all gradients, before the update, for each step."""
-
-    def finite(self) -> bool:
-        """Whether every value is a number."""
-        return all(math.isfinite(value) for value in (*self.losses, *self.gradient_norms))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """The verdict and what it rests on; gaps are relative to eager."""
+    """The verdict and what it rests on; gaps are relative to eager, mappings go by module group."""
 
     status: NumericsStatus
     compared_steps: int
     first_bad_step: int | None
-    """Index of the first compared step that is not finite or, where status is diverges, out of tolerance."""
-    loss_gap: float | None
-    loss_tolerance: float | None
-    gradient_norm_gap: float | None
-    gradient_norm_tolerance: float | None
+    """Index of the first compared step that is not finite or, where status is diverges, out of tolerance by itself; the last
+    one where only the parameters are."""
     first_bad_steady_step: int | None
     """Index of the first timed step whose loss is not finite."""
     last_loss: float | None
-    """Loss at the end of the steady state."""
+    """Loss at the end of the steady state; None where it is not finite."""
+    judged_steps: int
+    """Of the compared steps, those before chance alone had driven eager runs apart; all of them where nothing is random."""
+    random: bool
+    """Whether eager steps draw random numbers, so that right runs scatter."""
+    reference: str | None
+    """dtype of the more precise run: float32, or float64 where float32 is under test; None where memory did not allow one."""
+    loss: Gap
+    gradients: Mapping[str, Gap]
+    """Of the gradients' norms."""
+    updates: Mapping[str, Gap]
+    """Of how far each step moves the parameters."""
+    parameters: Mapping[str, Gap]
+    """Of where the parameters are after the compared steps, in units of how far the reference moved them."""
+    worst: str
+    """Which of them is nearest to its tolerance, or furthest above."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {**asdict(self), "status": str(self.status)}
 
 
-def compare(compiled: Trajectory, eager: Trajectory, eager_again: Trajectory, steady_losses: Sequence[float]) -> Numerics:
-    """Judges a compiled run.
+def check(
+    workload: Workload,
+    settings: CompileSettings,
+    batches: Sequence[Batch],
+    compiled: Trajectory,
+    steady_losses: Sequence[float],
+    device: torch.device,
+    *,
+    eager: Trajectory | None = None,
+    eager_steady_losses: Sequence[float] = (),
+) -> Numerics:
+    """Runs the references and judges a compiled run. Wants as much memory as training in float32 takes, and frees it.
 
     Args:
-        compiled: the first steps under the settings.
-        eager: the same batches from the same weights, eagerly.
-        eager_again: once more, with other random numbers.
-        steady_losses: losses of the compiled run's timed steps, which must be finite.
+        workload: what was trained.
+        settings: how.
+        batches: of the compared steps, in order.
+        compiled: what a `Recorder` recorded of the run under test.
+        steady_losses: of its timed steps.
+        device: where the references run; all workers of a group must call this together.
+        eager: the run of `eager_reference`, where it was recorded already.
+        eager_steady_losses: of eager steps between the timed ones, where there were any.
     """
-    gaps = [
-        _gaps(compiled.losses, eager.losses, eager_again.losses),
-        _gaps(compiled.gradient_norms, eager.gradient_norms, eager_again.gradient_norms),
-    ]
-    steady_bad = next((step for step, loss in enumerate(steady_losses) if not math.isfinite(loss)), None)
-    bad = [step for series in gaps for step, gap in enumerate(series.gaps) if not gap <= series.tolerance]
-    broken = [
-        step for series in (compiled.losses, compiled.gradient_norms) for step, v in enumerate(series) if not math.isfinite(v)
-    ]
-    if not (eager.finite() and eager_again.finite()):
+    references = run_references(workload, settings, batches, device, eager=eager)
+    return judge(compiled, references, steady_losses, eager_steady_losses)
+
+
+def judge(
+    compiled: Trajectory,
+    references: References,
+    steady_losses: Sequence[float],
+    eager_steady_losses: Sequence[float] = (),
+) -> Numerics:
+    """Judges a compiled run by eager runs that exist already; arguments as in `check`.
+
+    Raises:
+        ValueError: the runs are not of the same length.
+    """
+    lengths = {len(run.losses) for run in (compiled, *references.runs)}
+    if len(lengths) > 1:
+        raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
+    steady_bad, eager_steady_bad = _first_not_finite(steady_losses), _first_not_finite(eager_steady_losses)
+    eager_bad = [found for run in references.runs if (found := _not_finite(run)) is not None]
+    bad = _not_finite(compiled)
+    about = None if eager_bad or bad else _circumstances(compiled, references)
+    compared = list(_comparisons(compiled, references, about)) if about else []
+    outside = [comparison for comparison in compared if comparison.gap.share > 1]
+    first_bad_step = bad.step if bad else None
+    if eager_bad or (steady_bad is not None and eager_steady_bad is not None):
         status = NumericsStatus.EAGER_UNSTABLE
-    elif not compiled.finite() or steady_bad is not None:
-        status = NumericsStatus.NAN
+        worst = f"eager: {eager_bad[0].text}" if eager_bad else f"eager: loss of timed step {eager_steady_bad} is not finite"
+    elif bad:
+        status, worst = NumericsStatus.NAN, bad.text
+    elif steady_bad is not None:
+        status, worst = NumericsStatus.NAN, f"loss of timed step {steady_bad} is not finite"
     else:
-        status = NumericsStatus.DIVERGES if bad else NumericsStatus.OK
+        status = NumericsStatus.DIVERGES if outside else NumericsStatus.OK
+        first_bad_step = min((comparison.first_bad_step for comparison in outside), default=None)
+        worst = max(compared, key=lambda comparison: comparison.gap.share).text
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
-        first_bad_step=min(broken if status is NumericsStatus.NAN else bad, default=None),
-        loss_gap=max(gaps[0].gaps, default=None),
-        loss_tolerance=gaps[0].tolerance,
-        gradient_norm_gap=max(gaps[1].gaps, default=None),
-        gradient_norm_tolerance=gaps[1].tolerance,
+        first_bad_step=first_bad_step,
         first_bad_steady_step=steady_bad,
-        last_loss=steady_losses[-1] if steady_losses else None,
+        last_loss=steady_losses[-1] if steady_losses and math.isfinite(steady_losses[-1]) else None,
+        judged_steps=len(about.calm) if about else 0,
+        random=references.eager.random,
+        reference=references.precise_dtype,
+        loss=next((c.gap for c in compared if c.respect == "loss"), Gap(gap=None, tolerance=None, kind="rms")),
+        gradients={c.module: c.gap for c in compared if c.respect == "gradients"},
+        updates={c.module: c.gap for c in compared if c.respect == "updates"},
+        parameters={c.module: c.gap for c in compared if c.respect == "parameters"},
+        worst=worst,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Gaps:
-    gaps: list[float]
-    tolerance: float
+class _Comparison:
+    respect: str
+    module: str
+    gap: Gap
+    step_gaps: Sequence[float]
+
+    @property
+    def first_bad_step(self) -> int:
+        """The first step out of tolerance by itself; there is one wherever a mean over the steps is."""
+        limit = self.gap.tolerance or 0.0
+        return next((step for step, gap in enumerate(self.step_gaps) if gap > limit), len(self.step_gaps) - 1)
+
+    @property
+    def text(self) -> str:
+        what = f"{self.respect} of {self.module}" if self.module else self.respect
+        return f"{what}: off by {_percent(self.gap.gap)}, {_percent(self.gap.tolerance)} allowed"
 
 
-def _gaps(compiled: Sequence[float], eager: Sequence[float], again: Sequence[float]) -> _Gaps:
-    means = [(a + b) / 2 for a, b in zip(eager, again, strict=True)]
-    spread = max((abs(a - b) / abs(m) for a, b, m in zip(eager, again, means, strict=True) if m), default=0.0)
-    gaps = [abs(c - m) / abs(m) if m else abs(c) for c, m in zip(compiled, means, strict=True)]
-    return _Gaps(gaps, max(TOLERANCE_FLOOR, TOLERANCE_FACTOR * spread))
+def _comparisons(compiled: Trajectory, references: References, about: Circumstances) -> Iterator[_Comparison]:
+    runs, last = references.runs, references.runs[-1]
+    steps = len(compiled.losses)
+
+    def compared(
+        respect: Respect, module: str, of: Callable[[Trajectory], Sequence[float]], sizes: Sequence[float]
+    ) -> _Comparison:
+        return _Comparison(respect.name, module, *of_series(respect, of(compiled), [of(run) for run in runs], sizes, about))
+
+    yield compared(LOSS, "", lambda run: run.losses, [max(map(abs, last.losses))] * steps)
+    whole = [math.hypot(*norms) for norms in zip(*last.gradients.values(), strict=True)]
+    for module in compiled.gradients:
+        weights = last.start_norms[module]
+        moved = of_movement(compiled.movement[module], [run.movement[module] for run in runs], weights, steps, about)
+        yield compared(GRADIENTS, module, partial(_gradients, module), whole)
+        yield compared(UPDATES, module, partial(_updates, module), [weights] * steps)
+        yield _Comparison("parameters", module, moved, [0.0] * steps)
+
+
+def _circumstances(compiled: Trajectory, references: References) -> Circumstances:
+    random = references.eager.random
+    norms = [[run.gradients[module] for run in references.runs] for module in compiled.gradients]
+    return Circumstances(
+        random=random,
+        has_precise=references.precise is not None,
+        rounding=references.rounding,
+        comparisons=1 + 3 * len(compiled.gradients),
+        calm=calm_steps(norms) if random else range(len(compiled.losses)),
+    )
+
+
+def _percent(relative: float | None) -> str:
+    return "an unknown amount" if relative is None else f"{100 * relative:.3g} %"
+
+
+def _gradients(module: str, run: Trajectory) -> Sequence[float]:
+    return run.gradients[module]
+
+
+def _updates(module: str, run: Trajectory) -> Sequence[float]:
+    return run.updates[module]
+
+
+@dataclass(frozen=True, slots=True)
+class _NotFinite:
+    step: int
+    text: str
+
+
+def _not_finite(run: Trajectory) -> _NotFinite | None:
+    """The first number that is not finite, in the order in which a step computes them."""
+    series = {
+        "loss": run.losses,
+        **{f"gradients of {module}": norms for module, norms in run.gradients.items()},
+        **{f"updates of {module}": lengths for module, lengths in run.updates.items()},
+    }
+    found = [(step, what) for what, values in series.items() if (step := _first_not_finite(values)) is not None]
+    if not found:
+        return None
+    step, what = min(found, key=lambda item: item[0])
+    return _NotFinite(step, f"{what} of step {step}: not finite")
+
+
+def _first_not_finite(values: Sequence[float]) -> int | None:
+    return next((step for step, value in enumerate(values) if not math.isfinite(value)), None)

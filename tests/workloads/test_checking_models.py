@@ -1,0 +1,339 @@
+"""The numerics check on real models: faults put into one run are found, right runs with and without dropout are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy_workloads import Block, NanWhenCompiled, Toy, ToyModel
+
+from workloads.base import Batch
+from workloads.captioning import Captioning
+from workloads.checking import Numerics, NumericsStatus, check, judge
+from workloads.compiling import applied
+from workloads.references import References, eager_reference, recorded, run_references
+from workloads.settings import CompileSettings
+from workloads.tolerance import Gap
+from workloads.trajectory import MAX_GROUPS, SAMPLED_ELEMENTS, Recorder, Trajectory, module_groups
+
+CPU = torch.device("cpu")
+EAGER = CompileSettings.parse("scope=eager")
+STEPS = 10
+
+
+class _WithDropout(ToyModel):
+    def spoiled(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.body.embedding(ids)
+        for block in self.body.blocks:
+            hidden = nn.functional.dropout(block(hidden), 0.1, training=True)
+        loss: Tensor = self.loss(self.body.output(hidden), labels)
+        return loss
+
+
+class Random(Toy):
+    """Draws random numbers in every step."""
+
+    model_class = _WithDropout
+
+
+class _Overflowing(ToyModel):
+    def spoiled(self, loss: Tensor) -> Tensor:
+        return loss * torch.tensor(3e38) * 10
+
+
+class Overflowing(Toy):
+    """Not finite, eagerly."""
+
+    model_class = _Overflowing
+
+
+def batches_of(workload: Toy | Captioning) -> list[Batch]:
+    pool = workload.pool(EAGER.shape_policy(workload.max_length), rank=0, device=CPU)
+    return [pool[i % len(pool)] for i in range(STEPS)]
+
+
+def trained(
+    workload: Toy | Captioning,
+    spoil: Callable[[nn.Module, torch.optim.Optimizer], object] = lambda model, optimizer: None,
+    *,
+    seed: int = 0,
+    settings: CompileSettings = EAGER,
+) -> Trajectory:
+    """A run that stands for a compiled one, with a fault put in."""
+    model = workload.build_model()
+    optimizer = workload.optimizer(model, settings.optimizer)
+    spoil(model, optimizer)
+    torch.manual_seed(seed)
+    with applied(settings, workload, model, optimizer, CPU) as step:
+        return recorded(workload, model, step, batches_of(workload))
+
+
+@cache
+def references_of(workload_class: type[Toy]) -> References:
+    """The eager runs under default settings; the same for every run of a workload."""
+    workload = workload_class("only", 0)
+    return run_references(workload, EAGER, batches_of(workload), CPU)
+
+
+def judged(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,)) -> Numerics:
+    return judge(run, references_of(type(workload)), steady)
+
+
+def checked(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,), settings: CompileSettings = EAGER) -> Numerics:
+    return check(workload, settings, batches_of(workload), run, steady, CPU)
+
+
+def a_wrong_loss(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    # Only the number that is reported: its gradient is right.
+    model.register_forward_hook(lambda module, inputs, loss: loss + 0.01 * loss.detach())
+
+
+def a_wrong_gradient(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.get_submodule("body.blocks.1").parameters():
+        parameter.register_hook(lambda gradient: gradient * 1.01)
+
+
+def a_wrong_learning_rate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["lr"] *= 1.01
+
+
+def after_each_step(model: nn.Module, optimizer: torch.optim.Optimizer, spoil: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Puts what `spoil` makes of before and after in the place of one module's parameters."""
+    parameters = list(model.get_submodule("body.blocks.1").parameters())
+    before: list[Tensor] = []
+
+    def remember(*_: object) -> None:
+        before[:] = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def change(*_: object) -> None:
+        for parameter, start in zip(parameters, before, strict=True):
+            parameter.copy_(spoil(start, parameter))
+
+    optimizer.register_step_pre_hook(remember)
+    optimizer.register_step_post_hook(change)
+
+
+def a_step_that_forgets_a_module(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    after_each_step(model, optimizer, lambda before, after: before)
+
+
+def a_step_the_wrong_way(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Moves one module as far as it should, and exactly back to front."""
+    after_each_step(model, optimizer, lambda before, after: 2 * before - after)
+
+
+def a_gradient_that_is_no_number(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    calls: list[None] = []
+
+    def spoiled(gradient: Tensor) -> Tensor:
+        calls.append(None)
+        return gradient * float("nan") if len(calls) == 4 else gradient
+
+    model.get_submodule("body.blocks.1").linear.bias.register_hook(spoiled)
+
+
+# What is put in, where it is found, and at which step first: parameters that are wrong show at the step after.
+FAULTS: list[tuple[Callable[[nn.Module, torch.optim.Optimizer], object], Callable[[Numerics], Gap], int]] = [
+    (a_wrong_loss, lambda verdict: verdict.loss, 0),
+    (a_wrong_gradient, lambda verdict: verdict.gradients["body.blocks.1"], 0),
+    (a_wrong_learning_rate, lambda verdict: verdict.updates["body.embedding"], 0),
+    (a_step_that_forgets_a_module, lambda verdict: verdict.updates["body.blocks.1"], 0),
+    (a_step_the_wrong_way, lambda verdict: verdict.parameters["body.blocks.1"], 1),
+]
+
+
+def test_an_eager_run_agrees_with_itself_sharply() -> None:
+    verdict = judged(Toy("only", 0), trained(Toy("only", 0)))
+    assert (verdict.status, verdict.random, verdict.reference) == (NumericsStatus.OK, False, "float64")
+    assert (verdict.compared_steps, verdict.judged_steps) == (STEPS, STEPS)
+    assert set(verdict.gradients) == {"body.embedding", *(f"body.blocks.{i}" for i in range(3)), "body.output"}
+    for gap in (verdict.loss, *verdict.gradients.values(), *verdict.updates.values()):
+        assert gap.tolerance is not None
+        assert gap.tolerance < 1e-3
+
+
+@pytest.mark.parametrize(("fault", "respect", "step"), FAULTS)
+def test_a_fault_of_one_per_cent_or_of_one_module_is_found_in_a_deterministic_model(
+    fault: Callable[[nn.Module, torch.optim.Optimizer], object], respect: Callable[[Numerics], Gap], step: int
+) -> None:
+    verdict = judged(Toy("only", 0), trained(Toy("only", 0), fault))
+    assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.DIVERGES, step)
+    assert respect(verdict).share > 1
+    if fault is a_wrong_loss:
+        assert max(gap.share for gap in verdict.gradients.values()) < 1, "the gradients are right"
+    if fault is a_wrong_gradient:
+        assert verdict.loss.share < 1, "Adam makes the same steps of a gradient 1 % too large"
+        assert [module for module, gap in verdict.gradients.items() if gap.share > 1] == ["body.blocks.1"]
+
+
+def test_a_gradient_that_is_no_number_is_found_though_the_loss_of_its_step_is_one() -> None:
+    verdict = judged(Toy("only", 0), trained(Toy("only", 0), a_gradient_that_is_no_number))
+    assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.NAN, 3)
+    assert verdict.worst == "gradients of body.blocks.1 of step 3: not finite"
+
+
+def test_a_late_timed_loss_that_is_no_number_is_found() -> None:
+    verdict = judged(Toy("only", 0), trained(Toy("only", 0)), [1.0] * 400 + [float("nan"), 1.0])
+    assert (verdict.status, verdict.first_bad_step, verdict.first_bad_steady_step) == (NumericsStatus.NAN, None, 400)
+
+
+def test_a_model_that_is_not_finite_eagerly_says_nothing_of_the_compiled_run() -> None:
+    verdict = checked(Overflowing("only", 0), trained(Toy("only", 0)))
+    assert verdict.status is NumericsStatus.EAGER_UNSTABLE
+
+
+def test_right_runs_of_a_model_with_dropout_pass_whatever_their_seed_and_faults_are_found() -> None:
+    workload = Random("only", 0)
+    assert len(references_of(Random).runs) == 5
+    verdicts = [judged(workload, trained(workload, seed=seed)) for seed in range(100, 120)]
+    assert [verdict.status for verdict in verdicts] == [NumericsStatus.OK] * 20, [v.worst for v in verdicts]
+    assert all(verdict.random and verdict.loss.kind != "rms" for verdict in verdicts)
+
+    def half_as_much_again(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.register_forward_hook(lambda module, inputs, loss: loss * 1.5)
+
+    for fault in (half_as_much_again, a_step_that_forgets_a_module):
+        assert judged(workload, trained(workload, fault)).status is NumericsStatus.DIVERGES, fault
+
+
+@pytest.mark.parametrize(("spelled", "reference"), [("autocast=bf16", "float32"), ("matmul_precision=high", "float32")])
+def test_coarser_arithmetic_is_compared_with_eager_of_the_same_and_float32(spelled: str, reference: str) -> None:
+    settings = CompileSettings.parse(f"scope=eager,{spelled}")
+    workload = Toy("only", 0)
+    verdict = checked(workload, trained(workload, settings=settings), settings=settings)
+    assert (verdict.status, verdict.reference) == (NumericsStatus.OK, reference)
+    assert checked(workload, trained(workload, a_wrong_loss, settings=settings), settings=settings).worst.startswith("loss")
+
+
+def test_arithmetic_coarser_than_asked_for_is_found() -> None:
+    workload = Toy("only", 0)
+    coarse = trained(workload, settings=CompileSettings.parse("scope=eager,autocast=bf16"))
+    assert checked(workload, coarse).status is NumericsStatus.DIVERGES
+
+
+def test_torch_is_left_as_it_was() -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    workload = Toy("only", 0)
+    run_references(workload, CompileSettings.parse("scope=eager,matmul_precision=high"), batches_of(workload), CPU)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_a_model_that_does_not_run_in_float64_is_compared_with_float32() -> None:
+    class SingleOnly(ToyModel):
+        def spoiled(self, loss: Tensor) -> Tensor:
+            return loss + torch.mm(self.body.output.weight, torch.ones(8, 1, dtype=torch.float32)).sum() * 0
+
+    class Single(Toy):
+        model_class = SingleOnly
+
+    verdict = checked(Single("only", 0), trained(Single("only", 0)))
+    assert (verdict.status, verdict.reference) == (NumericsStatus.OK, "float32")
+
+
+def test_where_memory_does_not_allow_a_precise_run_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(self: nn.Module, *args: object, **kwargs: object) -> nn.Module:
+        if kwargs.get("dtype") is not None:
+            raise torch.OutOfMemoryError("no memory")
+        return self
+
+    workload = Toy("only", 0)
+    run = trained(workload)
+    wrong = trained(workload, a_wrong_loss)
+    monkeypatch.setattr(ToyModel, "to", too_large)
+    verdict = checked(workload, run)
+    assert (verdict.status, verdict.reference) == (NumericsStatus.OK, None)
+    assert checked(workload, wrong).status is NumericsStatus.DIVERGES
+
+
+def test_a_compiled_model_is_recorded_and_checked_like_an_eager_one() -> None:
+    settings = CompileSettings.parse("scope=full,backend=aot_eager")
+    workload = NanWhenCompiled("only", 0)
+    torch._dynamo.reset()
+    verdict = checked(workload, trained(workload, settings=settings), settings=settings)
+    assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.NAN, 0)
+    sound = Toy("only", 0)
+    assert checked(sound, trained(sound, settings=settings), settings=settings).status is NumericsStatus.OK
+
+
+def test_an_eager_run_recorded_by_the_caller_is_used() -> None:
+    workload = Toy("only", 0)
+    with eager_reference(workload, EAGER, CPU) as (model, step):
+        eager = recorded(workload, model, step, batches_of(workload))
+    assert run_references(workload, EAGER, batches_of(workload), CPU, eager=eager).eager is eager
+    assert eager.losses == trained(workload).losses
+
+
+def test_recording_ends_by_itself_and_changes_nothing() -> None:
+    workload = Toy("only", 0)
+    with eager_reference(workload, EAGER, CPU) as (model, step):
+        recorder = Recorder(workload, model, steps=2)
+        losses = [float(recorder.step(step, batch)) for batch in batches_of(workload)]
+    trajectory = recorder.trajectory()
+    assert recorder.done
+    assert trajectory.losses == losses[:2]
+    with eager_reference(workload, EAGER, CPU) as (_, step):
+        assert [float(step(batch)) for batch in batches_of(workload)] == losses
+    assert all(len(norms) == 2 for norms in (*trajectory.gradients.values(), *trajectory.updates.values()))
+
+
+def test_norms_of_large_tensors_are_estimated_from_a_sample() -> None:
+    class Large(Toy):
+        def build_model(self) -> nn.Module:
+            torch.manual_seed(self.seed)
+            return nn.Sequential(nn.Linear(200, 300), nn.Linear(300, 200))
+
+        def regions(self, model: nn.Module) -> Sequence[str]:
+            return []
+
+    workload = Large("only", 0)
+    model = workload.build_model()
+    recorder = Recorder(workload, model, steps=1)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def move(batch: object, before_update: Callable[[], None]) -> Tensor:
+        before_update()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.randn_like(parameter)
+        return torch.tensor(1.0)
+
+    recorder.step(move, None)  # type: ignore[arg-type]  # a step and a batch of its own
+    trajectory = recorder.trajectory()
+    assert set(trajectory.updates) == {"0", "1"}
+    for group in trajectory.updates:
+        moved = [p.detach() - start[name] for name, p in model.named_parameters() if name.startswith(group)]
+        whole = float(torch.linalg.vector_norm(torch.cat([m.flatten() for m in moved])))
+        assert trajectory.updates[group][0] == pytest.approx(whole, rel=0.05)
+        assert float(torch.linalg.vector_norm(trajectory.movement[group])) == pytest.approx(whole, rel=0.05)
+        assert trajectory.movement[group].numel() == SAMPLED_ELEMENTS + len(moved[1])
+
+
+@pytest.mark.parametrize("blocks", [0, 3, 12, 100])
+def test_a_model_of_any_depth_has_few_groups_that_hold_every_parameter_once(blocks: int) -> None:
+    class Deep(Toy):
+        def regions(self, model: nn.Module) -> Sequence[str]:
+            return [name for name, module in model.named_modules() if isinstance(module, Block)][:blocks]
+
+    model = ToyModel()
+    model.body.blocks = nn.ModuleList(Block() for _ in range(max(3, blocks)))
+    groups = module_groups(Deep("only", 0), model)
+    assert sorted(name for names in groups.values() for name in names) == sorted(dict(model.named_parameters()))
+    assert 3 <= len(groups) <= MAX_GROUPS
+    if blocks == 12:
+        assert groups["body.blocks.11"] == ["body.blocks.11.linear.weight", "body.blocks.11.linear.bias"]
+    if blocks == 100:
+        assert "body.blocks.0 to body.blocks.3" in groups
+
+
+def test_captioning_is_split_into_its_blocks_and_what_is_around_them() -> None:
+    groups = module_groups(Captioning("tiny", 0), Captioning("tiny", 0).build_model())
+    assert "model.decoder.transformer.h.1" in groups
+    assert "model.decoder.transformer.wte" in groups
+    assert 8 <= len(groups) <= MAX_GROUPS

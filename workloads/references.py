@@ -1,0 +1,190 @@
+"""Eager runs that a compiled run is compared with, from the same weights on the same batches.
+
+They differ in what right runs may differ in: A is eager as it is; B has other random numbers and the rows of each batch in
+another order, so that sums over the batch round otherwise; R computes in a precision above the one under test, which shows how
+much of a difference is rounding. Where steps draw random numbers there is more than one B, to know how far right runs scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from workloads import memory
+from workloads.base import Batch, Workload
+from workloads.compiling import TrainStep, applied
+from workloads.lockstep import everywhere, num_workers
+from workloads.settings import Autocast, CompileSettings, MatmulPrecision, OptimizerKind
+from workloads.trajectory import Recorder, Trajectory
+
+RANDOM_REPEATS = 3
+"""Runs B where steps are random. With A and R that leaves Student's t 4 degrees of freedom at each step; with one B its 2 let
+deviations of a single step pass that are ten times as large."""
+
+
+def model_on(workload: Workload, device: torch.device) -> nn.Module:
+    """The workload's model on the device, inside `DistributedDataParallel` where there are several workers."""
+    return _distributed(workload.build_model().to(device), device)
+
+
+@contextmanager
+def eager_reference(
+    workload: Workload, settings: CompileSettings, device: torch.device, *, seed: int | None = None
+) -> Iterator[tuple[nn.Module, TrainStep]]:
+    """A model with the starting weights and an eager step of it that computes what `settings` should compute.
+
+    Args:
+        workload: what to train.
+        settings: those under test; precision and attention are taken from them.
+        device: where.
+        seed: of the random numbers drawn from here on; None for the workload's.
+    """
+    model = model_on(workload, device)
+    optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
+    torch.manual_seed(workload.seed if seed is None else seed)
+    with applied(settings.eager_twin(), workload, model, optimizer, device) as step:
+        yield model, step
+
+
+def recorded(workload: Workload, model: nn.Module, step: TrainStep, batches: Sequence[Batch]) -> Trajectory:
+    """Trains on the batches, once each, and says what happened."""
+    recorder = Recorder(workload, model, steps=len(batches))
+    for batch in batches:
+        recorder.step(step, batch)
+    return recorder.trajectory()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class References:
+    """The eager runs, and how precise they are."""
+
+    eager: Trajectory
+    """Run A."""
+    permuted: Sequence[Trajectory]
+    """Runs B."""
+    precise: Trajectory | None
+    """Run R; None where memory did not allow it."""
+    precise_dtype: str | None
+    """What run R computed in: float32, or float64 where float32 itself is under test; None without it."""
+    rounding: float
+    """Relative rounding error of one operation under the settings."""
+
+    @property
+    def runs(self) -> list[Trajectory]:
+        """All of them, R last."""
+        return [self.eager, *self.permuted, *([self.precise] if self.precise else [])]
+
+
+def run_references(
+    workload: Workload,
+    settings: CompileSettings,
+    batches: Sequence[Batch],
+    device: torch.device,
+    *,
+    eager: Trajectory | None = None,
+) -> References:
+    """Trains eagerly on the batches, each time from the start; all workers of a group must call it together.
+
+    Args:
+        workload: what to train.
+        settings: those under test.
+        batches: of the compared steps.
+        device: where.
+        eager: run A where the caller has recorded it already, with `recorded` in `eager_reference`.
+    """
+    if eager is None:
+        eager = _run(workload, settings, batches, device, workload.seed)
+    memory.begin(device)
+    in_other_order = [_permuted(batch) for batch in batches]
+    seeds = range(workload.seed + 1, workload.seed + 1 + (RANDOM_REPEATS if eager.random else 1))
+    permuted = [_run(workload, settings, in_other_order, device, seed) for seed in seeds]
+    room = round(1.25 * memory.peaks(device).in_use_bytes)  # has_room adds 1.6, and twice the precision takes twice the memory
+    rounding, above = _precision(settings, workload.autocast_dtype(device), eager.weights)
+    for dtype in above:
+        # An error is caught only where no other worker waits for this one.
+        if num_workers() > 1 and not everywhere(memory.has_room(room, device), device):
+            continue
+        precise = _precise(workload, settings, batches, device, dtype)
+        if precise is not None:
+            name = str(dtype).removeprefix("torch.")
+            return References(eager=eager, permuted=permuted, precise=precise, precise_dtype=name, rounding=rounding)
+    return References(eager=eager, permuted=permuted, precise=None, precise_dtype=None, rounding=rounding)
+
+
+def _run(workload: Workload, settings: CompileSettings, batches: Sequence[Batch], device: torch.device, seed: int) -> Trajectory:
+    memory.free(device)
+    with eager_reference(workload, settings, device, seed=seed) as (model, step):
+        return recorded(workload, model, step, batches)
+
+
+def _precise(
+    workload: Workload, settings: CompileSettings, batches: Sequence[Batch], device: torch.device, dtype: torch.dtype
+) -> Trajectory | None:
+    memory.free(device)
+    twin = replace(settings.eager_twin(), autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST)
+    try:
+        with _full_precision():
+            model = _distributed(workload.build_model().to(device=device, dtype=dtype), device)
+            optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
+            torch.manual_seed(workload.seed + 1 + RANDOM_REPEATS)
+            with applied(twin, workload, model, optimizer, device) as step:
+                return recorded(workload, model, step, [_as(dtype, batch) for batch in batches])
+    except RuntimeError:  # out of memory, or a model with a dtype written into its forward
+        if num_workers() > 1:
+            raise
+        return None
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without TF32, in matrix products and in convolutions."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def _distributed(model: nn.Module, device: torch.device) -> nn.Module:
+    if num_workers() > 1:
+        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    return model
+
+
+def _permuted(batch: Batch) -> Batch:
+    """The same rows in another order, so that sums over the batch round otherwise."""
+    order = torch.randperm(batch.samples, generator=torch.Generator().manual_seed(batch.length))
+
+    def reordered(tensor: Tensor) -> Tensor:
+        rows = tensor.dim() > 0 and tensor.size(0) == batch.samples
+        return tensor[order.to(tensor.device)] if rows else tensor
+
+    return replace(batch, inputs={name: reordered(tensor) for name, tensor in batch.inputs.items()})
+
+
+def _as(dtype: torch.dtype, batch: Batch) -> Batch:
+    inputs = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.inputs.items()}
+    return replace(batch, inputs=inputs)
+
+
+def _precision(settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype) -> tuple[float, list[torch.dtype]]:
+    """Relative rounding error of one operation, and the dtypes that are above it, the best first."""
+    named = {Autocast.BF16: torch.bfloat16, Autocast.FP16: torch.float16, Autocast.OFF: weights}
+    compute = named[settings.autocast] if settings.autocast is not None else autocast or weights
+    if compute is not torch.float32:
+        return torch.finfo(compute).eps / 2, [torch.float32]
+    if (products := str(settings.matmul_precision or torch.get_float32_matmul_precision())) != "highest":
+        return _PRODUCTS_ROUNDING[products], [torch.float32]
+    return torch.finfo(compute).eps / 2, [torch.float64, torch.float32]
+
+
+_PRODUCTS_ROUNDING = {"high": 2.0**-11, "medium": 2.0**-8}
+"""TF32 has 10 bits behind the point, bfloat16 has 7; products are rounded to nearest."""

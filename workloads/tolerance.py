@@ -1,0 +1,245 @@
+"""How far a right run may be from eager runs, by how far these are from each other.
+
+Background. Where steps draw random numbers (dropout), right runs scatter. The eager runs are draws of the same distribution, so
+the deviation of the run under test, over their standard deviation at that step, has Student's t distribution; the steps'
+probabilities are combined by Fisher's method. A step counts for as much as it is certain: while eager runs are near to each
+other a wrong constant factor of a per cent is found, and where they have drifted apart by chance nothing is concluded.
+
+Where steps are deterministic nothing but rounding differs. Two eager runs round nearly alike, so their distance from a more
+precise run is the scale, and a run that rounds otherwise but as finely has errors of the same variance: the ratio of variances
+has Fisher's F distribution.
+
+All quantiles are taken so that the comparisons of a check together raise a false alarm at the rate `FALSE_ALARMS` (Bonferroni).
+Figures behind the constants are in docs/log.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from workloads.distributions import chi_square_quantile, f_quantile, surprise
+
+FALSE_ALARMS = 1e-3
+"""Of one check of a right run: one setting in a thousand is wrongly called diverging."""
+
+CALM = 2.0
+"""Times the quietest steps' scatter up to which a step is judged. Beyond, chance differences have grown through training, steps
+that follow each other err alike and by more than a normal distribution has."""
+
+MAX_DIMENSIONS = 30
+"""Independent directions that a group's parameters may scatter in; 40 and more were measured for groups of 128 elements."""
+
+FLIPPED_ELEMENTS = 12
+"""Left out of a distance, those that differ most, but at most a tenth. Adam moves an element whose gradient is nothing but
+rounding noise by a whole step either way. That is rare: where no eager run met it, a right run meets more than 12 of them
+with a probability below that of a false alarm (Poisson, -log 1e-5 = 11.5)."""
+
+RECORDED_ROUNDING = 4 * 2.0**-24
+"""Relative; the recorded numbers are float32, and sums of such."""
+
+_FURTHEST = 1e9
+"""Relative deviation beyond which all are alike, so that squares do not overflow."""
+
+COARSER = 16.0
+"""Times the floors, where no more precise run shows what rounding does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Respect:
+    """Something that each step has and runs are compared in."""
+
+    name: str
+    correlation: float
+    """Steps that carry the information of one independent step: the variance of Fisher's statistic over that of independent
+    steps. Measured in eager runs of captioning."""
+    roundings: float
+    """Of the compute dtype, that the value may be off by where the eager runs happen to agree."""
+    single_steps: bool
+    """Whether a single step can be held against a run; not where chance has longer tails than a normal distribution."""
+
+
+LOSS = Respect(name="loss", correlation=1.5, roundings=1 / 8, single_steps=True)
+"""A mean over many tokens, computed in float32, so that their roundings average out."""
+GRADIENTS = Respect(name="gradients", correlation=1.5, roundings=1.0, single_steps=True)
+UPDATES = Respect(name="updates", correlation=2.5, roundings=1 / 8, single_steps=False)
+"""Adam averages gradients, so updates that follow each other are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How far a run is from eager in one respect, and how far it may be; relative."""
+
+    gap: float | None
+    """None where a number is not finite."""
+    tolerance: float | None
+    kind: str
+    """rms: root mean square over the steps; constant: the constant error that would be as surprising as all steps together;
+    step: of a single step; distance: of parameters."""
+
+    @property
+    def share(self) -> float:
+        """The gap in units of its tolerance: above 1 is out of tolerance."""
+        if self.gap is None or self.tolerance is None:
+            return math.inf
+        return self.gap / self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What tolerances depend on beside the runs."""
+
+    random: bool
+    """Whether right runs draw different random numbers."""
+    has_precise: bool
+    """Whether the last of the eager runs is a more precise one."""
+    rounding: float
+    """Relative, of one operation under the settings."""
+    comparisons: int
+    """All that the check makes."""
+    calm: Sequence[int]
+    """Indices of the steps that are judged."""
+
+    @property
+    def level(self) -> float:
+        """Probability of a false alarm left to each comparison."""
+        return FALSE_ALARMS / self.comparisons
+
+    def floor(self, roundings: float) -> float:
+        """Relative difference that is never held against a run."""
+        return (roundings * self.rounding + RECORDED_ROUNDING) * (1 if self.has_precise else COARSER)
+
+
+def calm_steps(eager: Sequence[Sequence[Sequence[float]]]) -> list[int]:
+    """Indices of the steps at which eager runs have not drifted apart.
+
+    Args:
+        eager: norms, for each of some groups of modules, each run, each step.
+    """
+    values = np.array(eager)
+    centers = values.mean(axis=1, keepdims=True)
+    relative = np.divide(values - centers, centers, out=np.zeros_like(values), where=centers != 0)
+    scatter = np.sqrt((relative**2).mean(axis=(0, 1)))
+    quiet = np.sort(scatter)[min(2, len(scatter) - 1)]
+    return [int(step) for step in np.flatnonzero(scatter <= CALM * quiet)]
+
+
+def of_series(
+    respect: Respect, run: Sequence[float], eager: Sequence[Sequence[float]], sizes: Sequence[float], about: Circumstances
+) -> tuple[Gap, list[float]]:
+    """Compares a value that each step has.
+
+    Args:
+        respect: what it is.
+        run: of the run under test, a value a step.
+        eager: of the eager runs, the precise one last.
+        sizes: for each step, what the value is a part of, whose rounding in float32 it carries.
+        about: the circumstances.
+
+    Returns:
+        The gap nearest to its tolerance or furthest above it, and that of each judged step by itself, 0 for the others.
+    """
+    calm = list(about.calm)
+    values = np.array(eager, dtype=np.float64)[:, calm]
+    # Deterministic runs round around the precise one, random ones scatter around their mean.
+    centers = values[-1] if about.has_precise and not about.random else values.mean(axis=0)
+    scales = np.maximum(np.abs(centers), RECORDED_ROUNDING * np.array(sizes)[calm])
+    scales[scales == 0] = 1.0
+    with np.errstate(over="ignore"):
+        deviations = ((np.array(run, dtype=np.float64)[calm] - centers) / scales).clip(-_FURTHEST, _FURTHEST)
+    variances = (((values - centers) / scales) ** 2).sum(axis=0) / (len(values) - 1)
+    floor = about.floor(respect.roundings)
+    judge = _of_random if about.random else _of_deterministic
+    steps = np.zeros(len(run))
+    steps[calm] = np.abs(deviations)
+    return judge(respect, deviations, variances, len(values), floor, about), steps.tolist()
+
+
+def _of_deterministic(
+    respect: Respect,
+    deviations: NDArray[np.float64],
+    variances: NDArray[np.float64],
+    runs: int,
+    floor: float,
+    about: Circumstances,
+) -> Gap:
+    draws = max(1.0, len(deviations) / respect.correlation)
+    limit = math.sqrt(f_quantile(about.level, draws, draws) * float(variances.mean())) + floor
+    return Gap(gap=math.sqrt(float((deviations**2).mean())), tolerance=limit, kind="rms")
+
+
+def _of_random(
+    respect: Respect,
+    deviations: NDArray[np.float64],
+    variances: NDArray[np.float64],
+    runs: int,
+    floor: float,
+    about: Circumstances,
+) -> Gap:
+    level = about.level / 2 if respect.single_steps else about.level
+    spreads = np.sqrt((variances + floor**2) * (1 + 1 / runs))
+    degrees = runs - 1
+    together = max(1.0, 2 * len(deviations) / respect.correlation)
+    limit = respect.correlation * chi_square_quantile(level, together)
+    gaps = [
+        Gap(
+            gap=_constant(float(surprise(deviations / spreads, degrees).sum()), spreads, degrees),
+            tolerance=_constant(limit, spreads, degrees),
+            kind="constant",
+        )
+    ]
+    if respect.single_steps:
+        furthest = int(np.argmax(np.abs(deviations) / spreads))
+        allowed = math.sqrt(f_quantile(level / len(deviations), 1, degrees))
+        gaps.append(Gap(gap=float(abs(deviations[furthest])), tolerance=allowed * float(spreads[furthest]), kind="step"))
+    return max(gaps, key=lambda gap: gap.share)
+
+
+def _constant(surprises: float, spreads: NDArray[np.float64], degrees: int) -> float:
+    """The deviation that, alike in all steps, is as surprising as this."""
+    low, high = 0.0, float(spreads.max())
+    while surprise(high / spreads, degrees).sum() < surprises and high < 1e6:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if surprise(middle / spreads, degrees).sum() < surprises else (low, middle)
+    return high
+
+
+def of_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, steps: int, about: Circumstances) -> Gap:
+    """Compares where a group's parameters went, relative to how far the last of the eager runs went.
+
+    Args:
+        run: displacement in the run under test, a vector.
+        eager: in the eager runs, the precise one last.
+        start_norm: 2-norm of the parameters at the start.
+        steps: how many the displacement took.
+        about: the circumstances.
+    """
+    scale = max(float(torch.linalg.vector_norm(eager[-1])), RECORDED_ROUNDING * start_norm) or 1.0
+    # The largest distance of two, because eager runs that round alike say nothing of rounding.
+    largest = max(_distance(a, b) for i, a in enumerate(eager) for b in eager[i + 1 :]) / scale
+    if about.random:
+        runs = len(eager)
+        draws = min(MAX_DIMENSIONS, max(1.0, run.numel() / 4))
+        factor = f_quantile(about.level, draws, draws * (runs - 1)) * (1 + 1 / runs) / 2
+        center = torch.stack(list(eager)).mean(dim=0)
+    else:
+        factor = f_quantile(about.level, steps, steps)
+        center = eager[-1]
+    # About the share `rounding` of a gradient's elements is rounding noise, and Adam moves each of them by a whole step either
+    # way: that share of the square of the movement is the square of a distance.
+    floor = math.sqrt(about.floor(1.0))
+    return Gap(gap=_distance(run, center) / scale, tolerance=math.sqrt(factor) * largest + floor, kind="distance")
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    difference = (one - other).abs()
+    kept = difference.numel() - min(FLIPPED_ELEMENTS, difference.numel() // 10)
+    return float(torch.linalg.vector_norm(difference.sort().values[:kept]))

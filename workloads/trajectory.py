@@ -1,0 +1,189 @@
+"""What the first steps of a training run did: loss, gradients and parameters, by module.
+
+Background: a run is compared with others on the same weights and batches, so each keeps a few numbers a step. They are
+computed on the device and fetched once at the end, so that recording neither waits for the device nor changes what a step
+costs. Of large tensors only a fixed random sample of elements is kept, the same in every run: a copy of the parameters would
+show in the peak memory that is being measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+from workloads.base import Batch, Workload
+from workloads.compiling import TrainStep
+
+COMPARED_STEPS = 10
+
+MAX_GROUPS = 40
+"""Above it, modules are named by fewer components, and blocks that follow each other are taken together."""
+
+SAMPLED_ELEMENTS = 4096
+"""Of each parameter tensor; smaller ones are kept whole. A norm from so many is off by about 1 %, equally in every run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """The first steps of a run; mappings go by module group."""
+
+    losses: Sequence[float]
+    gradients: Mapping[str, Sequence[float]]
+    """2-norm of each group's gradients before the update, for each step."""
+    updates: Mapping[str, Sequence[float]]
+    """2-norm of how far each group's parameters moved, for each step."""
+    movement: Mapping[str, Tensor]
+    """Sampled elements of each group: where they are after the last step less where they started, on the CPU in float64,
+    scaled so that the 2-norm estimates that of the whole group."""
+    start_norms: Mapping[str, float]
+    """2-norm of each group's parameters before the first step."""
+    weights: torch.dtype
+    """Of the parameters."""
+    random: bool
+    """Whether the first step drew random numbers from torch's generators, as what draws at all does; so does autotuning."""
+
+
+class Recorder:
+    """Records the first steps of one run.
+
+    Args:
+        workload: names the repeated blocks that are groups of their own.
+        model: what is trained, before its first step; a `DistributedDataParallel` around it is looked through.
+        steps: how many to record.
+    """
+
+    def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        parameters = dict(inner.named_parameters())
+        self._groups = {group: [parameters[name] for name in names] for group, names in module_groups(workload, inner).items()}
+        self._steps = steps
+        first = next(iter(parameters.values()))
+        self._device, self._weights = first.device, first.dtype
+        self._sample = _Sample(self._groups)
+        self._start = self._last = self._sample.values()
+        self._losses: list[Tensor] = []
+        self._gradients: list[Tensor] = []
+        self._updates: list[Tensor] = []
+        self._random = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are recorded."""
+        return len(self._losses) >= self._steps
+
+    def step(self, step: TrainStep, batch: Batch) -> Tensor:
+        """Runs `step` on the batch and returns its loss; records it unless recording is done."""
+        if self.done:
+            return step(batch)
+        states = None if self._losses else _generator_states(self._device)  # one step is enough: what draws, draws in every step
+        loss = step(batch, before_update=self._record_gradients)
+        if states is not None:
+            self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(self._device), strict=True))
+        values = self._sample.values()
+        self._updates.append(_norms([now - before for now, before in zip(values, self._last, strict=True)]))
+        self._last = values
+        self._losses.append(loss)
+        return loss
+
+    def trajectory(self) -> Trajectory:
+        """What was recorded; waits for the device."""
+        names = list(self._groups)
+        gradients, updates = (_columns(rows) for rows in (self._gradients, self._updates))
+        moved = [(now - before).cpu() for now, before in zip(self._last, self._start, strict=True)]
+        return Trajectory(
+            losses=_columns([loss.reshape(1) for loss in self._losses])[0] if self._losses else [],
+            gradients=dict(zip(names, gradients, strict=bool(gradients))),
+            updates=dict(zip(names, updates, strict=bool(updates))),
+            movement=dict(zip(names, moved, strict=True)),
+            start_norms=dict(zip(names, _norms(self._start).tolist(), strict=True)),
+            weights=self._weights,
+            random=self._random,
+        )
+
+    def _record_gradients(self) -> None:
+        norms = []
+        for parameters in self._groups.values():
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            norms.append(get_total_norm(gradients).double() if gradients else self._start[0].new_zeros(()))
+        self._gradients.append(torch.stack(norms))
+
+
+class _Sample:
+    """Chooses elements of each group's parameters, the same for equal shapes."""
+
+    def __init__(self, groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._chosen: list[list[tuple[nn.Parameter, Tensor | None]]] = []
+        self._scales: list[Tensor] = []
+        for parameters in groups.values():
+            chosen: list[tuple[nn.Parameter, Tensor | None]] = []
+            scales = []
+            for parameter in parameters:
+                count = min(parameter.numel(), SAMPLED_ELEMENTS)
+                where = None
+                if count < parameter.numel():
+                    where = torch.randint(parameter.numel(), (count,), generator=generator).to(parameter.device)
+                chosen.append((parameter, where))
+                scales.append(torch.full((count,), math.sqrt(parameter.numel() / max(1, count)), dtype=torch.float64))
+            self._chosen.append(chosen)
+            self._scales.append(torch.cat(scales).to(parameters[0].device))
+
+    @torch.no_grad()
+    def values(self) -> list[Tensor]:
+        """A copy of the chosen elements, one tensor a group."""
+        kept = [[_elements(parameter, where) for parameter, where in chosen] for chosen in self._chosen]
+        return [torch.cat(group) * scale for group, scale in zip(kept, self._scales, strict=True)]
+
+
+def _elements(parameter: nn.Parameter, where: Tensor | None) -> Tensor:
+    flat = parameter.reshape(-1)
+    return flat if where is None else flat[where]
+
+
+def module_groups(workload: Workload, model: nn.Module) -> dict[str, list[str]]:
+    """Names of the trained parameters of each group of modules, about `MAX_GROUPS` groups at most.
+
+    Each of the workload's repeated blocks is a group; other parameters go by the module that owns them.
+    """
+    blocks = list(workload.regions(model))
+    together = max(1, math.ceil(len(blocks) / (MAX_GROUPS * 3 // 4)))
+    runs = [blocks[i : i + together] for i in range(0, len(blocks), together)]
+    group_of = {block: run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs for block in run}
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    deepest = max((name.count(".") for name in names), default=0)
+    groups: dict[str, list[str]] = {}
+    for components in range(max(deepest, 1), 0, -1):
+        groups = {}
+        for name in names:
+            group = next((group_of[above] for above in _above(name) if above in group_of), None)
+            groups.setdefault(group or ".".join(name.split(".")[:-1][:components]) or name, []).append(name)
+        if len(groups) <= MAX_GROUPS:
+            break
+    return groups
+
+
+def _above(name: str) -> Iterator[str]:
+    """Dotted names of the modules that hold a parameter, the innermost first."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])
+
+
+def _columns(rows: Sequence[Tensor]) -> list[list[float]]:
+    """The columns of a table whose rows are on the device."""
+    return torch.stack([row.double() for row in rows]).T.tolist() if rows else []
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
