@@ -51,7 +51,8 @@ _HINTS = (
     (r"max_autotune_gemm", "this GPU is too small for tuned matrix products; max-autotune gains nothing here"),
     (r"outside its CUDA graphs", "bring what it names to the GPU, or out of the forward"),
     (r"fast path of CUDAGraphs", "run the backward before the next forward"),
-    (r"FallbackKernel", "an operator Inductor only calls; of concern if it takes long (torch.profiler says)"),
+    (r"FallbackKernel.*(attention|convolution|_mm|embedding)", "Inductor calls this kernel, as it should; nothing to do"),
+    (r"FallbackKernel", "Inductor calls this operator and fuses nothing with it; of concern if it takes long"),
     (r"padding on CPU", "says only that this is a CPU; nothing to do"),
 )
 

@@ -74,6 +74,8 @@ def watching(expected: Expectation | None = None) -> Iterator[Diagnostics]:
     diagnostics.cudagraph_skips = counters["inductor"]["cudagraph_skips"] - skips_before
     if expected is not None:
         diagnostics.fallbacks += expected.missed(converted, diagnostics.graphs)
+        if not expected.cudagraphs:  # torch gives this hint whether there are CUDA graphs or not
+            diagnostics.perf_hints = [hint for hint in diagnostics.perf_hints if not hint.startswith("Grad tensors")]
         if expected.cudagraphs and not reader.cudagraphs_recorded and not diagnostics.cudagraph_skips:
             diagnostics.cudagraph_skips = 1
             diagnostics.cudagraph_skip_reasons.append("; ".join([_NO_CUDAGRAPH, *reader.outside_cudagraphs[:1]]))

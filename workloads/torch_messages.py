@@ -20,6 +20,7 @@ LINE_LENGTH = 300
 """Characters kept of one line."""
 
 _HINTS = 3
+_QUOTED = r"""(?:"[^"]*"|'[^']*')"""
 _NO_FALLBACK = (
     "recompile limit exceeded",  # logged with the function and the limit just before
     "Attempt to trace generator",  # what calls a generator is a frame of its own, and inlines it if it is compiled
@@ -189,7 +190,7 @@ def outside_cudagraphs(message: str) -> str:
 
 def hint(message: str) -> str:
     """A hint on one line, with long lists of names cut to their number."""
-    text = re.sub(r"\[[^\[\]]{120,}\]", lambda found: f"[{found.group().count(',') + 1} of them]", _one_line(message))
+    text = re.sub(rf"\[{_QUOTED}(?:, {_QUOTED})+\]", lambda found: f"[{found[0].count(', ') + 1} of them]", _one_line(message))
     return shortened(text, 2 * LINE_LENGTH)
 
 

@@ -142,7 +142,7 @@ def test_a_guard_keeps_the_code_it_stems_from_but_not_the_folder_torch_half_cut_
 
 
 def test_a_long_list_in_a_hint_is_cut_to_its_number() -> None:
-    names = ", ".join(f"'parameter_{index}'" for index in range(148))
+    names = ", ".join(f"\"L['self'].param_groups[0]['params'][{index}].grad\"" for index in range(148))
     found = hint(f"Grad tensors [{names}] will be copied; use mark_static_address to elide this copy.")
     assert found == "Grad tensors [148 of them] will be copied; use mark_static_address to elide this copy."
 

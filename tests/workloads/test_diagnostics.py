@@ -159,6 +159,15 @@ def test_torchs_performance_hints_are_collected_once_each() -> None:
     assert found.perf_hints == ["Skip comprehensive padding on CPU"]
 
 
+@pytest.mark.parametrize("cudagraphs", [True, False])
+def test_gradients_copied_for_cuda_graphs_are_a_hint_only_where_there_are_some(cudagraphs: bool) -> None:
+    names = ["L['self'].param_groups[0]['params'][0].grad", "L['self'].param_groups[0]['params'][1].grad"]
+    with watching(Expectation(what="", targets={}, cudagraphs=cudagraphs)) as found:
+        log = logging.getLogger("torch._dynamo.variables.optimizer.__perf_hints")
+        log.warning(("Grad tensors %s will be copied.", "Use mark_static_address."), names)  # type: ignore[arg-type] # as torch does
+    assert found.perf_hints == (["Grad tensors [2 of them] will be copied. Use mark_static_address."] if cudagraphs else [])
+
+
 def test_a_warning_of_inductor_is_a_performance_hint_and_still_a_warning() -> None:
     inductor = str(Path(torch.__file__).parent / "_inductor" / "compile_fx.py")
     with warnings.catch_warnings(record=True, action="always") as shown, watching() as found:
