@@ -292,7 +292,7 @@ class Slow(Toy):
 
 
 class Crowded(Toy):
-    """Warms up for some seconds with more to compute than its share of the cores can."""
+    """Warms up for some seconds with more to compute than its share of the cores can; its steps are mostly sleep, and steady."""
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
@@ -304,6 +304,7 @@ class Crowded(Toy):
         if not self._crowded:
             self._crowded = True
             _crowd()
+        time.sleep(0.03)
 
 
 def _crowd() -> None:
