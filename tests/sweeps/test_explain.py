@@ -17,7 +17,7 @@ def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", "--workload", f"toy_workloads:{workload}", "--explain", spelled],
         cwd=root / "tests",
-        env={**os.environ, "PYTHONPATH": str(root), "COLUMNS": "80"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "COLUMNS": "80"},
         capture_output=True,
         text=True,
         timeout=300,
