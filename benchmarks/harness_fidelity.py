@@ -95,7 +95,9 @@ def trial(settings: CompileSettings, workload: Captioning, device: torch.device)
         workload,
         settings,
         device=device,
-        protocol=Protocol(compared_steps=1, min_passes=PASSES, max_passes=PASSES, min_window_s=0.0, eager_batches=4),
+        protocol=Protocol(
+            compared_steps=1, min_passes=PASSES, max_passes=PASSES, min_window_s=0.0, cpu_window_s=0.0, eager_batches=4
+        ),
     )
     return found.samples_per_s / workload.batch_size
 

@@ -27,8 +27,10 @@ class Protocol:
     """Passes over the pool of batches; the window grows until the interval is narrow, or this many are done and it is so long."""
     target_width: float = 0.01
     """Width over the median, both of the typical step, at which its 95 % interval is narrow."""
-    cpu_target_width: float = 0.05
+    cpu_target_width: float = 0.10
     """The same on CPUs, which share their host; only ratios within one run are quoted of them."""
+    cpu_window_s: float = 12.0
+    """In place of `min_window_s` on CPUs, where what disturbs a step may last for seconds."""
     eager_batches: int = 8
     """Batches of the pool in a block of eager reference steps, at most."""
     eager_budget_s: float = 10.0
@@ -38,11 +40,12 @@ class Protocol:
 
     def limits(self, device: torch.device) -> Limits:
         """Of the window."""
+        on_gpu = device.type == "cuda"
         return Limits(
             min_passes=self.min_passes,
             max_passes=self.max_passes,
-            min_window_s=self.min_window_s,
-            target_width=self.target_width if device.type == "cuda" else self.cpu_target_width,
+            min_window_s=self.min_window_s if on_gpu else self.cpu_window_s,
+            target_width=self.target_width if on_gpu else self.cpu_target_width,
         )
 
 

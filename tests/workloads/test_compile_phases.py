@@ -135,7 +135,7 @@ def test_spans_that_cpus_never_see_have_their_phase(now: list[float], span: str,
 @pytest.mark.slow
 def test_at_least_nine_tenths_of_a_real_compile_have_a_name(spelled: str, graphs: int, tmp_path: Path) -> None:
     torch._dynamo.reset()
-    protocol = Protocol(compared_steps=3, min_passes=2, max_passes=2, min_window_s=0.0)
+    protocol = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
     with fresh_cache(dir=str(tmp_path)):
         found = measure(Toy("only", 0), CompileSettings.parse(spelled), device=CPU, protocol=protocol)
     parts = found.compile_phases_s

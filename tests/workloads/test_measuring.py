@@ -25,7 +25,7 @@ from workloads.settings import CompileSettings
 from workloads.shapes import ShapePolicy
 
 CPU = torch.device("cpu")
-SHORT = Protocol(compared_steps=2, min_passes=3, max_passes=3, min_window_s=0.0)
+SHORT = Protocol(compared_steps=2, min_passes=3, max_passes=3, cpu_window_s=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ def test_compile_seconds_are_free_of_a_warm_up_that_visits_long_batches_more_oft
 
 def test_eager_against_eager_is_no_faster_whatever_the_clock_does(clock: Clock) -> None:
     slower_and_slower = (1 + 0.002 * step for step in range(1000))
-    protocol = Protocol(compared_steps=2, min_passes=6, max_passes=6, min_window_s=0.0)
+    protocol = Protocol(compared_steps=2, min_passes=6, max_passes=6, cpu_window_s=0.0)
     found = measured("scope=eager,padding=longest,pad_multiple=1", Paced(clock, slower_and_slower), protocol)
     assert found.speedup_eager == pytest.approx(1.0, abs=0.01)
     assert found.speedup_eager_ci95 is not None
@@ -171,7 +171,7 @@ def test_an_eager_reference_that_does_not_fit_after_all_is_done_without() -> Non
 
 @pytest.mark.parametrize(("budget_s", "batches"), [(10.0, 4), (0.2, 3), (0.1, 0)])
 def test_slow_eager_steps_are_few_or_none(clock: Clock, budget_s: float, batches: int) -> None:
-    protocol = Protocol(compared_steps=1, max_passes=3, min_window_s=0.0, eager_budget_s=budget_s)
+    protocol = Protocol(compared_steps=1, max_passes=3, cpu_window_s=0.0, eager_budget_s=budget_s)
     found = measured("scope=eager", Paced(clock), protocol)  # 16 ms a step, three blocks, in each one step more that goes untimed
     assert len(found.eager_step_ms) == 3 * batches
     assert found.steady_steps == 3 * Toy.pool_batches
@@ -179,7 +179,7 @@ def test_slow_eager_steps_are_few_or_none(clock: Clock, budget_s: float, batches
 
 def test_a_noisy_window_ends_at_its_limit_and_is_called_unstable(clock: Clock) -> None:
     noisy = Paced(clock, itertools.cycle([0.2, 2.0, 0.5]))
-    found = measured("scope=eager", noisy, Protocol(compared_steps=1, min_passes=2, max_passes=5, min_window_s=0.0))
+    found = measured("scope=eager", noisy, Protocol(compared_steps=1, min_passes=2, max_passes=5, cpu_window_s=0.0))
     assert found.steady_steps == 5 * Toy.pool_batches
     assert not found.stable
     assert found.outliers > 0
@@ -220,7 +220,7 @@ from toy_workloads import Toy
 from workloads.measuring import Protocol, measure
 from workloads.settings import CompileSettings
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
-protocol = Protocol(compared_steps=2, min_passes=2, max_passes=6, min_window_s=0.0, cpu_target_width=0.1)
+protocol = Protocol(compared_steps=2, min_passes=2, max_passes=6, cpu_window_s=0.0, cpu_target_width=0.1)
 found = measure(
     Toy("only", 0), CompileSettings.parse("scope=eager"), device=torch.device("cpu"), rank=int(sys.argv[1]), protocol=protocol
 )
