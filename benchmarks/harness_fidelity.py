@@ -174,23 +174,21 @@ def main() -> None:
         workload.pool_batches = POOL_BATCHES if arguments.size == "base" else TINY_POOL_BATCHES
         child(arguments.child, arguments.settings[0], workload, torch.device(arguments.device))
         return
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as caches:
-        rows = [compared(spelled, arguments, caches) for spelled in arguments.settings]
-    for row in rows:
-        rates = {name: ", ".join(f"{rate:.3f}" for rate in row[f"{name}_steps_per_s"]) for name in ("loop", "trial")}
-        print(f"{row['settings']}: loop {rates['loop']}; trial {rates['trial']}; trial/loop {row['ratio']:.4f} (goal {GOAL})")
-    device = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"
-    seconds = round(time.monotonic() - began, 1)
-    result = {
-        "device": device,
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         "torch": torch.__version__,
         "size": arguments.size,
         "goal": GOAL,
-        "seconds": seconds,
-        "rows": rows,
+        "rows": [],
     }
-    arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as caches:
+        for spelled in arguments.settings:
+            row = compared(spelled, arguments, caches)
+            rates = {name: ", ".join(f"{rate:.3f}" for rate in row[f"{name}_steps_per_s"]) for name in ("loop", "trial")}
+            ratio = f"trial/loop {row['ratio']:.4f} (goal {GOAL})"
+            print(f"{row['settings']}: loop {rates['loop']}; trial {rates['trial']}; {ratio}", flush=True)
+            result["rows"].append(row)
+            arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
