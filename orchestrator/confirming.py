@@ -1,24 +1,26 @@
-"""Which trials have to be measured again alone: those a person would choose by a compile time that neighbours inflated."""
+"""Which trials have to be measured again alone: those a person would choose, or might, had neighbours not disturbed them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from orchestrator.failures import Label
 from orchestrator.records import TrialRecord
 from workloads.settings import CompileSettings
 
 MOST_ROUNDS = 3
 
 
-def contended_members(front: Sequence[str], done: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The latest record of each member of the front whose compile met contention.
+def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side_by_side: bool) -> list[TrialRecord]:
+    """The latest record of each member of the front whose compile met contention or whose steps were too noisy to rank.
 
     Args:
-        front: settings keys.
+        front: settings keys of the front there would be if noisy trials were on it.
         done: the sweep's records, in order.
+        side_by_side: whether trials ran beside others; alone, a noisy one would be as noisy again.
     """
     latest = {record.settings_key: record for record in done}
-    return [latest[key] for key in front if latest[key].contended]
+    return [latest[key] for key in front if latest[key].contended or (side_by_side and latest[key].label == Label.UNSTABLE)]
 
 
 def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:
@@ -42,10 +44,12 @@ def announcement(members: Sequence[TrialRecord]) -> str:
     """What is measured again and why, as one line."""
     named = "; ".join(f"{CompileSettings.parse(member.settings_key).label} ({_waited(member)})" for member in members)
     count = "1 member" if len(members) == 1 else f"{len(members)} members"
-    return f"measuring {count} of the front again, alone, because other trials ran during the compile: {named}"
+    return f"measuring {count} of the front again, alone, because other trials disturbed the first measurement: {named}"
 
 
 def _waited(member: TrialRecord) -> str:
+    if member.label == Label.UNSTABLE:
+        return "its steps were noisy"
     if member.cpu_pressure is None:
         return "how long it waited for cores is not known"
     return f"waited for cores {member.cpu_pressure:.0%} of the warm-up"

@@ -21,13 +21,14 @@ from rich.console import Console
 import analysis
 from orchestrator import cli, folder, presenting, records
 from orchestrator.config import Device, Pipeline, SweepConfig
-from orchestrator.confirming import announcement, contended_members, rounds
+from orchestrator.confirming import announcement, disturbed_members, rounds
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.estimates import expected_s
+from orchestrator.failures import Label
 from orchestrator.recipes import find_recipe
 from orchestrator.session import Interrupts, ray_session
-from orchestrator.space import Choice, Target, choose
+from orchestrator.space import Choice, Target, choose, varied
 from workloads.base import BUILT_IN, Workload, load_workload
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
@@ -47,6 +48,8 @@ class Options:
     """quickstart (the default), captioning or grid."""
     settings: tuple[str, ...] = ()
     """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
+    vary: tuple[str, ...] = ()
+    """Further values of any field to cross the settings with, like group_window=1,100."""
     workload: str | None = None
     """captioning (the default), or package.module:Class for your own."""
     size: str | None = None
@@ -60,7 +63,7 @@ class Options:
     max_concurrent: int | None = None
     """Trials at once; by default one a GPU, or one. They divide a host's cores among themselves."""
     no_confirm: bool = False
-    """Do not measure members of the front whose compile met contention again, alone, at the end."""
+    """Do not measure members of the front that other trials disturbed again, alone, at the end."""
     workers_per_trial: int | None = None
     """Train workers of each trial, one GPU each; 1 by default."""
     time_budget_s: float | None = None
@@ -79,6 +82,8 @@ class Options:
     """Print what would run, what would not and why, and how long it would take; start nothing."""
     explain: str | None = None
     """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
+    source: str | None = None
+    """Print one setting as Python to paste into a training script; run nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sweep(options: Options) -> int:
     console = Console()
     environment = fingerprint()
-    if options.explain is not None:
-        return _explain(console, options.explain, options, environment)
+    if options.explain is not None or options.source is not None:
+        return _one_setting(console, options, environment)
     if options.resume and options.output is None:
         raise ConfigError("--resume needs to know which sweep; name its folder with --output")
     output = options.output or _new_folder(options)
@@ -115,7 +120,7 @@ def _sweep(options: Options) -> int:
     if left:
         console.print(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}", soft_wrap=True)
     elif unconfirmed:
-        which = f"{len(unconfirmed)} of the front met contention and did not run again alone"
+        which = f"{len(unconfirmed)} of the front were disturbed by other trials and did not run again alone"
         console.print(f"{which}; go on with: {again}", soft_wrap=True)
     console.print(f"report: {report}", soft_wrap=True)
     return 130 if interrupted else 0
@@ -228,11 +233,13 @@ def _configured(
     if options.settings:
         if options.recipe is not None:
             raise ConfigError(f"--settings replaces a recipe's settings; leave out {options.recipe} or --settings")
-        chosen = _given("--settings", options.settings, target)
+        chosen = _given("--settings", options.settings, options.vary, target)
     elif options.recipe is None and "settings" in stored:
+        if options.vary:
+            raise ConfigError("--vary goes with a recipe or --settings; name the one that the sweep to resume began with")
         chosen = Choice(settings=tuple(CompileSettings.parse(str(key)) for key in stored["settings"]), excluded=())
     else:
-        chosen = choose(find_recipe(recipe)(target), target)
+        chosen = choose(varied(find_recipe(recipe)(target), _axes(options.vary)), target)
     if options.num_trials is not None and options.num_trials < 1:
         raise ConfigError(f"--num-trials {options.num_trials} is too few; use 1 or more")
     pipeline = Pipeline(_first(options.pipeline, stored.get("pipeline"), Pipeline.RESIDENT))
@@ -261,23 +268,43 @@ def _configured(
     return config
 
 
-def _given(option: str, spelled: Sequence[str], target: Target) -> Choice:
-    chosen = choose((dict(read_pairs(setting)) for setting in spelled), target)
+def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
+    """Values by field, from words like `group_window=1,100`."""
+    axes: dict[str, list[str]] = {}
+    for word in vary:
+        name, equals, values = word.partition("=")
+        if not (equals and name and all(values.split(","))):
+            raise ConfigError(f"--vary {word} is no field with values; write it like group_window=1,100")
+        if name in axes:
+            raise ConfigError(f"--vary {name} is given twice; give all its values at once")
+        axes[name] = values.split(",")
+    return axes
+
+
+def _given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Target) -> Choice:
+    chosen = choose(varied((dict(read_pairs(setting)) for setting in spelled), _axes(vary)), target)
     if chosen.excluded:
         raise ConfigError(f"{option} {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
     return chosen
 
 
-def _explain(console: Console, spelled: str, options: Options, environment: Environment) -> int:
-    """What `--explain` does instead of a sweep."""
+def _one_setting(console: Console, options: Options, environment: Environment) -> int:
+    """What `--explain` and `--source` do instead of a sweep."""
+    spelled, asked = (options.explain, "explain") if options.explain is not None else (options.source, "source")
     for option in fields(Options):
         given = getattr(options, option.name) != option.default
-        if given and option.name not in ("explain", "workload", "size", "seed", "device"):
+        if given and option.name not in (asked, "workload", "size", "seed", "device"):
             word = options.recipe if option.name == "recipe" else f"--{option.name.replace('_', '-')}"
-            raise ConfigError(f"--explain looks at one setting and runs no sweep; leave out {word}")
+            raise ConfigError(f"--{asked} looks at one setting and runs no sweep; leave out {word}")
     device = _device(options, {}, environment)
     workload = _workload(options, {}, device)
-    (setting,) = _given("--explain", [spelled], Target.of(workload, has_gpu=device is Device.CUDA)).settings
+    target = Target.of(workload, has_gpu=device is Device.CUDA)
+    (setting,) = _given(f"--{asked}", [str(spelled)], (), target).settings
+    if asked == "source":
+        from workloads.compiling import source_for  # torch only where it is needed
+
+        print(source_for(setting, workload, workload.build_model(), device), end="")
+        return 0
     from orchestrator.explain import explain  # only here: a sweep does without
 
     return explain(setting, _first(options.workload, "captioning"), workload.size, workload.seed, device, console)
@@ -294,8 +321,13 @@ def _front(output: Path) -> list[str]:
 
 
 def _unconfirmed(config: SweepConfig, output: Path) -> list[records.TrialRecord]:
-    """Members of the front that have to be measured again alone."""
-    return contended_members(_front(output), records.read(output)) if config.confirm else []
+    """Members of the front, those that noise alone keeps off it included, that have to be measured again alone."""
+    if not config.confirm:
+        return []
+    trials = analysis.load(output)
+    hopeful = trials.assign(status=trials["status"].mask(trials["label"] == Label.UNSTABLE, str(records.Status.OK)))
+    front = analysis.pareto_front(hopeful)["settings_key"]
+    return disturbed_members(list(front), records.read(output), side_by_side=config.max_concurrent > 1)
 
 
 def _left(config: SweepConfig, done: Sequence[records.TrialRecord]) -> list[CompileSettings]:

@@ -73,12 +73,13 @@ def applied(
         yield TrainStep(make_step(model, optimizer), source)
 
 
-def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device) -> str:
+def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device | str) -> str:
     """The settings as Python for this workload's model.
 
     Raises:
         SettingsError: the settings name a part or an attention the workload does not have.
     """
+    device = torch.device(device)
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     names: list[str] = [""]
     if settings.scope is Scope.REGIONAL:

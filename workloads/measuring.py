@@ -12,9 +12,11 @@ setting is timed on the same samples; memory, speed-up against eager, numerics a
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -195,9 +197,25 @@ def _warm_up(step: TrainStep, recorder: Recorder, batches: Sequence[Batch], devi
     )
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps the garbage collector from looking at what is there already.
+
+    Two models and a compiler's state are many objects: a full collection among the timed steps takes 0.2 s and more, which a job
+    that trains one model does not pay (docs/log.md). What the steps make is collected as ever.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _steady(run: _Run, step: TrainStep) -> _Steady:
     memory.begin(run.device)
-    window = steady.first_pass(step, run.pool, run.device)
+    with _undisturbed():
+        window = steady.first_pass(step, run.pool, run.device)
     peaks = memory.peaks(run.device)
     several = num_workers() > 1
     eager: Trajectory | None = None
@@ -211,7 +229,8 @@ def _steady(run: _Run, step: TrainStep) -> _Steady:
             window.chosen, window.eager_blocks, window.eager_losses = [], [], []
     memory.free(run.device)
     if not window.chosen:
-        steady.grow(window, step, run.pool, run.limits, run.device)
+        with _undisturbed():
+            steady.grow(window, step, run.pool, run.limits, run.device)
     real = _real(run, step) if run.pipeline is Pipeline.REAL else None
     return _Steady(window=window, peaks=peaks, eager=eager, real=real)
 
@@ -222,7 +241,8 @@ def _grown_beside_eager(run: _Run, step: TrainStep, window: Window) -> Trajector
         trajectory = recorded(run.workload, model, eager_step, run.compared)
         window.chosen = _for_reference(run, eager_step)
         if window.chosen:
-            steady.grow(window, step, run.pool, run.limits, run.device, reference=eager_step)
+            with _undisturbed():
+                steady.grow(window, step, run.pool, run.limits, run.device, reference=eager_step)
     return trajectory
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.confirming import announcement, contended_members, rounds
+from orchestrator.confirming import announcement, disturbed_members, rounds
+from orchestrator.failures import Label
 from orchestrator.records import Status, TrialRecord
 from workloads.settings import CompileSettings
 
@@ -18,13 +19,20 @@ def record(key: str, **fields: Any) -> TrialRecord:
 
 def test_contended_members_of_the_front_are_measured_again() -> None:
     done = [record(EAGER), record(REGIONAL, contended=True), record(FULL, contended=True)]
-    assert contended_members([EAGER, FULL], done) == [done[2]]
+    assert disturbed_members([EAGER, FULL], done, side_by_side=True) == [done[2]]
+
+
+def test_noisy_ones_are_measured_again_where_there_were_neighbours() -> None:
+    done = [record(FULL, label=Label.UNSTABLE)]
+    assert disturbed_members([FULL], done, side_by_side=True) == done
+    assert disturbed_members([FULL], done, side_by_side=False) == []
+    assert "full, default, static (its steps were noisy)" in announcement(done)
 
 
 def test_the_latest_record_of_a_setting_decides() -> None:
     done = [record(FULL, contended=True), record(FULL)]
-    assert contended_members([FULL], done) == []
-    assert contended_members([FULL], done[::-1]) == [done[0]]
+    assert disturbed_members([FULL], done, side_by_side=True) == []
+    assert disturbed_members([FULL], done[::-1], side_by_side=True) == [done[0]]
 
 
 def test_a_front_that_changes_is_confirmed_in_rounds() -> None:
@@ -47,7 +55,7 @@ def test_there_are_three_rounds_at_most() -> None:
 def test_it_is_said_what_is_measured_again_and_why() -> None:
     one = record(FULL, contended=True, cpu_pressure=0.123)
     assert announcement([one]) == (
-        "measuring 1 member of the front again, alone, because other trials ran during the compile: "
+        "measuring 1 member of the front again, alone, because other trials disturbed the first measurement: "
         "full, default, static (waited for cores 12% of the warm-up)"
     )
     two = announcement([one, record(REGIONAL, contended=True)])
