@@ -218,14 +218,14 @@ class CompileSettings:
         if self.optimizer is not OptimizerKind.FOREACH:
             words.append(f"{self.optimizer} optimizer")
         if self.group_window is not None:
-            words.append(f"grouped by {self.group_window}")
+            words.append(f"grouped {self.group_window}")
         for name in ("fullgraph", "shape_padding", "static_gradients"):
             if (value := getattr(self, name)) is not None:
                 words.append(name.replace("_", " ") if value else f"no {name.replace('_', ' ')}")
         for name in ("dynamic_min", "dynamic_max", "recompile_limit", "matmul_precision", "autocast", "attention"):
             if (value := getattr(self, name)) is not None:
                 words.append(f"{name.replace('_', ' ')} {value}")
-        words += [f"{name}={spelled(value)}" for name, value in self.options or ()]
+        words += [f"{name.rpartition('.')[2]}={spelled(value)}" for name, value in self.options or ()]
         return ", ".join(words)
 
     @property

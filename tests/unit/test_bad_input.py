@@ -104,6 +104,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--explain", "scope=ful"], "--explain scope=ful: scope=ful is none of eager, full"),
         (["--explain", "mode=reduce-overhead"], "--explain mode=reduce-overhead: CUDA graphs need a GPU, and none is visible"),
         (["--explain", "scope"], "'scope' is no setting; write field=value"),
+        (["--source", "scope=full", "--resume"], "--source looks at one setting and runs no sweep; leave out --resume"),
+        (["--source", "scope=modular,parts.encodr.mode=default"], "no part 'encodr'; use one of encoder, decoder, loss"),
+        (["--vary", "group_window"], "--vary group_window is no field with values; write it like group_window=1,100"),
+        (["--vary", "autocast=bf16", "autocast=off"], "--vary autocast is given twice; give all its values at once"),
+        (["--vary", "autocats=bf16"], "no setting is called 'autocats'; did you mean autocast?"),
         (["--resume"], "--resume needs to know which sweep; name its folder with --output"),
     ],
 )
@@ -196,6 +201,21 @@ def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) ->
     assert "then members of the front that met contention again, alone" in out
     assert sweep.main(["--dry-run", "--max-concurrent", "2", "--no-confirm"]) == 0
     assert "contention" not in capsys.readouterr().out
+
+
+def test_a_field_is_varied_over_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--dry-run", "--settings", "scope=full", "scope=regional", "--vary", "group_window=1,10", "autocast=bf16,off"]
+    assert sweep.main(words) == 0
+    out = capsys.readouterr().out
+    assert "8 settings" in out
+    assert "regional, default, static, grouped 10, autocast off" in out
+
+
+def test_a_setting_is_printed_as_the_source_that_a_trial_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--source", "scope=full,optimizer=fused"]) == 0
+    out = capsys.readouterr().out
+    compile(out, "pasted.py", "exec")
+    assert "return torch.compile(model, dynamic=False)" in out
 
 
 def test_a_number_of_buckets_becomes_the_best_so_many(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.recipes import captioning
-from orchestrator.space import Target, choose, every_candidate
+from orchestrator.space import GRID_OPTIMIZERS, Target, choose, every_candidate
 from workloads.errors import CompileSweepError, SettingsError
 from workloads.settings import (
     RECOMPILE_LIMIT,
@@ -132,7 +132,7 @@ def test_the_grid_of_the_same_sizes_is_every_setting_there_is(
 ) -> None:
     target = Target(max_length=256, has_gpu=True)
     space = choose(every_candidate(bucket_sizes=(32, 64), pad_multiples=(1, 8, 16)), target).settings
-    assert set(space) == {settings for _, settings in spellings}
+    assert set(space) == {made for _, made in spellings if made.optimizer in GRID_OPTIMIZERS}
 
 
 def test_settings_are_frozen_hashable_and_cross_processes() -> None:
@@ -287,7 +287,7 @@ def test_labels_are_short_and_tell_the_recipes_settings_apart() -> None:
     target = Target(max_length=256, has_gpu=True)
     labels = [made.label for made in choose(captioning(target), target).settings]
     assert len(set(labels)) == len(labels) >= 10
-    assert max(map(len, labels)) <= 60
+    assert max(map(len, labels)) <= 100
 
 
 def test_labels_tell_all_settings_apart(spellings: list[tuple[dict[str, Any], CompileSettings]]) -> None:

@@ -127,7 +127,7 @@ def test_compile_seconds_are_free_of_a_warm_up_that_visits_long_batches_more_oft
 
 def test_eager_against_eager_is_no_faster_whatever_the_clock_does(clock: Clock) -> None:
     slower_and_slower = (1 + 0.002 * step for step in range(1000))
-    protocol = Protocol(compared_steps=2, min_passes=6, max_passes=6, cpu_window_s=0.0)
+    protocol = Protocol(compared_steps=2, min_passes=6, max_passes=6, cpu_window_s=0.0, cpu_target_width=0.05)
     found = measured("scope=eager,padding=longest,pad_multiple=1", Paced(clock, slower_and_slower), protocol)
     assert found.speedup_eager == pytest.approx(1.0, abs=0.01)
     assert found.speedup_eager_ci95 is not None
