@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigError
 from workloads.settings import CompileSettings
+from workloads.vocabulary import Pipeline
 
 if TYPE_CHECKING:
     from orchestrator.space import Excluded  # which loads torch, and processes that wait for workers need none
@@ -22,16 +23,6 @@ class Device(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
-
-
-class Pipeline(StrEnum):
-    """Where a trial's timed batches come from."""
-
-    RESIDENT = "resident"
-    """Prepared beforehand, on the device: what is timed is the compute alone."""
-
-    REAL = "real"
-    """The workload's own loader, as a training job would have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +54,7 @@ class SweepConfig:
     max_concurrent: int = 1
     """Trials that run at once, and into how many shares a host's cores are divided."""
     confirm: bool = True
-    """Whether members of the front whose compile met contention are measured again alone, at the end."""
+    """Whether members of the front that other trials disturbed are measured again alone, at the end."""
     time_budget_s: float | None = None
     """Seconds after which no further trial starts; None for no limit."""
     compile_deadline_s: float = 600.0

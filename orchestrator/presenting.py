@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.config import Pipeline, SweepConfig
+from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s
 from orchestrator.records import Status, TrialRecord
+from workloads.vocabulary import Pipeline
 
 
 def machine(environment: Environment) -> str:

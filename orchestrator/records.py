@@ -80,7 +80,7 @@ class TrialRecord:
     wall_s: float = 0.0
     """Seconds the whole attempt took, worker start included."""
     compile_s: float | None = None
-    """Warm-up seconds less as many median steady steps."""
+    """Warm-up seconds less what its steps take once nothing is left to compile."""
     compile_phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds of `compile_s` by phase: dynamo, aot_autograd, inductor, …, and other; together they are `compile_s`."""
     cpu_pressure: float | None = None
@@ -95,7 +95,7 @@ class TrialRecord:
     step_ms_ci95: tuple[float, float] | None = None
     """95 % interval of the median step, in milliseconds."""
     stable: bool | None = None
-    """Whether that interval became narrower than 1 % before the limit of passes."""
+    """Whether that interval became narrow enough (1 % on a GPU, 10 % on a CPU) before the limit of passes."""
     outliers: int | None = None
     """Steps over 1.5 times their batch's median; they count in every figure."""
     samples_per_s: float | None = None

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import analysis
 from orchestrator import cli, folder, presenting, records
-from orchestrator.config import Device, Pipeline, SweepConfig
+from orchestrator.config import Device, SweepConfig
 from orchestrator.confirming import announcement, disturbed_members, rounds
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
@@ -32,6 +32,7 @@ from orchestrator.space import Choice, Target, choose, varied
 from workloads.base import BUILT_IN, Workload, load_workload
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
+from workloads.vocabulary import Pipeline
 
 GIVEN = "given"
 """What a sweep of `--settings` calls its recipe."""

@@ -34,12 +34,13 @@ from workloads.lockstep import agreed_numbers, everywhere, num_workers
 from workloads.measurement import Measurement, Protocol
 from workloads.memory import MemoryPeaks
 from workloads.phases import Phase
-from workloads.pipeline import Pipeline, RealPasses, as_pipeline, real_passes
+from workloads.pipeline import RealPasses, as_pipeline, real_passes
 from workloads.references import eager_reference, model_on, recorded
 from workloads.settings import CompileSettings
 from workloads.shapes import ShapePolicy
 from workloads.steady import Limits, Window
 from workloads.trajectory import Recorder, Trajectory
+from workloads.vocabulary import Pipeline
 
 __all__ = ["Measurement", "Protocol", "measure"]
 

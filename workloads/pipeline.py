@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import islice
 
 import torch
@@ -22,15 +21,7 @@ from workloads.base import Batch, Workload
 from workloads.errors import WorkloadError
 from workloads.shapes import ShapePolicy
 from workloads.steady import Step, Throughput, throughput, timed
-
-
-class Pipeline(StrEnum):
-    """Where the batches that throughput is measured on come from."""
-
-    RESIDENT = "resident"
-    """Prepared, on the device: the compute alone."""
-    REAL = "real"
-    """The workload's loader."""
+from workloads.vocabulary import Pipeline
 
 
 def as_pipeline(name: str) -> Pipeline:

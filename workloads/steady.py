@@ -189,12 +189,14 @@ def outliers(passes: Sequence[Sequence[float]]) -> int:
 
 
 def relative_half_width(passes: Sequence[Sequence[float]]) -> float:
-    """Relative half-width of the 95 % interval of a pass's mean total time, each batch its own stratum."""
-    if len(passes) < 2:
+    """Relative half-width of the 95 % interval of a pass's mean total time.
+
+    From the scatter of whole passes: slow steps come in stretches, so steps of one pass are not independent of each other.
+    """
+    totals = [math.fsum(times) for times in passes]
+    if len(totals) < 2:
         return math.inf
-    times = np.asarray(passes)
-    error = math.sqrt(float((times.var(axis=0, ddof=1) / len(times)).sum()))
-    return _t975(times.shape[1] * (len(times) - 1)) * error / float(times.mean(axis=0).sum())
+    return _t975(len(totals) - 1) * statistics.stdev(totals) / math.sqrt(len(totals)) / statistics.fmean(totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,9 +65,9 @@ class Respect:
     """Whether a single step can be held against a run; not where chance has longer tails than a normal distribution."""
 
 
-LOSS = Respect(name="loss", correlation=1.5, roundings=1 / 8, single_steps=True)
+LOSS = Respect(name="loss", correlation=2.0, roundings=1 / 8, single_steps=True)
 """A mean over many tokens, computed in float32, so that their roundings average out."""
-GRADIENTS = Respect(name="gradients", correlation=1.5, roundings=1.0, single_steps=True)
+GRADIENTS = Respect(name="gradients", correlation=2.5, roundings=1.0, single_steps=True)
 UPDATES = Respect(name="updates", correlation=2.5, roundings=1 / 4, single_steps=False)
 """Adam averages gradients, so updates that follow each other are alike. Other kernels for the same attention moved one block's
 by 0.62 % on an H200, where an eighth of a rounding allowed 0.59 % (docs/log.md)."""

@@ -77,3 +77,12 @@ class Attention(StrEnum):
     """Plain products and a softmax."""
     FLEX = "flex"
     """FlexAttention."""
+
+
+class Pipeline(StrEnum):
+    """Where the batches that throughput is measured on come from."""
+
+    RESIDENT = "resident"
+    """Prepared beforehand, on the device: what is timed is the compute alone."""
+    REAL = "real"
+    """The workload's own loader, as a training job would have it."""

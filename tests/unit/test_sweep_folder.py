@@ -11,11 +11,12 @@ import pytest
 from samples import H200
 
 from orchestrator import folder as sweep_folder
-from orchestrator.config import Pipeline, SweepConfig
+from orchestrator.config import SweepConfig
 from orchestrator.errors import RecordsError, SweepFolderError
 from orchestrator.folder import begin, read_sweep, resume, write_json
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
 from workloads.settings import CompileSettings
+from workloads.vocabulary import Pipeline
 
 EAGER, FULL = CompileSettings.parse("scope=eager"), CompileSettings.parse("scope=full")
 
