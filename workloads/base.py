@@ -142,6 +142,12 @@ class Workload(ABC):
         return torch.optim.Adam(model.parameters(), lr=self.learning_rate, **options)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without the `DistributedDataParallel` that several workers put around it."""
+    inner: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return inner
+
+
 def load_workload(name: str) -> type[Workload]:
     """The workload class called `name`: a built-in one, or `package.module:Class`.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._dynamo import list_backends
 from torch._inductor import list_options
 
-from workloads.base import Batch, Workload
+from workloads.base import Batch, Workload, unwrapped
 from workloads.errors import SettingsError
 from workloads.settings import CompileSettings, Scope
 from workloads.source import Facts, to_source
@@ -80,7 +80,7 @@ def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, 
         SettingsError: the settings name a part or an attention the workload does not have.
     """
     device = torch.device(device)
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    inner = unwrapped(model)
     names: list[str] = [""]
     if settings.scope is Scope.REGIONAL:
         names = list(workload.regions(inner))

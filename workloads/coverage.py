@@ -16,7 +16,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from workloads.base import Workload
+from workloads.base import Workload, unwrapped
+from workloads.parts import part_of
 from workloads.settings import CompileSettings, OptimizerKind, Scope
 from workloads.torch_messages import module_path
 
@@ -37,13 +38,12 @@ class Expectation:
     @classmethod
     def of(cls, settings: CompileSettings, workload: Workload, model: nn.Module, optimizer: Optimizer) -> Expectation:
         """What `settings` mean for this workload's model, before they are applied."""
-        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        eager_parts = {name for name, part in settings.parts or () if part.compile is False}
+        inner = unwrapped(model)
         names: list[str] = []
         if settings.scope is Scope.REGIONAL:
             names = list(workload.regions(inner))
         elif settings.scope is Scope.MODULAR:
-            names = [name for name in workload.parts() if name not in eager_parts]
+            names = [name for name in workload.parts() if part_of(settings.parts, name).compile is not False]
         targets: dict[str, Callable[..., Any]] = {name: inner.get_submodule(name).forward for name in names}
         words = [f"scope={settings.scope}"] if settings.scope is not Scope.EAGER else []
         if settings.optimizer in (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP):

@@ -73,3 +73,9 @@ def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
         if (made := PartSettings(**taken)) != PartSettings():
             parts.append((name, made))
     return tuple(parts) or None
+
+
+def part_of(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> PartSettings:
+    """The settings of a module that is a part: under its dotted name, or under the last component of it."""
+    by_name = dict(parts or ())
+    return by_name.get(module) or by_name.get(module.rpartition(".")[2]) or PartSettings()

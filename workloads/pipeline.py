@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -98,7 +98,7 @@ def on_device(batches: Iterable[Batch], device: torch.device) -> Generator[Batch
     ahead: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(side):
-            copied = replace(batch, inputs={name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()})
+            copied = batch.to(device)
             arrived = side.record_event()
         if ahead is not None:
             yield _taken_over(*ahead)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.errors import SettingsError
-from workloads.parts import PartSettings
+from workloads.parts import part_of
 from workloads.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from workloads.shapes import length_grouped
 
@@ -194,9 +194,12 @@ def _compile_blocks(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
-    own = dict(settings.parts or ())
+    short = [name.rpartition(".")[2] for name in facts.targets]
+    for name, _ in settings.parts or ():
+        if name not in (*facts.targets, *short):
+            raise SettingsError(f"parts.{name}: the workload {facts.workload} has no such part; use {', '.join(short)}")
     for name, dims in facts.targets.items():
-        part = own.pop(name, None) or own.pop(name.rpartition(".")[2], None) or PartSettings()
+        part = part_of(settings.parts, name)
         if part.compile is False:
             continue
         dynamic = part.dynamic or settings.dynamic
@@ -207,9 +210,6 @@ def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
             yield f"    module.forward = marked_forward(module, compiled, {_dictionary(dims)}{_bounds(settings)})"
         else:
             yield f"    module.forward = {compiled}"
-    if own:
-        short = [name.rpartition(".")[2] for name in facts.targets]
-        raise SettingsError(f"parts.{next(iter(own))}: the workload {facts.workload} has no such part; use {', '.join(short)}")
 
 
 def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:

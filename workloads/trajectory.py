@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from workloads.base import Batch, Workload
+from workloads.base import Batch, Workload, unwrapped
 from workloads.compiling import TrainStep
 
 COMPARED_STEPS = 10
@@ -59,7 +58,7 @@ class Recorder:
     """
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        inner = unwrapped(model)
         parameters = dict(inner.named_parameters())
         self._groups = {group: [parameters[name] for name in names] for group, names in module_groups(workload, inner).items()}
         self._steps = steps

@@ -1,0 +1,15 @@
+"""What modular settings mean to compile."""
+
+from __future__ import annotations
+
+from workloads.captioning import Captioning
+from workloads.coverage import Expectation
+from workloads.settings import CompileSettings
+
+
+def test_a_part_switched_off_by_its_short_name_is_not_expected() -> None:
+    workload = Captioning("tiny", 0)
+    model = workload.build_model()
+    settings = CompileSettings.parse("scope=modular,parts.encoder.compile=off")
+    expected = Expectation.of(settings, workload, model, workload.optimizer(model, settings.optimizer))
+    assert list(expected.targets) == ["model.decoder", "loss"]
