@@ -36,6 +36,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     marked: Candidate = {"scope": "full", "dynamic": "mark", "optimizer": "compiled"}
     grouped: Candidate = {"group_window": GROUP_WINDOW, "attention": "unmasked", "optimizer": "fused"}
     untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"}  # minutes of compiling for no speed here (docs/log.md)
+    one_graph: Candidate = {"inductor.triton.mix_order_reduction": "off"}  # its guard makes a second graph from 107 tokens on
     yield _EAGER_MAX
     yield _EAGER_LONGEST
     yield {**_EAGER_LONGEST, "group_window": GROUP_WINDOW}
@@ -53,7 +54,8 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "optimizer": "compiled"}
     yield {"scope": "modular"}
     yield {"scope": "modular", "dynamic": "auto", "parts.encoder.mode": "reduce-overhead", **grouped}
-    yield {"scope": "full", "dynamic": "mark", **grouped, "inductor.triton.mix_order_reduction": "off"}
+    yield {"scope": "full", "dynamic": "mark", **grouped, **one_graph}
+    yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead", **grouped, **one_graph}
     yield {"scope": "full", "num_buckets": 3, "mode": "reduce-overhead", **grouped}
     yield {"scope": "modular", "dynamic": "mark"}
     yield {"scope": "full", "dynamic": "mark"}
@@ -66,7 +68,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", **untuned}
     yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", "static_gradients": "on", **untuned}
     yield {"scope": "full", "mode": "max-autotune", "optimizer": "foreach_map", **untuned}
-    yield {**marked, "mode": "max-autotune", **untuned}
+    yield {**marked, "mode": "max-autotune", **untuned, **one_graph}
     yield {"scope": "full", "dynamic": "true", "mode": "max-autotune-no-cudagraphs", **untuned}
     yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "optimizer": "compiled"}
     yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "mode": "max-autotune", **untuned}

@@ -27,6 +27,9 @@ from workloads.lockstep import agreed
 OUTLIER_FACTOR = 1.5
 """Times its batch's median above which a step is counted as an outlier."""
 
+HOPELESS_FACTOR = 4
+"""A GPU that waits for a noisy host needs hundreds of passes for an interval of 1 %; a few more would only cost its time."""
+
 _RESAMPLINGS = 1000
 
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -64,6 +67,8 @@ class Limits:
     """Passes of a few milliseconds may be more than `max_passes`, until the window is this long."""
     target_width: float
     """Width of the median's 95 % interval over the median at which the window stops growing."""
+    hopeless_from: int = 5
+    """Passes from which on a window is given up whose interval would need `HOPELESS_FACTOR` times `max_passes`."""
 
 
 def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: torch.device) -> list[float]:
@@ -117,12 +122,20 @@ def grow(
     block()
     while True:
         if len(window.passes) >= look_again_at:
-            at_limit = len(window.passes) >= limits.max_passes and time.monotonic() - began >= limits.min_window_s
-            if agreed(at_limit or relative_width(window) <= limits.target_width, device):
+            long_enough = time.monotonic() - began >= limits.min_window_s
+            at_limit = long_enough and len(window.passes) >= limits.max_passes
+            width = relative_width(window)
+            if agreed(at_limit or width <= limits.target_width or (long_enough and _hopeless(window, width, limits)), device):
                 return
             look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # looking costs time too
         _pass(window, step, pool, device)
         block()
+
+
+def _hopeless(window: Window, width: float, limits: Limits) -> bool:
+    """Whether the interval will not be narrow in time: its width shrinks with the root of the number of passes."""
+    done = len(window.passes)
+    return done >= limits.hopeless_from and done * width**2 > HOPELESS_FACTOR * limits.max_passes * limits.target_width**2 > 0
 
 
 def _pass(window: Window, step: Step, pool: Sequence[Batch], device: torch.device) -> None:

@@ -71,9 +71,11 @@ def test_eager_blocks_stand_between_passes_and_a_step_goes_untimed_at_every_swit
     assert len(window.losses) == 3 * len(batches)
 
 
-def test_a_window_of_equal_times_ends_at_once_and_a_noisy_one_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_of_equal_times_ends_at_once_a_noisy_one_at_its_limit_and_a_hopeless_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     batches = pool()
-    for noise, passes in ((0.0, 3), (0.2, 7)):
+    for noise, passes in ((0.0, 3), (0.008, 7), (0.2, 5)):
         times = iter(drawn(np.random.default_rng(0), 100, noise=noise))
         monkeypatch.setattr("workloads.steady.timed", lambda *_, times=times: next(times)[: len(batches)])
         window = first_pass(lambda _: torch.tensor(0.0), batches, CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +48,12 @@ class Captioning(Workload):
         self.max_length = self.dimensions.lengths.max_length
         self.pool_batches = self.dimensions.pool_batches
         self._images: dict[torch.device, list[Tensor]] = {}
+        self._untrained: nn.Module | None = None
 
     def build_model(self) -> nn.Module:
-        return build(self.dimensions, self.seed)
+        if self._untrained is None:  # a trial needs six models, and drawing 200 million weights takes seconds each time
+            self._untrained = build(self.dimensions, self.seed)
+        return deepcopy(self._untrained)
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         captions = self._captions(self.pool_batches, rank)
