@@ -1,28 +1,25 @@
-"""`TrialRecord` and its log: the truth about a sweep. Tune's and any searcher's own state is disposable.
+"""`TrialRecord` and `WarmStart` with their logs: the truth about a sweep. Tune's and any searcher's own state is disposable.
 
-`trials.jsonl` is append-only: one valid JSON object a line, one line a finished attempt. A record is written with a single
-`write` under a lock and fsynced before Tune hears of it, so a killed driver leaves whole lines. `docs/records.md` says what
-each field means.
+`trials.jsonl` is append-only: one valid JSON object a line, one line a finished attempt, durable before Tune hears of it; see
+`lines.py`. `warm_starts.jsonl` is the same for restarts from artifacts, which are no measurements of a setting and stand in no
+column with them. `docs/records.md` says what each field means.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import math
-import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
+from orchestrator import lines
 from orchestrator.errors import RecordsError
 from workloads.settings import CompileSettings
 
 SCHEMA_VERSION = 2
 TRIALS_FILE = "trials.jsonl"
+WARM_STARTS_FILE = "warm_starts.jsonl"
 SWEEP_FILE = "sweep.json"
 
 
@@ -124,6 +121,28 @@ class TrialRecord:
     """`status` (ok, nan, diverges, eager-unstable) and the gaps and tolerances behind it."""
     source: str | None = None
     """The settings as Python, as they were executed."""
+    restore_s: float | None = None
+    """Seconds it took to fetch artifacts and put them in place, before the model was built; in no other figure but `wall_s`."""
+    cache_restored: int | None = None
+    """Artifacts put in place; None where none were to be restored."""
+    cache_restored_bytes: int | None = None
+    cache_refused: int | None = None
+    """Artifacts and manifests that were not what their signature or digest says, or not to be had."""
+    cache_hits: int | None = None
+    """Look-ups of the compiler in its caches that found something."""
+    cache_misses: int | None = None
+    """Those that did not."""
+    cache_saved_s: float | None = None
+    """What the artifacts that were hit took to compile when they were made."""
+    cold_equivalent_s: float | None = None
+    """`compile_s` of a warm trial and `cache_saved_s`: an estimate of the cold compile time; None for a cold trial."""
+    publish_s: float | None = None
+    """Seconds it took to gather and publish what was compiled, after everything was measured."""
+    cache_made: int | None = None
+    """Artifacts published; None if nothing was."""
+    cache_made_bytes: int | None = None
+    cache_new_bytes: int | None = None
+    """Those bytes of them that the store did not hold already."""
     graphs: int | None = None
     graph_breaks: int | None = None
     graph_break_reasons: list[str] = field(default_factory=list)
@@ -143,8 +162,7 @@ class TrialRecord:
 
     def to_json(self) -> str:
         """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
-        values = {"schema_version": SCHEMA_VERSION, **asdict(self)}
-        return json.dumps(_writable(values), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return lines.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, line: str) -> TrialRecord:
@@ -153,106 +171,115 @@ class TrialRecord:
         Raises:
             RecordsError: not JSON, another schema version, or fields missing, unknown or of a wrong kind.
         """
+        values = lines.parsed(line, SCHEMA_VERSION, _KINDS)
         try:
-            values = json.loads(line, parse_constant=_refuse)
-        except ValueError as error:
-            raise RecordsError(f"not a whole JSON object ({error})") from None
-        if not isinstance(values, dict):
-            raise RecordsError("not a JSON object")
-        version = values.pop("schema_version", None)
-        if version != SCHEMA_VERSION:
-            raise RecordsError(f"schema version {version!r}, and this version reads {SCHEMA_VERSION}")
-        names = {f.name for f in fields(cls)}
-        if unknown := sorted(values.keys() - names):
-            raise RecordsError(f"unknown field {unknown[0]!r}")
-        try:
-            if not isinstance(values["settings"], dict):
-                raise TypeError(f"settings is {values['settings']!r}")
-            values["settings"] = CompileSettings.from_dict(values["settings"]).to_dict()
+            values["settings"] = _settings(values["settings"])
             values["status"] = Status(values["status"])
             values["caches"] = Caches(values.get("caches", Caches.COLD))
-            for name, kind in _KINDS.items():
-                if kind == _INTERVAL and values.get(name) is not None:
-                    low, high = values[name]
-                    values[name] = None if None in (low, high) else (float(low), float(high))  # null: it was not finite
-            for name, value in values.items():
-                if not _is_of(value, _KINDS[name]):
-                    raise TypeError(f"{name} is {value!r}")
-            return cls(**values)
+            return cls(**lines.checked(values, _KINDS))
         except (KeyError, TypeError, ValueError) as error:
             raise RecordsError(f"not a trial record ({error})") from None
 
 
-def append(folder: Path, record: TrialRecord) -> None:
-    """Adds the record to the folder's log, durable when this returns; safe from several processes of one host."""
-    line = record.to_json().encode() + b"\n"
-    descriptor = os.open(folder / TRIALS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        written = os.write(descriptor, line)
-        if written != len(line):  # a full disk: take the part back, so that the log stays whole lines
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-            raise OSError(f"only {written} of {len(line)} bytes of a record fitted on the disk")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """One start of a setting from its own artifacts in a fresh process, warmed up and no further. Not reached is None."""
+
+    trial_id: str
+    """Unique in the sweep, among trials as well; also the folder's name under `logs/`."""
+    settings: dict[str, Any]
+    """`CompileSettings.to_dict()`."""
+    settings_key: str
+    """`CompileSettings.key`."""
+    status: Status
+    """ok or failed: a start says nothing of whether a setting is fit to be used."""
+    label: str | None = None
+    reason: str | None = None
+    phase: str | None = None
+    workload: str = ""
+    size: str = ""
+    device: str | None = None
+    num_workers: int = 1
+    cores: int | None = None
+    environment_key: str | None = None
+    started_at: str = ""
+    wall_s: float = 0.0
+    """As in a trial's record, from `label` on."""
+    warm_start_s: float | None = None
+    """From a process that has imported torch to one that compiles no more: `restore_s`, `load_s` and `warmup_s` together."""
+    restore_s: float | None = None
+    load_s: float | None = None
+    """Building the model and its optimizer and applying the settings."""
+    first_step_s: float | None = None
+    """The first step; a part of `warmup_s`."""
+    warmup_s: float | None = None
+    """The same batches that a trial warms up on."""
+    warmup_steps: int | None = None
+    compile_phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of `warmup_s` by phase; steps are in other."""
+    cpu_pressure: float | None = None
+    contended: bool = False
+    cache_restored: int | None = None
+    cache_restored_bytes: int | None = None
+    cache_refused: int | None = None
+    cache_hits: int | None = None
+    cache_misses: int | None = None
+    cache_saved_s: float | None = None
+
+    def to_json(self) -> str:
+        """One line of strict JSON, like a trial's."""
+        return lines.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, line: str) -> WarmStart:
+        """The record a line of `warm_starts.jsonl` holds.
+
+        Raises:
+            RecordsError: not JSON, another schema version, or fields missing, unknown or of a wrong kind.
+        """
+        values = lines.parsed(line, SCHEMA_VERSION, _WARM_START_KINDS)
+        try:
+            values["settings"] = _settings(values["settings"])
+            values["status"] = Status(values["status"])
+            return cls(**lines.checked(values, _WARM_START_KINDS))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordsError(f"not a warm-start record ({error})") from None
+
+
+def append(folder: Path, record: TrialRecord | WarmStart) -> None:
+    """Adds the record to its log in the folder, durable when this returns; safe from several processes of one host."""
+    lines.append(folder / (TRIALS_FILE if isinstance(record, TrialRecord) else WARM_STARTS_FILE), record.to_json())
 
 
 def read(folder: Path) -> list[TrialRecord]:
-    """Every record of the folder's log, in order; none if there is no log yet.
+    """Every trial's record of the folder, in order; none if there is no log yet.
 
     Raises:
         RecordsError: a line is not a whole record; says which, and that those before it are intact.
     """
-    path = folder / TRIALS_FILE
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as log:
-        fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
-        text = log.read()
-    return list(_parsed(path, text))
+    return lines.read(folder / TRIALS_FILE, TrialRecord.from_json, "trial")
 
 
-def _parsed(path: Path, text: str) -> Iterator[TrialRecord]:
-    *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
-    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
-        try:
-            if number > len(lines):  # the next record would be written behind it, into the same line
-                raise RecordsError("it does not end with a line break")
-            yield TrialRecord.from_json(line)
-        except RecordsError as error:
-            raise RecordsError(
-                f"{path} line {number} is no trial record: {error}; the {number - 1} before it are intact, "
-                "and its trial runs again once the line is removed"
-            ) from None
+def read_warm_starts(folder: Path) -> list[WarmStart]:
+    """Every warm start of the folder, likewise."""
+    return lines.read(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
+
+
+def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
+    """The record of each setting that counts: the latest cold one, or, where there is none, the latest warm one."""
+    found: dict[str, TrialRecord] = {}
+    for record in done:
+        before = found.get(record.settings_key)
+        if before is None or record.caches is Caches.COLD or before.caches is Caches.WARM:
+            found[record.settings_key] = record
+    return found
+
+
+def _settings(values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise TypeError(f"settings is {values!r}")
+    return CompileSettings.from_dict(values).to_dict()
 
 
 _KINDS = get_type_hints(TrialRecord)
-_INTERVAL = tuple[float, float] | None
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of a field's kind; contents of lists and objects are not looked at."""
-    if isinstance(kind, UnionType):
-        return any(_is_of(value, one) for one in get_args(kind))
-    if kind is float:  # null is how a number that is not finite is written
-        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, get_origin(kind) or kind)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"a bare {constant}")
-
-
-def _writable(value: Any) -> Any:
-    if isinstance(value, str):  # what stands for bytes that are no UTF-8 cannot be written
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {_writable(key): _writable(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(inner) for inner in value]
-    return value
+_WARM_START_KINDS = get_type_hints(WarmStart)

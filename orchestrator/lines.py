@@ -1,0 +1,137 @@
+"""Append-only logs: one strict JSON object a line, each the fields of one frozen dataclass.
+
+A line is written with a single `write` under a lock and fsynced, so a killed writer leaves whole lines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+from orchestrator.errors import RecordsError
+
+Record = TypeVar("Record")
+
+_INTERVAL = tuple[float, float] | None
+
+
+def written(values: Mapping[str, Any]) -> str:
+    """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
+    return json.dumps(_writable(values), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line, less its schema version.
+
+    Raises:
+        RecordsError: not JSON, another schema version, or a field that is none.
+    """
+    try:
+        values = json.loads(line, parse_constant=_refuse)
+    except ValueError as error:
+        raise RecordsError(f"not a whole JSON object ({error})") from None
+    if not isinstance(values, dict):
+        raise RecordsError("not a JSON object")
+    found = values.pop("schema_version", None)
+    if found != version:
+        raise RecordsError(f"schema version {found!r}, and this version reads {version}")
+    if unknown := sorted(values.keys() - kinds.keys()):
+        raise RecordsError(f"unknown field {unknown[0]!r}")
+    return values
+
+
+def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, intervals as tuples.
+
+    Raises:
+        TypeError, ValueError: a value is not of its field's kind.
+    """
+    for name, kind in kinds.items():
+        if kind == _INTERVAL and values.get(name) is not None:
+            low, high = values[name]
+            values[name] = None if None in (low, high) else (float(low), float(high))  # null: it was not finite
+    for name, value in values.items():
+        if not _is_of(value, kinds[name]):
+            raise TypeError(f"{name} is {value!r}")
+    return values
+
+
+def append(path: Path, text: str) -> None:
+    """Adds a line to the log, durable when this returns; safe from several processes of one host."""
+    line = text.encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        count = os.write(descriptor, line)
+        if count != len(line):  # a full disk: take the part back, so that the log stays whole lines
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
+            raise OSError(f"only {count} of {len(line)} bytes of a record fitted on the disk")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
+    """Every record of the log, in order; none if there is no log yet.
+
+    Args:
+        path: the log.
+        parse: makes a record of a line.
+        what: a line is, for the complaint.
+
+    Raises:
+        RecordsError: a line is not a whole record; says which, and that those before it are intact.
+    """
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as log:
+        fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
+        text = log.read()
+    return list(_records(path, text, parse, what))
+
+
+def _records(path: Path, text: str, parse: Callable[[str], Record], what: str) -> Iterator[Record]:
+    *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
+    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
+        try:
+            if number > len(lines):  # the next record would be written behind it, into the same line
+                raise RecordsError("it does not end with a line break")
+            yield parse(line)
+        except RecordsError as error:
+            raise RecordsError(
+                f"{path} line {number} is no {what} record: {error}; the {number - 1} before it are intact, "
+                f"and its {what} runs again once the line is removed"
+            ) from None
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a field's kind; contents of lists and objects are not looked at."""
+    if isinstance(kind, UnionType):
+        return any(_is_of(value, one) for one in get_args(kind))
+    if kind is float:  # null is how a number that is not finite is written
+        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, get_origin(kind) or kind)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"a bare {constant}")
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, str):  # what stands for bytes that are no UTF-8 cannot be written
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_writable(key): _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return value
