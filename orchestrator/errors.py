@@ -3,7 +3,8 @@
 CompileSweepError
 ├── ConfigError          a recipe, option or combination of options that does not work
 ├── SweepFolderError     a folder that cannot be used for this sweep
-└── RecordsError         trials.jsonl or sweep.json is not what this version wrote
+├── RecordsError         trials.jsonl or sweep.json is not what this version wrote
+└── CacheError           a store of compile caches that cannot be used, or a signing key that is none
 """
 
 from __future__ import annotations
@@ -21,3 +22,7 @@ class SweepFolderError(CompileSweepError):
 
 class RecordsError(CompileSweepError):
     """`trials.jsonl` or `sweep.json` is not what this version of the project wrote."""
+
+
+class CacheError(CompileSweepError):
+    """A store of compile caches that cannot be reached or used, a signing key that is none, or something not in the store."""

@@ -1,0 +1,273 @@
+"""The durable tier: a shelf in a folder, or in whatever file system or object store pyarrow or fsspec has a URI for.
+
+blobs/<first two digits>/<digest>          contents
+manifests/<name>.json
+hits/<manifest's name>/<count>-<random>    empty: what a listing shows is all there is
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from pyarrow import ArrowException
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+
+from orchestrator.caches.shelf import BlobInfo, Blobs, Use
+from orchestrator.errors import CacheError
+
+SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+FSSPEC = "fsspec+"
+"""Goes before the scheme of a file system that only fsspec knows: fsspec+https://…"""
+
+OBJECT_STORES = ("s3", "gcs", "abfs")
+"""What pyarrow calls the file systems where an object appears whole once it is written, and folders are no thing."""
+
+AT_ONCE = 8
+"""Requests under way at a time: an object store answers each in tens of milliseconds, whatever its size."""
+
+TIMEOUT_S = 60.0
+"""For all contents of one call: compiling again costs about as much."""
+
+MAX_MANIFEST_BYTES = 64 * 2**20
+
+Result = TypeVar("Result")
+
+
+def normalized(location: str) -> str:
+    """A cache's URI as it means the same from any folder of this host.
+
+    Raises:
+        CacheError: it is none that a store can be at.
+    """
+    scheme, colon, _ = location.partition("://")
+    if not colon:
+        return str(Path(location).expanduser().absolute())
+    if scheme in SCHEMES or (scheme.startswith(FSSPEC) and scheme != FSSPEC):
+        return location
+    raise CacheError(f"no store can be at {_without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
+
+
+class DurableShelf:
+    """A `Shelf` at a URI. It opens nothing before it is used, and then only as far as needed.
+
+    Args:
+        location: a folder or URI.
+        timeout_s: for all contents of one call.
+    """
+
+    def __init__(self, location: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._uri = normalized(location)
+        self._timeout_s = timeout_s
+        self._manifests: dict[str, bytes] = {}  # a name is a digest: what was read once does not change
+
+    @property
+    def location(self) -> str:
+        return _without_credentials(self._uri)
+
+    def put_blobs(self, blobs: Mapping[str, bytes]) -> set[str]:
+        def put(digest: str) -> None:
+            self._write(_blob(digest), blobs[digest])
+
+        with self._reached():
+            there = self._sizes(list(blobs))
+            new = {digest for digest, content in blobs.items() if there.get(digest) != len(content)}
+            for future in self._at_once(put, sorted(new)).values():
+                future.result()
+            return new
+
+    def get_blobs(self, sizes: Mapping[str, int]) -> Blobs:
+        def get(digest: str) -> bytes:
+            return self._read(_blob(digest), sizes[digest] + 1)
+
+        blobs = Blobs()
+        with self._reached():
+            reads = self._at_once(get, list(sizes), must_end=False)
+        for digest, future in reads.items():
+            if future.cancelled() or not future.done():
+                blobs.failed[digest] = f"was not read within {self._timeout_s:.0f} s"
+                continue
+            error = future.exception()
+            if error is None:
+                blobs.found[digest] = future.result()
+            elif isinstance(error, FileNotFoundError):
+                blobs.failed[digest] = "is not in the store any more"
+            else:
+                blobs.failed[digest] = f"cannot be read ({_brief(error)})"
+        return blobs
+
+    def drop_blobs(self, digests: Iterable[str]) -> None:
+        self._drop([_blob(digest) for digest in digests])
+
+    def blobs(self) -> dict[str, BlobInfo]:
+        return {
+            info.base_name: BlobInfo(size_bytes=info.size, modified_at=_modified_at(info))
+            for info in self._files("blobs")
+            if not info.base_name.startswith(".")
+        }
+
+    def put_manifest(self, name: str, text: bytes) -> None:
+        with self._reached():
+            self._write(_manifest(name), text)
+
+    def manifests(self) -> dict[str, bytes]:
+        names = [info.base_name.removesuffix(".json") for info in self._files("manifests") if info.extension == "json"]
+
+        def get(name: str) -> bytes:
+            return self._read(_manifest(name), MAX_MANIFEST_BYTES)
+
+        with self._reached():
+            reads = self._at_once(get, [name for name in names if name not in self._manifests])
+            for name, future in reads.items():
+                try:
+                    self._manifests[name] = future.result()
+                except FileNotFoundError:  # removed since it was listed
+                    names.remove(name)
+        return {name: self._manifests[name] for name in names}
+
+    def drop_manifests(self, names: Iterable[str]) -> None:
+        dropped = set(names)
+        hits = [info.path for info in self._files("hits") if _folder_of(info) in dropped]
+        self._drop([_manifest(name) for name in dropped])
+        with self._reached():
+            for future in self._at_once(self._filesystem.delete_file, hits).values():
+                if not isinstance(future.exception(), FileNotFoundError | None):
+                    future.result()
+
+    def note_hits(self, hits: Mapping[str, int]) -> None:
+        def put(name: str) -> None:
+            self._write(f"hits/{name}/{hits[name]}-{uuid.uuid4().hex}", b"")
+
+        with self._reached():
+            for future in self._at_once(put, list(hits)).values():
+                future.result()
+
+    def uses(self) -> dict[str, Use]:
+        uses: dict[str, Use] = {}
+        for info in self._files("hits"):
+            count = info.base_name.partition("-")[0]
+            if not count.isdecimal():  # half written, or not ours
+                continue
+            before, at = uses.get(_folder_of(info), Use()), _modified_at(info)
+            uses[_folder_of(info)] = Use(hits=before.hits + int(count), last_at=max(before.last_at or at, at))
+        return uses
+
+    @cached_property
+    def _opened(self) -> tuple[FileSystem, str]:
+        filesystem, root = FileSystem.from_uri(self._uri)
+        return filesystem, root.rstrip("/")
+
+    @property
+    def _filesystem(self) -> FileSystem:
+        return self._opened[0]
+
+    def _path(self, name: str) -> str:
+        return f"{self._opened[1]}/{name}"
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Writes a file that appears whole; `os.replace` by another name, since a reader may look at any time."""
+        path = self._path(name)
+        if self._filesystem.type_name in OBJECT_STORES:
+            with self._filesystem.open_output_stream(path) as file:
+                file.write(content)
+            return
+        folder, _, base = path.rpartition("/")
+        part = f"{folder}/.{base}.{uuid.uuid4().hex}"
+        self._filesystem.create_dir(folder, recursive=True)
+        try:
+            with self._filesystem.open_output_stream(part) as file:
+                file.write(content)
+            self._filesystem.move(part, path)
+        except BaseException:
+            self._discard(part)
+            raise
+
+    def _discard(self, path: str) -> None:
+        try:
+            self._filesystem.delete_file(path)
+        except OSError:
+            return  # it was never made, or whatever kept it from being written keeps it from being removed
+
+    def _read(self, name: str, max_bytes: int) -> bytes:
+        with self._filesystem.open_input_stream(self._path(name)) as file:
+            return bytes(file.read(max_bytes))
+
+    def _drop(self, names: list[str]) -> None:
+        def drop(name: str) -> None:
+            try:
+                self._filesystem.delete_file(self._path(name))
+            except FileNotFoundError:
+                return
+
+        with self._reached():
+            for future in self._at_once(drop, names).values():
+                future.result()
+
+    def _sizes(self, digests: list[str]) -> dict[str, int]:
+        infos = self._filesystem.get_file_info([self._path(_blob(digest)) for digest in digests])
+        return {digest: info.size for digest, info in zip(digests, infos, strict=True) if info.type is FileType.File}
+
+    def _files(self, folder: str) -> list[FileInfo]:
+        with self._reached():
+            selector = FileSelector(self._path(folder), recursive=True, allow_not_found=True)
+            return [info for info in self._filesystem.get_file_info(selector) if info.type is FileType.File]
+
+    def _at_once(self, call: Callable[[str], Result], names: list[str], must_end: bool = True) -> dict[str, Future[Result]]:
+        """A call for each name, several at a time; ended, unless not all of them did within the time limit.
+
+        Raises:
+            TimeoutError: they did not, and must.
+        """
+        pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="cache")
+        futures = {name: pool.submit(call, name) for name in names}
+        _, late = wait(futures.values(), timeout=self._timeout_s)
+        pool.shutdown(wait=False, cancel_futures=True)
+        if late and must_end:
+            raise TimeoutError(f"{len(late)} of {len(names)} requests did not end within {self._timeout_s:.0f} s")
+        return futures
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Whatever an object store's library raises becomes one sentence of ours."""
+        try:
+            yield
+        except (OSError, ArrowException, ImportError, ValueError) as error:
+            raise CacheError(f"the cache at {self.location} cannot be used: {_brief(error)}") from None
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/{digest[:2]}/{digest}"
+
+
+def _manifest(name: str) -> str:
+    return f"manifests/{name}.json"
+
+
+def _folder_of(info: FileInfo) -> str:
+    return str(info.path).split("/")[-2]
+
+
+def _modified_at(info: FileInfo) -> datetime:
+    """Now, where a file system does not tell: nothing is then taken for old."""
+    return info.mtime.astimezone(UTC) if info.mtime else datetime.now(UTC)
+
+
+def _without_credentials(uri: str) -> str:
+    """The URI for people: neither user and password nor options."""
+    if "://" not in uri:
+        return uri
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _brief(error: BaseException) -> str:
+    """An error's own words, on one line and no longer than a line."""
+    words = " ".join((str(error) or type(error).__name__).split())
+    return words if len(words) <= 200 else f"{words[:200]}…"

@@ -1,0 +1,160 @@
+"""What a store knows of an artifact (`Entry`) and of who made which of them (`Manifest`). JSON only: reading one runs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from typing import Any
+
+from orchestrator.caches.keys import Facts, digest
+from orchestrator.caches.signing import SigningKey
+from orchestrator.errors import CacheError
+from workloads.artifacts import Artifact
+
+VERSION = 1
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One artifact in a store, without its content, which lies under its digest."""
+
+    kind: str
+    key: str
+    """Its name within the kind."""
+    digest: str
+    """SHA-256 of the content, in hex."""
+    size_bytes: int
+    cost_s: float
+    """Seconds of compiling that a hit saves."""
+    environment: str
+    """Digest of the facts under which it was made."""
+    signature: str = ""
+
+    @classmethod
+    def of(cls, artifact: Artifact, environment: str, key: SigningKey) -> Entry:
+        """The signed entry of an artifact."""
+        entry = cls(
+            kind=artifact.kind,
+            key=artifact.key,
+            digest=artifact.digest,
+            size_bytes=len(artifact.content),
+            cost_s=float(artifact.cost_s),
+            environment=environment,
+        )
+        return replace(entry, signature=key.sign(entry._message()))
+
+    def problem(self, key: SigningKey, environment: str) -> str | None:
+        """Why it must not be restored here, as the end of a sentence; None if it may be, content aside."""
+        if problem := key.problem(self._message(), self.signature):
+            return problem
+        return None if self.environment == environment else "was made in another environment"
+
+    def _message(self) -> bytes:
+        return _canonical("entry", {**asdict(self), "signature": None})
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key[:60]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What one trial left behind, and under which circumstances. Signed as a whole, its entries each for themselves besides."""
+
+    facts: Facts
+    """Of the process that made the artifacts; see `keys.py`."""
+    workload: str
+    size: str
+    settings_key: str
+    maker: str
+    """Who made them: a trial's id, or where they were imported from."""
+    created_at: str = ""
+    """ISO 8601 with its UTC offset; `publish` fills it in."""
+    entries: tuple[Entry, ...] = field(default=(), repr=False)
+    signature: str = ""
+
+    @property
+    def environment(self) -> str:
+        """Digest of the facts."""
+        return digest(self.facts)
+
+    @property
+    def id(self) -> str:
+        """Its name in a store: a digest of all of it, so that two never share one."""
+        return hashlib.sha256(self.to_json()).hexdigest()[:32]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its artifacts, each content once."""
+        return sum({entry.digest: entry.size_bytes for entry in self.entries}.values())
+
+    def signed(self, key: SigningKey) -> Manifest:
+        """The same with a signature."""
+        return replace(self, signature=key.sign(self._message()))
+
+    def problem(self, key: SigningKey) -> str | None:
+        """Why it cannot be trusted, as the end of a sentence; None if it can."""
+        return key.problem(self._message(), self.signature)
+
+    def to_json(self) -> bytes:
+        """All of it, as strict JSON; the same manifest gives the same bytes."""
+        return _json({"version": VERSION, **self._values()})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Manifest:
+        """The manifest that `to_json` wrote; its signature is not looked at.
+
+        Raises:
+            CacheError: it is none, or one of another version; an end of a sentence.
+        """
+        try:
+            values = json.loads(text)
+            if not isinstance(values, dict):
+                raise TypeError("no JSON object")
+            if (version := values.pop("version", None)) != VERSION:
+                raise ValueError(f"version {version!r}, and this version of compile-sweep reads {VERSION}")
+            entries = tuple(_read_entry(entry) for entry in values.pop("entries"))
+            facts = values.pop("facts")
+            if not isinstance(facts, dict) or not all(isinstance(value, str) for value in (*facts.values(), *values.values())):
+                raise TypeError("a value of a wrong kind")
+            manifest = cls(facts=facts, entries=entries, **values)
+            if datetime.fromisoformat(manifest.created_at).tzinfo is None:
+                raise ValueError("a time without its UTC offset")
+            return manifest
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CacheError(f"is no manifest ({error})") from None
+
+    def _values(self) -> dict[str, Any]:
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "entries")}
+        return {**own, "facts": dict(self.facts), "entries": [asdict(entry) for entry in self.entries]}
+
+    def _message(self) -> bytes:
+        return _canonical("manifest", {**self._values(), "signature": None})
+
+
+def _read_entry(values: Mapping[str, Any]) -> Entry:
+    entry = Entry(**values)
+    texts = (entry.kind, entry.key, entry.environment, entry.signature)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("an entry's text is none")
+    if type(entry.size_bytes) is not int or entry.size_bytes < 0:
+        raise TypeError("an entry's size is none")
+    if not isinstance(entry.cost_s, int | float) or not math.isfinite(entry.cost_s):
+        raise TypeError("an entry's cost is none")
+    if not isinstance(entry.digest, str) or not DIGEST.fullmatch(entry.digest):  # it becomes a file's name
+        raise ValueError("an entry's digest is none")
+    return entry
+
+
+def _canonical(what: str, values: Mapping[str, Any]) -> bytes:
+    """What is signed; `what` keeps the signature of one thing from serving for another."""
+    return f"compile-sweep {what} {VERSION}\n".encode() + _json(values)
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
