@@ -1,0 +1,278 @@
+"""The folders torch's compile caches live in, as artifacts, and artifacts as files in such folders again.
+
+Background: all that Inductor, AOTAutograd, Dynamo and Triton keep is files in two folders, in layouts that torch 2.11 to 2.13
+share. `torch.compiler.save_cache_artifacts` sees only a part of it: not the C++ libraries, not the timings by which max-autotune
+chose, of Triton's kernels only those bundled into a graph, and only what this process made or hit. So the folders are read.
+Files that the next process writes again in passing (generated Python and C++ source) are left out.
+
+Restoring only writes files, below the folders given and nowhere else; torch reads them when it compiles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import uuid
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torch._inductor.codecache import sha256_hash
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+from workloads.artifacts import Artifact
+
+
+class ArtifactKind(StrEnum):
+    """What made an artifact. The first five are torch's own names for the entries of its bundles."""
+
+    INDUCTOR = "inductor"
+    """A graph that Inductor compiled, its Triton kernels included."""
+    AOT_AUTOGRAD = "aot_autograd"
+    """Forward and backward of a graph, by reference to Inductor's entries."""
+    AUTOTUNE = "autotune"
+    """The best configuration of one Triton kernel."""
+    PGO = "pgo"
+    """What Dynamo found to be dynamic; only jobs that name themselves (`torch.compiler.config.job_id`) have it."""
+    PRECOMPILE = "precompile"
+    """A traced function with its guards; only with `torch._dynamo.config.caching_precompile`."""
+    CHOICES = "choices"
+    """Timings of the candidates for one operation, by which max-autotune chooses."""
+    CODE = "code"
+    """A compiled library in Inductor's folder."""
+    TRITON = "triton"
+    """The folder of one kernel, or one launcher, that Triton compiled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFolders:
+    """Where a process keeps its compile caches."""
+
+    inductor: Path
+    triton: Path
+
+    @classmethod
+    def of_process(cls) -> CacheFolders:
+        """The folders this process uses, from `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR`, else torch's defaults."""
+        return cls(inductor=Path(cache_dir()), triton=Path(triton_cache_dir(0)))
+
+
+_CARRIED_CODE = (".so", ".cubin", ".hsaco")
+_OWN_FOLDERS = ("fxgraph", "aotautograd", "dynamo", "cache", "triton", "locks")
+_HERE = b"[KERNEL FOLDER]"
+"""Stands for a kernel's own folder in Triton's lists of its files, which hold absolute paths."""
+_NAME = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_.=+@-]*")
+_CHOICE_DEPTH = 3  # operation, inputs, matmul precision
+
+
+def read(folders: CacheFolders) -> Iterator[Artifact]:
+    """All artifacts in the folders. Costs are not known here, and keys of guarded entries still lack their guards."""
+    inductor = folders.inductor
+    for path in _files(inductor / "fxgraph", depth=3):
+        yield _artifact(ArtifactKind.INDUCTOR, path.parent.name, path)
+    for path in _files(inductor / "aotautograd", depth=2):
+        yield _artifact(ArtifactKind.AOT_AUTOGRAD, path.parent.name, path)
+    for path in _files(inductor / "dynamo", depth=2):
+        if path.name == "entry":
+            yield _artifact(ArtifactKind.PRECOMPILE, path.parent.name, path)
+    for path in _files(inductor / "dynamo", depth=1):
+        if state := re.fullmatch(r"code_state_(.+)\.pkl", path.name):
+            yield _artifact(ArtifactKind.PGO, state[1], path)
+    for path in _files(inductor / "cache", depth=1):
+        yield from _choices(path)
+    for path in _files(inductor, depth=2):
+        if path.parent.name in _OWN_FOLDERS:
+            continue
+        if path.suffix == ".best_config":
+            yield _artifact(ArtifactKind.AUTOTUNE, f"{path.parent.name}/{path.name}", path)
+        elif path.suffix in _CARRIED_CODE:
+            yield _artifact(ArtifactKind.CODE, f"{path.parent.name}/{path.name}", path)
+    for folder in _children(folders.triton):
+        if folder.is_dir() and (files := [path for path in _children(folder) if path.is_file()]):
+            yield Artifact(kind=ArtifactKind.TRITON, key=folder.name, content=_packed(folder, files))
+
+
+def write(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
+    """Writes artifacts as the files torch looks for. What is there already stays; choices are merged into what is there.
+
+    Raises:
+        ValueError: a key that is not one of this module's, which could name a file elsewhere.
+    """
+    choices: list[Artifact] = []
+    for artifact in artifacts:
+        if artifact.kind == ArtifactKind.CHOICES:
+            choices.append(artifact)
+        elif artifact.kind == ArtifactKind.TRITON:
+            _unpack(artifact, folders.triton)
+        else:
+            _write_file(folders.inductor / inductor_path(artifact), artifact.content)
+    for path, content in merged_choices(choices, folders.inductor).items():
+        _write_file(folders.inductor / path, content, replace=True)
+
+
+def inductor_path(artifact: Artifact) -> PurePosixPath:
+    """The file of an artifact that is one file, below Inductor's folder.
+
+    Raises:
+        ValueError: a key that is not one of this module's.
+    """
+    key = artifact.key.partition("/")[0]
+    match artifact.kind:
+        case ArtifactKind.INDUCTOR:
+            parts = ["fxgraph", key[1:3], key, sha256_hash(artifact.content)]
+        case ArtifactKind.AOT_AUTOGRAD:
+            parts = ["aotautograd", key, sha256_hash(artifact.content)]
+        case ArtifactKind.PRECOMPILE:
+            parts = ["dynamo", key, "entry"]
+        case ArtifactKind.PGO:
+            parts = ["dynamo", f"code_state_{pgo_key(artifact.key)}.pkl"]
+        case ArtifactKind.AUTOTUNE | ArtifactKind.CODE:
+            parts = artifact.key.split("/")
+            if len(parts) != 2 or parts[0] in _OWN_FOLDERS:
+                raise _unusable(artifact)
+        case _:
+            raise _unusable(artifact)
+    if not all(_NAME.fullmatch(part) for part in parts):
+        raise _unusable(artifact)
+    return PurePosixPath(*parts)
+
+
+def pgo_key(key: str) -> str:
+    """A job's name as torch spells it in a file's name."""
+    return re.sub(r'[<>:"/\\|?*]', "_", key)
+
+
+def merged_choices(artifacts: Iterable[Artifact], folder: Path | None = None) -> dict[PurePosixPath, bytes]:
+    """The files of choices by their path below Inductor's folder, with what `folder` already has; own measurements win."""
+    merged: dict[str, dict[str, Any]] = {}
+    for artifact in artifacts:
+        choice = json.loads(artifact.content)
+        name = str(choice["system"]["hash"])
+        if not _NAME.fullmatch(name):
+            raise _unusable(artifact)
+        file = merged.setdefault(name, {"system": choice["system"], "cache": {}})
+        place = file["cache"]
+        *parents, last = choice["path"]
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        _merge(place, {last: choice["value"]})
+    for name, file in merged.items():
+        if folder is not None and (folder / "cache" / name).is_file():
+            _merge(file["cache"], json.loads((folder / "cache" / name).read_text())["cache"])
+    return {PurePosixPath("cache", name): json.dumps(file, indent=4).encode() for name, file in merged.items()}
+
+
+def _choices(path: Path) -> Iterator[Artifact]:
+    """Each operation's timings apart: as one file, those of one trial would replace those of another."""
+    file = json.loads(path.read_bytes())
+
+    def leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+        if isinstance(value, dict) and len(keys) < _CHOICE_DEPTH:
+            for key, inner in value.items():
+                yield from leaves(inner, (*keys, key))
+        else:
+            yield keys, value
+
+    for keys, value in leaves(file["cache"], ()):
+        content = json.dumps({"system": file["system"], "path": keys, "value": value}, sort_keys=True).encode()
+        yield Artifact(kind=ArtifactKind.CHOICES, key=choice_key(path.name, keys), content=content)
+
+
+def choice_key(system: str, path: Iterable[str]) -> str:
+    """The key of one operation's timings."""
+    return f"{system[:16]}/{hashlib.sha256(json.dumps(list(path)).encode()).hexdigest()}"
+
+
+def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _packed(folder: Path, files: list[Path]) -> bytes:
+    """A kernel's files as one archive, the same bytes wherever the folder lies and whenever it was written."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in files:
+            content = path.read_bytes()
+            if path.suffix == ".json":
+                content = content.replace(str(folder).encode(), _HERE)
+            info = zipfile.ZipInfo(path.name)  # dated 1980 and of no owner
+            info.external_attr = (0o755 if path.suffix == ".so" else 0o644) << 16
+            archive.writestr(info, content, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def unpacked(artifact: Artifact) -> dict[str, bytes]:
+    """Files of a kernel's folder by name; lists of paths hold `kernel_files`' stand-in for the folder.
+
+    Raises:
+        ValueError: a name that is none of a file in a kernel's folder.
+    """
+    with zipfile.ZipFile(io.BytesIO(artifact.content)) as archive:
+        if not _NAME.fullmatch(artifact.key) or not all(_NAME.fullmatch(name) for name in archive.namelist()):
+            raise _unusable(artifact)
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _unpack(artifact: Artifact, into: Path) -> None:
+    files = unpacked(artifact)
+    folder = into / artifact.key
+    if folder.exists():
+        return
+    into.mkdir(parents=True, exist_ok=True)
+    temporary = into / f"tmp.{uuid.uuid4()}"
+    temporary.mkdir()
+    try:
+        for name, content in files.items():
+            file = temporary / name
+            file.write_bytes(content.replace(_HERE, str(folder).encode()) if name.endswith(".json") else content)
+        os.replace(temporary, folder)
+    except OSError:  # another process wrote it first
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.is_dir():
+            raise
+
+
+def _write_file(path: Path, content: bytes, *, replace: bool = False) -> None:
+    if path.exists() and not replace:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def _artifact(kind: ArtifactKind, key: str, path: Path) -> Artifact:
+    return Artifact(kind=kind, key=key, content=path.read_bytes())
+
+
+def _files(folder: Path, *, depth: int) -> Iterator[Path]:
+    for path in _children(folder):
+        if depth > 1:
+            if path.is_dir():
+                yield from _files(path, depth=depth - 1)
+        elif path.is_file():
+            yield path
+
+
+def _children(folder: Path) -> list[Path]:
+    """Sorted, without the files that are still being written."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.name.startswith("tmp."))
+
+
+def _unusable(artifact: Artifact) -> ValueError:
+    return ValueError(
+        f"an artifact of kind {artifact.kind!r} cannot be restored: its key {artifact.key[:80]!r} names no cache file"
+    )

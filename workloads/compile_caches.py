@@ -1,0 +1,61 @@
+"""What a process's compilers leave behind for the next: gathered as artifacts, restored before anything compiles, and watched.
+
+The rooms behind it: `cache_folders.py` (files), `cache_bundles.py` (torch's bundles), `cache_use.py` (hits, misses and what they
+save), `cache_configuration.py` (what makes artifacts invalid or wrong elsewhere).
+
+Output: `watching_caches` says what hits saved, so that a warm compile time plus `saved_s` is about the cold one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from workloads import cache_bundles, cache_folders
+from workloads.artifacts import Artifact
+from workloads.cache_configuration import configuration
+from workloads.cache_folders import ArtifactKind, CacheFolders
+from workloads.cache_use import CacheUse, guards_and_cost, watching_caches
+
+__all__ = ["ArtifactKind", "CacheFolders", "CacheUse", "bundle", "configuration", "gather", "restore", "watching_caches"]
+
+_GUARDED = (ArtifactKind.INDUCTOR, ArtifactKind.AOT_AUTOGRAD)
+
+
+def gather(folders: CacheFolders, use: CacheUse | None = None) -> list[Artifact]:
+    """All that this process made, used or was given, each artifact once.
+
+    Two artifacts of the same kind and key, from environments with the same `configuration`, serve equally, though their bytes
+    differ: torch writes into each how long it took. Of one graph compiled under different guards, each has a key of its own.
+
+    Args:
+        folders: those the process compiled with.
+        use: what `watching_caches` saw, which knows costs better than torch's entries do.
+    """
+    saved = torch.compiler.save_cache_artifacts()
+    artifacts: dict[tuple[str, str], Artifact] = {}
+    for artifact in (*cache_folders.read(folders), *(cache_bundles.split(saved[0]) if saved else ())):
+        guards, cost_s = guards_and_cost(artifact) if artifact.kind in _GUARDED else ("", 0.0)
+        key = f"{artifact.key}/{guards}" if guards else artifact.key
+        if use is not None:
+            cost_s = use.cost_s.get((artifact.kind, artifact.key), cost_s)
+        artifacts.setdefault((artifact.kind, key), replace(artifact, key=key, cost_s=cost_s))
+    return list(artifacts.values())
+
+
+def restore(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
+    """Writes artifacts into the folders of this process, or of one to be started, before anything compiles there.
+
+    Nothing of them is run or unpickled here; torch does that when it compiles. Restore only what is verified.
+
+    Raises:
+        ValueError: an artifact that names no cache file.
+    """
+    cache_folders.write(artifacts, folders)
+
+
+def bundle(artifacts: Iterable[Artifact]) -> bytes:
+    """One file for `torch.compiler.load_cache_artifacts`, for a process that imports only torch."""
+    return cache_bundles.joined(artifacts)
