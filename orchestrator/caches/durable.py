@@ -72,16 +72,19 @@ class DurableShelf:
     def location(self) -> str:
         return _without_credentials(self._uri)
 
-    def put_blobs(self, blobs: Mapping[str, bytes]) -> set[str]:
+    def present(self, sizes: Mapping[str, int]) -> set[str]:
+        digests = list(sizes)
+        with self._reached():
+            infos = self._filesystem.get_file_info([self._path(_blob(digest)) for digest in digests])
+        return {digest for digest, info in zip(digests, infos, strict=True) if info.is_file and info.size == sizes[digest]}
+
+    def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         def put(digest: str) -> None:
             self._write(_blob(digest), blobs[digest])
 
         with self._reached():
-            there = self._sizes(list(blobs))
-            new = {digest for digest, content in blobs.items() if there.get(digest) != len(content)}
-            for future in self._at_once(put, sorted(new)).values():
+            for future in self._at_once(put, list(blobs)).values():
                 future.result()
-            return new
 
     def get_blobs(self, sizes: Mapping[str, int]) -> Blobs:
         def get(digest: str) -> bytes:
@@ -134,12 +137,8 @@ class DurableShelf:
 
     def drop_manifests(self, names: Iterable[str]) -> None:
         dropped = set(names)
-        hits = [info.path for info in self._files("hits") if _folder_of(info) in dropped]
-        self._drop([_manifest(name) for name in dropped])
-        with self._reached():
-            for future in self._at_once(self._filesystem.delete_file, hits).values():
-                if not isinstance(future.exception(), FileNotFoundError | None):
-                    future.result()
+        hits = [f"hits/{_folder_of(info)}/{info.base_name}" for info in self._files("hits") if _folder_of(info) in dropped]
+        self._drop([*map(_manifest, dropped), *hits])
 
     def note_hits(self, hits: Mapping[str, int]) -> None:
         def put(name: str) -> None:
@@ -172,7 +171,7 @@ class DurableShelf:
         return f"{self._opened[1]}/{name}"
 
     def _write(self, name: str, content: bytes) -> None:
-        """Writes a file that appears whole; `os.replace` by another name, since a reader may look at any time."""
+        """Writes a file that appears whole, whoever looks, and takes the place of another at once."""
         path = self._path(name)
         if self._filesystem.type_name in OBJECT_STORES:
             with self._filesystem.open_output_stream(path) as file:
@@ -209,10 +208,6 @@ class DurableShelf:
         with self._reached():
             for future in self._at_once(drop, names).values():
                 future.result()
-
-    def _sizes(self, digests: list[str]) -> dict[str, int]:
-        infos = self._filesystem.get_file_info([self._path(_blob(digest)) for digest in digests])
-        return {digest: info.size for digest, info in zip(digests, infos, strict=True) if info.type is FileType.File}
 
     def _files(self, folder: str) -> list[FileInfo]:
         with self._reached():

@@ -48,8 +48,12 @@ class Shelf(Protocol):
         """Where it is, for sentences; without credentials."""
         ...
 
-    def put_blobs(self, blobs: Mapping[str, bytes]) -> set[str]:
-        """Keeps contents by digest; returns the digests that were not there, or there with another size."""
+    def present(self, sizes: Mapping[str, int]) -> set[str]:
+        """Which of these digests are there, with the size that each must have."""
+        ...
+
+    def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
+        """Keeps contents by digest, in place of what is there."""
         ...
 
     def get_blobs(self, sizes: Mapping[str, int]) -> Blobs:

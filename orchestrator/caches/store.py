@@ -86,6 +86,9 @@ class ArtifactStore:
     def publish(self, manifest: Manifest, artifacts: Sequence[Artifact]) -> Published:
         """Adds artifacts, and the manifest that says whose they are.
 
+        Of a kind and key that the store has for the same facts, the content there serves: compilers write into each
+        artifact how long it took, so that two of the same graph differ in bytes and in nothing else.
+
         Args:
             manifest: who made them and under which facts; its entries, time and signature are filled in here.
             artifacts: the first of each kind and key counts.
@@ -94,14 +97,20 @@ class ArtifactStore:
         for artifact in artifacts:
             named.setdefault((artifact.kind, artifact.key), artifact)
         environment = manifest.environment
-        entries = tuple(Entry.of(artifact, environment, self._key) for artifact in named.values())
-        new = self._shelf.put_blobs({artifact.digest: artifact.content for artifact in named.values()})
-        signed = replace(manifest, entries=entries, created_at=datetime.now(UTC).isoformat()).signed(self._key)
+        own = {name: Entry.of(artifact, environment, self._key) for name, artifact in named.items()}
+        theirs = self._entries(environment)
+        wanted = [*own.values(), *(theirs[name] for name in own if name in theirs)]
+        there = self._shelf.present({entry.digest: entry.size_bytes for entry in wanted})
+        entries = {name: theirs[name] if name in theirs and theirs[name].digest in there else own[name] for name in own}
+        new = {entry.digest: named[name].content for name, entry in entries.items() if entry.digest not in there}
+        if new:
+            self._shelf.put_blobs(new)
+        signed = replace(manifest, entries=tuple(entries.values()), created_at=datetime.now(UTC).isoformat()).signed(self._key)
         self._shelf.put_manifest(signed.id, signed.to_json())
         return Published(
             manifest=signed,
-            new_entries=sum(entry.digest in new for entry in entries),
-            new_bytes=sum({entry.digest: entry.size_bytes for entry in entries if entry.digest in new}.values()),
+            new_entries=sum(entry.digest in new for entry in entries.values()),
+            new_bytes=sum(map(len, new.values())),
             all_bytes=sum(len(artifact.content) for artifact in artifacts),
         )
 
@@ -202,6 +211,16 @@ class ArtifactStore:
         freed = sum(blobs[digest].size_bytes for digest in swept)
         total = sum(blob.size_bytes for blob in blobs.values())
         return Collected(manifests=len(gone), blobs=len(swept), freed_bytes=freed, kept_bytes=total - freed)
+
+    def _entries(self, environment: str) -> dict[tuple[str, str], Entry]:
+        """Every trusted entry made under these facts, the oldest of each kind and key."""
+        entries: dict[tuple[str, str], Entry] = {}
+        for manifest in self.manifests().manifests:
+            if manifest.environment == environment:
+                for entry in manifest.entries:
+                    if entry.problem(self._key, environment) is None:
+                        entries.setdefault((entry.kind, entry.key), entry)
+        return entries
 
     def _read(self) -> dict[str, Manifest | str]:
         """Every manifest by name, or why it is none."""
