@@ -1,16 +1,16 @@
-"""What a trial is told to do: plain values, because they cross processes, and the record they begin."""
+"""What a trial is told to do: plain values, because they cross processes, and the record it ends with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from orchestrator.failures import Verdict
 from orchestrator.folder import LOGS
-from orchestrator.records import TrialRecord
-from workloads.settings import CompileSettings
+from orchestrator.records import Caches, TrialRecord, WarmStart
+from workloads.settings import CompileSettings, Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,14 @@ class TrialPlan:
     """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for."""
     compile_deadline_s: float
     trial_deadline_s: float
+    cache: str | None = None
+    """Where artifacts are kept; None for nowhere."""
+    cache_in_cluster: bool = False
+    """Whether the cluster's memory stands before it."""
+    restores: bool = False
+    """Whether a trial begins with what others left there."""
+    warm_start: bool = False
+    """Whether a trial only starts from its setting's own artifacts, instead of measuring it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +65,23 @@ class Assignment:
         return CompileSettings.parse(self.settings_key)
 
     @property
+    def compiles(self) -> bool:
+        """Whether there is anything a cache could hold."""
+        return self.settings.scope is not Scope.EAGER
+
+    @property
+    def restores(self) -> bool:
+        """Whether it begins with artifacts."""
+        return self.plan.restores and self.plan.cache is not None and self.compiles
+
+    @property
     def log_folder(self) -> Path:
         """Where the trial's own output goes."""
         return Path(self.plan.folder) / LOGS / self.trial_id
 
     def record(
         self, verdict: Verdict, *, phase: str | None, started_at: str, wall_s: float, figures: Mapping[str, Any] | None = None
-    ) -> TrialRecord:
+    ) -> TrialRecord | WarmStart:
         """The record of an attempt at this assignment.
 
         Args:
@@ -71,20 +89,27 @@ class Assignment:
             phase: the last one reached, if any was.
             started_at: ISO 8601.
             wall_s: seconds it took.
-            figures: further fields of `TrialRecord`, if it was measured.
+            figures: what a worker measured, if it did; what the record has no field for is left out.
         """
-        return TrialRecord(
-            trial_id=self.trial_id,
-            settings=self.settings.to_dict(),
-            settings_key=self.settings_key,
-            status=verdict.status,
-            label=verdict.label,
-            reason=verdict.reason,
-            phase=phase,
-            workload=self.plan.workload,
-            size=self.plan.size,
-            num_workers=self.plan.num_workers,
-            started_at=started_at,
-            wall_s=wall_s,
-            **{"pipeline": self.plan.pipeline, **(figures or {})},
-        )
+        kind = WarmStart if self.plan.warm_start else TrialRecord
+        values: dict[str, Any] = {
+            "trial_id": self.trial_id,
+            "settings": self.settings.to_dict(),
+            "settings_key": self.settings_key,
+            "status": verdict.status,
+            "label": verdict.label,
+            "reason": verdict.reason,
+            "phase": phase,
+            "workload": self.plan.workload,
+            "size": self.plan.size,
+            "num_workers": self.plan.num_workers,
+            "started_at": started_at,
+            "wall_s": wall_s,
+            "pipeline": self.plan.pipeline,
+            # Of one that died it is not known whether there was anything to restore, so it is not called cold.
+            "caches": Caches.WARM if self.restores else Caches.COLD,
+            **(figures or {}),
+        }
+        values["caches"] = Caches(values["caches"])
+        known = {field.name for field in fields(kind)}
+        return kind(**{name: value for name, value in values.items() if name in known})

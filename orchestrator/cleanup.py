@@ -45,7 +45,8 @@ class Cleanup(Callback):
         assignment = Assignment.from_dict(trial.config)
         progress = find_progress(assignment.trial_id)
         ray.get(find_board().end.remote(assignment.trial_id))
-        if any(record.trial_id == assignment.trial_id for record in records.read(self._folder)):
+        written = [*records.read(self._folder), *records.read_warm_starts(self._folder)]
+        if any(record.trial_id == assignment.trial_id for record in written):
             return
         elapsed_s = progress.elapsed_s if progress else 0.0
         verdict = judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, str(trial.get_error() or "no message"))

@@ -18,11 +18,26 @@ IDENTITY = ("workload", "size", "seed", "device", "workers_per_trial", "pipeline
 """Fields in which a resumed sweep must equal the one that began the folder, for its figures to be comparable."""
 
 
+REDIS = ("redis://", "rediss://")
+"""How the address of Inductor's own remote caches begins."""
+
+
 class Device(StrEnum):
     """What a trial trains on; torch's names."""
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class CachePolicy(StrEnum):
+    """What trials begin with."""
+
+    COLD = "cold"
+    """Nothing: every compile time is measured."""
+    SHARED = "shared"
+    """What trials before them left: compile times are warm, and cold ones estimated."""
+    AUTO = "auto"
+    """The same, and then the front is measured again, cold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +70,12 @@ class SweepConfig:
     """Trials that run at once, and into how many shares a host's cores are divided."""
     confirm: bool = True
     """Whether members of the front that other trials disturbed are measured again alone, at the end."""
+    cache: str | None = None
+    """Where artifacts are kept: an absolute folder, a URI or a Redis address; None keeps none."""
+    caches: CachePolicy = CachePolicy.COLD
+    """What trials begin with."""
+    warm_starts: bool = True
+    """Whether members of the front are started again from their own artifacts, at the end."""
     time_budget_s: float | None = None
     """Seconds after which no further trial starts; None for no limit."""
     compile_deadline_s: float = 600.0
@@ -76,9 +97,19 @@ class SweepConfig:
                 f"--trial-deadline-s {self.trial_deadline_s:g} is below --compile-deadline-s {self.compile_deadline_s:g}, "
                 "which it includes; raise it"
             )
+        self._check_caches()
         if not self.settings:
             reason = f": {self.excluded[0].reason}" if self.excluded else ""
             raise ConfigError(f"recipe {self.recipe} leaves no setting to try here{reason}")
+
+    def _check_caches(self) -> None:
+        if self.cache is None and self.caches is not CachePolicy.COLD:
+            raise ConfigError(f"--caches {self.caches} shares artifacts, and --cache none keeps none; leave one of them out")
+        if self.cache is not None and self.cache.startswith(REDIS) and self.caches is CachePolicy.COLD:
+            raise ConfigError(
+                f"--cache {self.cache} is read while a trial compiles, so none would be cold; add --caches shared, or auto to "
+                "measure the front again cold"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; settings as their keys."""

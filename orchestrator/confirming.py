@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator.failures import Label
-from orchestrator.records import TrialRecord
+from orchestrator.records import TrialRecord, standing
 from workloads.settings import CompileSettings
 
 MOST_ROUNDS = 3
 
 
 def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side_by_side: bool) -> list[TrialRecord]:
-    """The latest record of each member of the front whose compile met contention or whose steps were too noisy to rank.
+    """The record that counts of each member of the front whose compile met contention or whose steps were too noisy to rank.
 
     Args:
         front: settings keys of the front there would be if noisy trials were on it.
         done: the sweep's records, in order.
         side_by_side: whether trials ran beside others; alone, a noisy one would be as noisy again.
     """
-    latest = {record.settings_key: record for record in done}
-    return [latest[key] for key in front if latest[key].contended or (side_by_side and latest[key].label == Label.UNSTABLE)]
+    records = standing(done)
+    return [records[key] for key in front if records[key].contended or (side_by_side and records[key].label == Label.UNSTABLE)]
 
 
 def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:

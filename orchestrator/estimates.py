@@ -18,6 +18,10 @@ _AUTOTUNE_FACTOR = 6.0
 """max-autotune without coordinate descent against default: 53.2 s against 8.8 s for a regional compile (docs/log.md)."""
 
 
+_WARM_SHARE = 0.2
+"""Of a cold compile that a start from artifacts takes, at the most: first steps of 66.0 s became 8.6 s (docs/log.md)."""
+
+
 def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialRecord]) -> float:
     """Expected seconds of a trial: the median of like trials in this folder if there are any, otherwise a prior.
 
@@ -39,3 +43,14 @@ def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialR
         return statistics.median(like)
     tuning = settings.mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
     return _OVERHEAD_S + graphs * _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if tuning else 1.0)
+
+
+def expected_warm_start_s(settings: CompileSettings, done: Sequence[TrialRecord]) -> float:
+    """Expected seconds of a start from artifacts.
+
+    Args:
+        settings: what will be started.
+        done: records of the same sweep, this setting's among them.
+    """
+    compiling = [record.compile_s for record in done if record.settings_key == settings.key and record.compile_s is not None]
+    return _OVERHEAD_S + _WARM_SHARE * max(compiling, default=_PER_GRAPH_S[settings.scope])

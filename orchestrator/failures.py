@@ -35,6 +35,7 @@ class Label(StrEnum):
     EXCEPTION = "exception"
     WORKER_DIED = "worker-died"
     TRIAL_DIED = "trial-died"
+    NOT_WARM = "not-warm"
 
 
 _INFEASIBLE = {
@@ -119,6 +120,19 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
             "within the interval of 95 %; measure it again on a machine that does nothing else",
         )
     return OK
+
+
+def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
+    """A start from artifacts: was it one?
+
+    Args:
+        start: figures of a `WarmStart`.
+    """
+    if start["cache_hits"]:
+        return OK
+    if not start["cache_restored"]:
+        return _verdict(Label.NOT_WARM, "none of its artifacts could be had, so this was a cold start; see its log")
+    return _verdict(Label.NOT_WARM, "the compiler found nothing it could use among its artifacts, so this was a cold start")
 
 
 def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from orchestrator import records
 from orchestrator.board import Progress, find_board
-from orchestrator.records import Status, TrialRecord
+from orchestrator.records import Caches, Status, TrialRecord, WarmStart
 from workloads.phases import Phase
 from workloads.settings import CompileSettings
 
@@ -71,7 +71,8 @@ class LiveView:
         self._bytes_read = -1
         self._began = time.monotonic()
         self._ended = threading.Event()
-        self._more: SimpleQueue[tuple[Mapping[str, float], str]] = SimpleQueue()
+        self._more: SimpleQueue[tuple[Mapping[str, float], str, bool]] = SimpleQueue()
+        self._starts_seen = len(records.read_warm_starts(folder))
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self._live: Live | None = None
 
@@ -95,7 +96,11 @@ class LiveView:
 
     def plan_more(self, expected_s: Mapping[str, float], why: str) -> None:
         """Adds trials to the sweep, with what each will probably take, by its settings' key, and says why."""
-        self._more.put((expected_s, why))
+        self._more.put((expected_s, why, True))
+
+    def expect_starts(self, expected_s: Mapping[str, float], why: str) -> None:
+        """Says that settings will be started, which is no trial, with what each will probably take, and why."""
+        self._more.put((expected_s, why, False))
 
     def _follow(self) -> None:
         while not self._ended.wait(_POLL_S):
@@ -115,10 +120,13 @@ class LiveView:
         state.stopping = self._stopping.is_set()
         if self._live is None:
             self._tell(running_before, fresh)
+        for start in records.read_warm_starts(self._folder)[self._starts_seen :]:
+            self._starts_seen += 1
+            self._line(_start_outcome(start))
         while not self._more.empty():
-            expected_s, why = self._more.get()
+            expected_s, why, are_trials = self._more.get()
             self._expected_s = {**self._expected_s, **expected_s}
-            state.planned += len(expected_s)
+            state.planned += len(expected_s) if are_trials else 0
             self._line(why)
         if self._live is not None:
             self._live.update(self._rendered())
@@ -177,7 +185,7 @@ class LiveView:
 
     def _latest(self) -> Sequence[TrialRecord]:
         """The record of each setting that counts."""
-        return list({record.settings_key: record for record in self._state.records}.values())
+        return list(records.standing(self._state.records).values())
 
     def _done_table(self) -> Table:
         table = Table("done", "samples/s", "compile s", "outcome", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -189,7 +197,7 @@ class LiveView:
             table.add_row(
                 escape(_label(record.settings_key)),
                 _figure(record.samples_per_s),
-                _figure(record.compile_s),
+                _figure(record.compile_s) if record.caches is Caches.COLD else f"≈ {_figure(record.cold_equivalent_s)}",
                 Text(outcome, style="bold" if on_front else _STYLES[record.status]),
             )
         return table
@@ -198,8 +206,22 @@ class LiveView:
 def _outcome(record: TrialRecord) -> str:
     label = _label(record.settings_key)
     if record.status is Status.OK:
-        return f"ok: {label}: {_figure(record.samples_per_s)} samples/s, compile {_figure(record.compile_s)} s"
+        return f"ok: {label}: {_figure(record.samples_per_s)} samples/s, {_compiled(record)}"
     return f"{record.status} ({record.label}): {label}: {record.reason}"
+
+
+def _compiled(record: TrialRecord) -> str:
+    if record.caches is Caches.COLD:
+        return f"compile {_figure(record.compile_s)} s"
+    return f"warm compile {_figure(record.compile_s)} s (cold about {_figure(record.cold_equivalent_s)} s)"
+
+
+def _start_outcome(start: WarmStart) -> str:
+    label = _label(start.settings_key)
+    if start.status is not Status.OK:
+        return f"warm start {start.status} ({start.label}): {label}: {start.reason}"
+    parts = f"restored in {_figure(start.restore_s)} s, first step {_figure(start.first_step_s)} s"
+    return f"warm start: {label}: {_figure(start.warm_start_s)} s ({parts})"
 
 
 def _stopping_words(running: int) -> str:

@@ -6,7 +6,6 @@ it; what is measured runs in Train workers, which are new processes every time.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import tempfile
@@ -26,7 +25,8 @@ from orchestrator import folder as sweep_folder
 from orchestrator import records
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Progress, find_board, find_progress
-from orchestrator.failures import Death, Verdict, judge_death, judge_measurement
+from orchestrator.config import REDIS
+from orchestrator.failures import Death, Verdict, judge_death, judge_measurement, judge_warm_start
 from orchestrator.pressure import is_contended
 from orchestrator.watchdog import MARKER, kill_marked
 from orchestrator.worker import MeasurementFailed, train_loop
@@ -34,8 +34,6 @@ from workloads.phases import Phase
 
 GRACE_S = 15.0
 """Past the trial's deadline, until the trial kills workers that have not ended themselves, and then until it ends itself."""
-
-_RECORDED = {field.name for field in dataclasses.fields(records.TrialRecord)}
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
             phase=progress.phase if progress else None,
             started_at=started_at,
             wall_s=time.monotonic() - began,
-            figures=_figures(measurement, assignment.plan.num_workers, progress.neighbours if progress else 0),
+            figures=_figures(measurement, assignment.plan, progress.neighbours if progress else 0),
         )
         records.append(Path(assignment.plan.folder), record)
     finally:
@@ -79,6 +77,8 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
         shutil.rmtree(scratch, ignore_errors=True)
     progress = find_progress(assignment.trial_id)
     if measurement is not None:
+        if plan.warm_start:
+            return measurement, judge_warm_start(measurement), progress
         claims_cudagraphs = assignment.settings.claims_cudagraphs
         return measurement, judge_measurement(measurement, claims_cudagraphs=claims_cudagraphs), progress
     return None, judge_death(_death(plan, error, progress)), progress
@@ -102,14 +102,20 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
             name=assignment.trial_id,
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),
-            worker_runtime_env={"env_vars": _worker_environment(marker, scratch)},
+            worker_runtime_env={"env_vars": _worker_environment(assignment, marker, scratch)},
         ),
     )
 
 
-def _worker_environment(marker: str, scratch: Path) -> dict[str, str]:
+def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> dict[str, str]:
     """Empty caches of its own for a cold compile, and the marker its children inherit."""
+    remote: dict[str, str] = {}
+    if assignment.restores and str(assignment.plan.cache).startswith(REDIS):
+        from orchestrator.caches.redis import environment_for
+
+        remote = environment_for(str(assignment.plan.cache))
     return {
+        **remote,
         MARKER: marker,
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TRITON_CACHE_DIR": str(scratch / "triton"),
@@ -117,10 +123,13 @@ def _worker_environment(marker: str, scratch: Path) -> dict[str, str]:
     }
 
 
-def _figures(measurement: Mapping[str, Any] | None, num_workers: int, neighbours: int) -> dict[str, Any]:
+def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, neighbours: int) -> dict[str, Any]:
     if measurement is None:
         return {}
-    figures = {name: value for name, value in measurement.items() if name in _RECORDED}
+    figures = {**measurement, "contended": is_contended(neighbours, measurement["cpu_pressure"])}
+    if plan.warm_start:
+        return figures
+    num_workers = plan.num_workers
     # Workers step in lockstep on batches of one size, so the group's rate is worker 0's times their number.
     low, high = figures["samples_per_s_ci95"]
     return {
@@ -130,7 +139,6 @@ def _figures(measurement: Mapping[str, Any] | None, num_workers: int, neighbours
         "tokens_per_s": figures["tokens_per_s"] * num_workers,
         "graph_breaks": len(figures["graph_break_reasons"]),
         "recompiles": len(figures["recompile_reasons"]),
-        "contended": is_contended(neighbours, figures["cpu_pressure"]),
     }
 
 

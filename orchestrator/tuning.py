@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ def run_trials(
     may_start: Callable[[CompileSettings], bool],
     *,
     alone: bool = False,
+    restores: bool = False,
+    warm_start: bool = False,
 ) -> None:
     """Runs the trials; returns when none is left or none may start. Ray must be initialised and the board be open.
 
@@ -48,6 +51,8 @@ def run_trials(
         may_start: asked before each trial.
         alone: one trial at a time, each with the share of the cores it would have had beside others, so that its compile time
             can be compared with theirs.
+        restores: trials begin with artifacts of trials before them.
+        warm_start: trials only start, from their own settings' artifacts.
     """
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
@@ -64,6 +69,10 @@ def run_trials(
         claimed_cpus=max(0.5, environment.cores // at_once - _LEFT_CPUS),
         compile_deadline_s=config.compile_deadline_s,
         trial_deadline_s=config.trial_deadline_s,
+        cache=config.cache,
+        cache_in_cluster=bool(os.environ.get("RAY_ADDRESS")),  # on one host its folder is as near as the cluster's memory
+        restores=restores or warm_start,
+        warm_start=warm_start,
     )
     on_head = PlacementGroupFactory([{"CPU": _TRIAL_CPUS, "node:__internal_head__": 0.001}])
     tuner = tune.Tuner(

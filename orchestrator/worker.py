@@ -1,4 +1,4 @@
-"""What runs in each Ray Train worker: a fresh process that measures one setting and returns plain values."""
+"""What runs in each Ray Train worker: a fresh process that measures or starts one setting and returns plain values."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import find_board
 from orchestrator.folder import now
 from orchestrator.pressure import PressureGauge
+from orchestrator.sharing import Sharing
 from workloads.phases import Phase
 
 
@@ -40,7 +41,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
         values: `assignment`, as `Assignment.to_dict` makes it, and `scratch`, the attempt's folder for caches.
 
     Returns:
-        `Measurement.to_dict()` with the host's environment key; the trial uses worker 0's.
+        Figures of a `TrialRecord` or, for a warm start, of a `WarmStart`; the trial uses worker 0's.
 
     Raises:
         MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
@@ -83,7 +84,8 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
 
     from workloads.base import load_workload
-    from workloads.measuring import measure
+    from workloads.measuring import Measurement, measure
+    from workloads.restarting import Start, restart
     from workloads.toolchain import start_compile_workers, warm_cpp_headers
 
     if not plan.use_gpu:
@@ -97,7 +99,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
 
     def on_phase(phase: Phase) -> None:
         nonlocal cpu_pressure
-        if phase is Phase.STEADY:
+        if phase is (Phase.DONE if plan.warm_start else Phase.STEADY):
             cpu_pressure = gauge.stop()
         print(f"{now()} {phase}", flush=True)
         if rank == 0:
@@ -107,16 +109,20 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         if phase is Phase.WARMING_UP:
             gauge.start()
 
-    measurement = measure(
-        load_workload(plan.workload)(plan.size, plan.seed),
-        assignment.settings,
-        device=torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu"),
-        rank=rank,
-        pipeline=plan.pipeline,
-        on_phase=on_phase,
-    )
+    workload = load_workload(plan.workload)(plan.size, plan.seed)
+    device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
+    sharing = Sharing(assignment, workload, rank)
+    sharing.restore(deadline - time.monotonic())
+    with sharing.watching():
+        measured: Start | Measurement
+        if plan.warm_start:
+            measured = restart(workload, assignment.settings, device=device, rank=rank, on_phase=on_phase)
+        else:
+            measured = measure(workload, assignment.settings, device=device, rank=rank, pipeline=plan.pipeline, on_phase=on_phase)
     return {
-        **measurement.to_dict(),
+        **measured.to_dict(),
+        **sharing.figures(measured),
+        **sharing.publish(deadline - time.monotonic()),
         "environment_key": environment.fingerprint().key,
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,

@@ -1,0 +1,118 @@
+"""Starting a setting until it compiles no more, and no further: what a training job pays each time that it is restarted.
+
+Background: the job's process is new and its compile caches hold what an earlier one left. The batches are those of the warm-up
+that `measuring.py` times, so the two can be compared; there is no steady window, no eager reference and no check.
+
+Output: seconds to build model and optimizer, of the first step, and of the whole warm-up with what its steps themselves take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from workloads.base import Batch, Workload
+from workloads.compile_phases import timing_phases
+from workloads.compiling import applied
+from workloads.measurement import Protocol
+from workloads.phases import Phase
+from workloads.references import model_on
+from workloads.settings import CompileSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start; units are in the names."""
+
+    device: str
+    load_s: float
+    """Building the model and its optimizer and applying the settings."""
+    first_step_s: float
+    """Of `warmup_s`."""
+    warmup_s: float
+    warmup_steps: int
+    compile_phases_s: dict[str, float]
+    """Adds up to `warmup_s`; steps are in other."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that cross processes without this module."""
+        return asdict(self)
+
+
+def restart(
+    workload: Workload,
+    settings: CompileSettings,
+    *,
+    device: torch.device,
+    rank: int = 0,
+    protocol: Protocol | None = None,
+    on_phase: Callable[[Phase], None] = lambda phase: None,
+) -> Start:
+    """Starts one setting in this process, which should be fresh.
+
+    Args:
+        workload: what to train.
+        settings: how to compile it.
+        device: where; one process a device.
+        rank: this worker's; the default process group must exist where there are several.
+        protocol: how long to warm up.
+        on_phase: told when a phase begins.
+
+    Raises:
+        SettingsError: the settings do not fit the workload's lengths.
+    """
+    settings.validate_for(workload.max_length)
+    with workload.process_settings():
+        on_phase(Phase.BUILDING)
+        batches = list(_batches(workload, settings, device, rank, protocol or Protocol()))
+        _synchronize(device)
+        began = time.perf_counter()
+        model = model_on(workload, device)
+        optimizer = workload.optimizer(model, settings.optimizer)
+        torch.manual_seed(workload.seed)
+        with applied(settings, workload, model, optimizer, device) as step:
+            _synchronize(device)
+            loaded = time.perf_counter()
+            on_phase(Phase.WARMING_UP)
+            with timing_phases() as phases:
+                started = time.perf_counter()
+                step(batches[0])
+                _synchronize(device)
+                first_step_s = time.perf_counter() - started
+                for batch in batches[1:]:
+                    step(batch)
+                _synchronize(device)
+                warmup_s = time.perf_counter() - started
+    on_phase(Phase.DONE)
+    return Start(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        load_s=loaded - began,
+        first_step_s=first_step_s,
+        warmup_s=warmup_s,
+        warmup_steps=len(batches),
+        compile_phases_s=phases.split(warmup_s),
+    )
+
+
+def _batches(
+    workload: Workload, settings: CompileSettings, device: torch.device, rank: int, protocol: Protocol
+) -> Iterator[Batch]:
+    """Those of a measurement's warm-up: the first real ones, then every length, often enough to compile and capture."""
+    policy = settings.shape_policy(workload.max_length)
+    pool = workload.pool(policy, rank=rank, device=device)
+    by_length = {batch.length: batch for batch in pool}
+    for length in policy.lengths():
+        if length not in by_length:
+            by_length[length] = workload.batch_of_length(length, rank=rank, device=device)
+    yield from (pool[i % len(pool)] for i in range(protocol.compared_steps))
+    for _ in range(protocol.cudagraph_visits if settings.claims_cudagraphs else protocol.visits):
+        yield from (by_length[length] for length in policy.lengths())
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
