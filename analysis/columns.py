@@ -86,6 +86,26 @@ def _phase_columns() -> dict[str, Column]:
     }
 
 
+WARM_START = ("warm_start_s", "restore_s", "load_s", "first_step_s", "warmup_s")
+"""Figures of a setting's latest warm start that stand in its row."""
+
+
+def warm_start_column(name: str) -> str:
+    """The column of a field of `WarmStart`."""
+    return name if name.startswith("warm_start_") else f"warm_start_{name}"
+
+
+def _warm_start_columns() -> dict[str, Column]:
+    meanings = {
+        "warm_start_s": "seconds from importing torch to compiling no more, in a fresh process with the setting's own artifacts",
+        "restore_s": "of that, fetching the artifacts and putting them in place",
+        "load_s": "of that, building the model and its optimizer and applying the settings",
+        "first_step_s": "of that, the first step",
+        "warmup_s": "of that, the whole warm-up, the first step included",
+    }
+    return {warm_start_column(name): Column("Float64", f"{meanings[name]}; NA if none was made") for name in WARM_START}
+
+
 COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
         "trial_id": Column("string", "unique in the sweep; also the folder's name under logs/"),
@@ -113,6 +133,19 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "warm_compile_s": Column("Float64", "as compile_s, of a trial that began with restored caches; NA for a cold one"),
         "warm_first_step_s": Column("Float64", "as first_step_s, warm; NA for a cold trial"),
         "warm_warmup_s": Column("Float64", "as warmup_s, warm; NA for a cold trial"),
+        "cold_equivalent_s": Column("Float64", "warm: estimate of compile_s: warm_compile_s and cache_saved_s; NA if cold"),
+        "cache_saved_s": Column("Float64", "warm: what the artifacts hit took to compile, less loading them; NA if cold"),
+        "restore_s": Column("Float64", "seconds to fetch artifacts and put them in place; NA if there was no try"),
+        "cache_restored": Column("Int64", "artifacts put in place; NA if there was no try"),
+        "cache_restored_bytes": Column("Int64", "their size"),
+        "cache_refused": Column("Int64", "artifacts and manifests that were not what they should be, and were not used"),
+        "cache_hits": Column("Int64", "look-ups of the compiler in its caches that found something; NA for eager"),
+        "cache_misses": Column("Int64", "those that did not; NA for eager"),
+        "publish_s": Column("Float64", "seconds to gather and publish artifacts; NA if none were"),
+        "cache_made": Column("Int64", "artifacts published; NA if nothing was"),
+        "cache_made_bytes": Column("Int64", "their size"),
+        "cache_new_bytes": Column("Int64", "of these, what the store did not hold already"),
+        **_warm_start_columns(),
         "warmup_steps": Column("Int64", "steps of the warm-up"),
         "cores": Column("Int64", "processor cores worker 0 was bound to"),
         "cpu_pressure": Column("Float64", "share of the warm-up in which runnable threads waited for a core; 0 is never"),

@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP
+from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, warm_start_column
 from analysis.formatting import number
 from orchestrator import records
 from orchestrator.errors import RecordsError
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, WarmStart
 from workloads.settings import CompileSettings
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
@@ -47,7 +47,8 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
     """The trials of a sweep, one row a measurement, in the order they finished.
 
     A measurement is a setting with its number of workers, cold or warm. Where one was attempted more than once, the
-    latest attempt counts, whatever its status, and `attempt` says which it is.
+    latest attempt counts, whatever its status, and `attempt` says which it is. A warm start is no measurement: its figures
+    stand in columns of their own, in each row of its setting.
 
     Args:
         folder: the sweep's folder.
@@ -64,7 +65,7 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
     if not (folder / TRIALS_FILE).is_file():
         raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEPT}")
     try:
-        rows = list(_rows(records.read(folder)))
+        rows = list(_rows(records.read(folder), records.read_warm_starts(folder)))
     except OSError as error:
         raise RecordsError(f"{folder / TRIALS_FILE} cannot be read ({error.strerror}); make it readable") from None
     columns = {name: _column(name, [row[name] for row in rows]) for name in COLUMNS}
@@ -111,15 +112,16 @@ def _check_folder(folder: Path) -> None:
         raise RecordsError(f"{folder} is a file, not a sweep's folder; {_SWEPT}")
 
 
-def _rows(trials: Sequence[TrialRecord]) -> Iterator[dict[str, Any]]:
+def _rows(trials: Sequence[TrialRecord], starts: Sequence[WarmStart]) -> Iterator[dict[str, Any]]:
+    latest_starts = {(start.settings_key, start.num_workers): start for start in starts if start.status is Status.OK}
     attempts: Counter[tuple[str, Caches, str]] = Counter()
     for record in trials:
         measurement = (str(record.settings_key), record.caches, str(record.num_workers))
         attempts[measurement] += 1
-        yield _row(record, attempts[measurement])
+        yield _row(record, attempts[measurement], latest_starts.get((record.settings_key, record.num_workers)))
 
 
-def _row(record: TrialRecord, attempt: int) -> dict[str, Any]:
+def _row(record: TrialRecord, attempt: int, start: WarmStart | None) -> dict[str, Any]:
     settings = CompileSettings.from_dict(record.settings)
     row = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
     row |= settings.to_dict()
@@ -132,6 +134,7 @@ def _row(record: TrialRecord, attempt: int) -> dict[str, Any]:
     for name in _COLD_OR_WARM:
         value = getattr(record, name)
         row[name], row[f"warm_{name}"] = (None, value) if warm else (value, None)
+    row |= {warm_start_column(name): getattr(start, name, None) for name in WARM_START}
     if unknown := sorted(record.compile_phases_s.keys() - COMPILE_PHASES.keys()):
         raise RecordsError(f"{TRIALS_FILE} has an unknown compile phase {unknown[0]!r}; known are {', '.join(COMPILE_PHASES)}")
     for name, phase in COMPILE_PHASES.items():

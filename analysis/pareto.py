@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.formatting import number
-from orchestrator.records import Status
+from orchestrator.records import Caches, Status
 from workloads.settings import Padding, Scope
 
 
@@ -50,7 +50,7 @@ class Summary(NamedTuple):
     best_eager: Choice | None
     """The eager trial with the most samples per second."""
     counts: Mapping[Status, int]
-    """Trials of each status."""
+    """Settings of each status, by the trials that count; see `standing`."""
 
 
 def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES) -> pd.DataFrame:
@@ -75,6 +75,26 @@ def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAUL
     front = usable[~_dominated(costs)]
     last, *others = reversed(signs)
     return front.sort_values([last, *others], kind="stable")
+
+
+def expected_front(df: pd.DataFrame) -> pd.DataFrame:
+    """The front there would be if every warm trial's estimate of its cold compile time were true.
+
+    It says which settings are worth a cold measurement; `pareto_front` says what is known.
+
+    Returns:
+        Rows as `pareto_front` gives them, with a column more, `expected_compile_s`.
+    """
+    counted = standing(df)
+    expected = counted.assign(expected_compile_s=counted["compile_s"].fillna(counted["cold_equivalent_s"]))
+    return pareto_front(expected, {"samples_per_s": Goal.MAX, "expected_compile_s": Goal.MIN})
+
+
+def standing(df: pd.DataFrame) -> pd.DataFrame:
+    """One row a setting and number of workers: the cold one, or where there is none the warm one."""
+    cold = df["caches"] == Caches.COLD
+    measured_cold = _joined(df, "settings_key", "num_workers")
+    return df[cold | ~measured_cold.isin(measured_cold[cold])]
 
 
 def knee(front: pd.DataFrame) -> pd.Series | None:
@@ -146,7 +166,7 @@ def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
 
 def summary(df: pd.DataFrame) -> Summary:
     """The trials a person asks for first; what is missing is None, so it works for any sweep, also an empty one."""
-    with_speedups = speedup_over_eager(df)
+    with_speedups = speedup_over_eager(standing(df))
     usable = _usable(with_speedups, "samples_per_s")
     fastest = usable.sort_values(["samples_per_s", "compile_s"], ascending=[False, True], kind="stable")
     compiled = _usable(with_speedups, "samples_per_s", "compile_s").query("scope != 'eager'")

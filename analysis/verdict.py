@@ -65,7 +65,10 @@ def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     if isinstance(concurrent, int) and concurrent > 1:
         notes.append(f"Up to {concurrent} trials ran at a time; one whose compile the others held up is marked contended.")
     if (df["caches"] == "warm").any():
-        notes.append("Trials that began with warm caches are in the table, not in the chart, which shows cold ones.")
+        notes.append(
+            "Trials that began with warm caches are in the table, not in the chart, which shows cold ones; what they would have "
+            "taken cold is an estimate there. --caches auto measures cold those of them that would be on the front."
+        )
     return notes
 
 

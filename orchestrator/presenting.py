@@ -10,11 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.config import SweepConfig
+from orchestrator import remaining
+from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s
 from orchestrator.records import Status, TrialRecord
 from workloads.vocabulary import Pipeline
+
+_AFTERWARDS = {
+    CachePolicy.COLD: "",
+    CachePolicy.SHARED: ": compile times are warm, cold ones estimated",
+    CachePolicy.AUTO: ": compile times are warm, and the front is measured again cold",
+}
 
 
 def machine(environment: Environment) -> str:
@@ -26,8 +33,8 @@ def machine(environment: Environment) -> str:
 
 def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequence[TrialRecord]) -> None:
     """Prints what would run, what would not and why, and an estimate."""
-    recorded = {record.settings_key for record in done}
-    left = [setting for setting in config.settings if setting.key not in recorded]
+    left = remaining.left(config, done)
+    recorded = len({record.settings_key for record in done} - {setting.key for setting in left})
     loader = " with its own loader" if config.pipeline is Pipeline.REAL else ""
     console.print(f"recipe {config.recipe}: {config.workload} ({config.size}){loader}, {len(left)} settings", highlight=False)
     table = Table("setting", "graphs", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -38,7 +45,7 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
         table.add_row(escape(setting.label), str(setting.num_graphs(max_length)), f"{expected:.0f} s")
     console.print(table)
     if recorded:
-        console.print(f"{len(recorded)} recorded already", highlight=False)
+        console.print(f"{recorded} recorded already", highlight=False)
     for reason, count in Counter(excluded.reason for excluded in config.excluded).most_common():
         example = next(excluded.candidate for excluded in config.excluded if excluded.reason == reason)
         console.print(f"excluded {count}, for example {example}: {reason}", markup=False, highlight=False, soft_wrap=True)
@@ -46,6 +53,8 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
     confirming = (
         ", then members of the front that met contention again, alone" if config.confirm and config.max_concurrent > 1 else ""
     )
+    caches = f"caches {config.caches}, artifacts in {config.cache}" if config.cache else "artifacts are not kept"
+    console.print(f"{caches}{_AFTERWARDS[config.caches]}", markup=False, highlight=False, soft_wrap=True)
     minutes = seconds / 60 / config.max_concurrent
     console.print(
         f"estimate: {minutes:.1f} min, {config.max_concurrent} at once{confirming}{budget}", highlight=False, soft_wrap=True
@@ -59,19 +68,32 @@ class SummaryRow:
     what: str
     setting: str
     samples_per_s: float
-    compile_s: float
+    compile_s: float | None
+    """Cold; None if it is only estimated."""
+    cold_equivalent_s: float | None
+    """That estimate."""
+    warm_start_s: float | None
+    """None if none was made."""
     speedup: float | None
 
 
 def show_summary(console: Console, rows: Sequence[SummaryRow], counts: Mapping[Status, int]) -> None:
     """Prints the settings worth naming and how many trials ended how."""
-    table = Table("", "setting", "samples/s", "compile s", "over eager", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    starts = ["warm start s"] if any(row.warm_start_s is not None for row in rows) else []
+    headings = ("", "setting", "samples/s", "compile s", *starts, "over eager")
+    table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
+        compile_s = _number(row.compile_s) if row.compile_s is not None else f"≈ {_number(row.cold_equivalent_s)}"
         speedup = "–" if row.speedup is None else f"{row.speedup:.2f}×"
-        table.add_row(row.what, escape(row.setting), f"{row.samples_per_s:,.1f}", f"{row.compile_s:,.1f}", speedup)
+        started = [_number(row.warm_start_s)] * len(starts)
+        table.add_row(row.what, escape(row.setting), f"{row.samples_per_s:,.1f}", compile_s, *started, speedup)
     if rows:
         console.print(table)
     else:
         console.print("no trial gave a usable result; the reasons are in the report")
     ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status)
     console.print(f"trials: {ended}", highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,16 +14,15 @@ import tyro
 from rich.console import Console
 
 import analysis
+from analysis.formatting import number
 from orchestrator import cli, folder, presenting, records
-from orchestrator.config import Device, SweepConfig
-from orchestrator.confirming import announcement, disturbed_members, rounds
+from orchestrator.config import REDIS, CachePolicy, Device, SweepConfig
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
-from orchestrator.estimates import expected_s
 from orchestrator.failures import Label
 from orchestrator.recipes import find_recipe
-from orchestrator.session import Interrupts, ray_session
 from orchestrator.space import Choice, Target, choose, varied
+from orchestrator.stages import Fronts, Stages
 from workloads.base import BUILT_IN, Workload, load_workload
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
@@ -36,6 +30,9 @@ from workloads.vocabulary import Pipeline
 
 GIVEN = "given"
 """What a sweep of `--settings` calls its recipe."""
+
+NO_CACHE = "none"
+"""What `--cache` says for keeping nothing."""
 
 PROG = "python -m orchestrator.sweep"
 Value = TypeVar("Value")
@@ -65,6 +62,14 @@ class Options:
     """Trials at once; by default one a GPU, or one. They divide a host's cores among themselves."""
     no_confirm: bool = False
     """Do not measure members of the front that other trials disturbed again, alone, at the end."""
+    cache: str | None = None
+    """Where compiled artifacts are kept: a folder, s3://…, gs://…, redis://host:port, or none; by default the folder `cache`
+    beside the sweep's own."""
+    caches: CachePolicy | None = None
+    """cold (the default): trials begin with nothing. shared: with what others left; cold compile times are then estimated. auto:
+    the same, and the front is measured again cold."""
+    no_warm_start: bool = False
+    """Do not start members of the front again from their own artifacts, at the end."""
     workers_per_trial: int | None = None
     """Train workers of each trial, one GPU each; 1 by default."""
     time_budget_s: float | None = None
@@ -104,89 +109,32 @@ def _sweep(options: Options) -> int:
     stored = _stored_config(output) if options.resume else {}
     device = _device(options, stored, environment)
     workload = _workload(options, stored, device)
-    config = _configured(options, stored, workload, device, environment)
+    config = _configured(options, stored, workload, device, environment, output)
     if options.dry_run:
         done = records.read(output) if options.resume else []
         presenting.show_plan(console, config, workload.max_length, done)
         return 0
+    _check_cache(config)
     commit = git_commit(BUILT_IN.get(config.workload, config.workload))
-    done = (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
-    interrupted = _run(console, config, workload.max_length, environment, output, done)
+    (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
+    stages = Stages(config=config, output=output, fronts=_fronts(config), max_length=workload.max_length, environment=environment)
+    interrupted = stages.run(console)
     report = analysis.write_report(output)
     found = analysis.summary(analysis.load(output))
     presenting.show_summary(console, _rows(found), found.counts)
-    left, unconfirmed = _left(config, records.read(output)), _unconfirmed(config, output)
     again = f"{PROG} --resume --output {output}"
     why = "stopped" if interrupted else "the time budget did not suffice for them"
-    if left:
+    if left := stages.left():
         console.print(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}", soft_wrap=True)
-    elif unconfirmed:
+    elif cold := stages.to_measure_cold():
+        console.print(f"{len(cold)} of the front were not measured cold; go on with: {again}", soft_wrap=True)
+    elif unconfirmed := stages.disturbed():
         which = f"{len(unconfirmed)} of the front were disturbed by other trials and did not run again alone"
         console.print(f"{which}; go on with: {again}", soft_wrap=True)
+    elif starts := stages.to_start():
+        console.print(f"{len(starts)} of the front were not started from artifacts; go on with: {again}", soft_wrap=True)
     console.print(f"report: {report}", soft_wrap=True)
     return 130 if interrupted else 0
-
-
-def _run(
-    console: Console,
-    config: SweepConfig,
-    max_length: int,
-    environment: Environment,
-    output: Path,
-    done: list[records.TrialRecord],
-) -> bool:
-    """Runs what is left of the plan; returns whether a person stopped it."""
-    left = _left(config, done)
-    interrupts = Interrupts()
-    ends_at = time.monotonic() + config.time_budget_s if config.time_budget_s else float("inf")
-
-    def expected(setting: CompileSettings) -> float:
-        return expected_s(setting, max_length, records.read(output))
-
-    def may_start(setting: CompileSettings) -> bool:
-        return not interrupts.asked.is_set() and time.monotonic() + expected(setting) < ends_at
-
-    def to_confirm() -> list[records.TrialRecord]:
-        return [member for member in _unconfirmed(config, output) if may_start(CompileSettings.parse(member.settings_key))]
-
-    if not any(map(may_start, left)) and not to_confirm():
-        return False
-    with tempfile.TemporaryDirectory(prefix="compile-sweep-tune-") as scratch:
-        try:
-            with ray_session(), interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
-                from orchestrator.board import open_board  # these import ray, which reads what the session has set
-                from orchestrator.live import LiveView
-                from orchestrator.tuning import run_trials
-
-                view = LiveView(
-                    console=console,
-                    folder=output,
-                    title=f"{config.recipe}: {config.workload} ({config.size}) on {presenting.machine(environment)}",
-                    planned=len(done) + len(left),
-                    done=done,
-                    expected_s={setting.key: expected(setting) for setting in left},
-                    front_of=_front,
-                    stopping=interrupts.asked,
-                )
-                run = partial(
-                    run_trials,
-                    config,
-                    environment=environment,
-                    output=output,
-                    scratch=Path(scratch),
-                    new_trial_id=_new_trial_id(output),
-                    may_start=may_start,
-                )
-                with open_board(), view:
-                    if left:
-                        run(left)
-                    for members in rounds(to_confirm):
-                        again = [CompileSettings.parse(member.settings_key) for member in members]
-                        view.plan_more({setting.key: expected(setting) for setting in again}, announcement(members))
-                        run(again, alone=True)
-        except KeyboardInterrupt:
-            return True
-    return interrupts.asked.is_set()
 
 
 def _rows(found: analysis.Summary) -> list[presenting.SummaryRow]:
@@ -201,7 +149,9 @@ def _rows(found: analysis.Summary) -> list[presenting.SummaryRow]:
             what=what,
             setting=choice.trial["settings_label"],
             samples_per_s=choice.trial["samples_per_s"],
-            compile_s=choice.trial["compile_s"],
+            compile_s=number(choice.trial["compile_s"]),
+            cold_equivalent_s=number(choice.trial["cold_equivalent_s"]),
+            warm_start_s=number(choice.trial["warm_start_s"]),
             speedup=choice.speedup,
         )
         for what, choice in named.items()
@@ -226,7 +176,7 @@ def _workload(options: Options, stored: dict[str, Any], device: Device) -> Workl
 
 
 def _configured(
-    options: Options, stored: dict[str, Any], workload: Workload, device: Device, environment: Environment
+    options: Options, stored: dict[str, Any], workload: Workload, device: Device, environment: Environment, output: Path
 ) -> SweepConfig:
     recipe: str = _first(GIVEN if options.settings else options.recipe, stored.get("recipe"), "quickstart")
     workers: int = _first(options.workers_per_trial, stored.get("workers_per_trial"), 1)
@@ -260,6 +210,9 @@ def _configured(
         workers_per_trial=workers,
         max_concurrent=_first(options.max_concurrent, max(1, num_gpus // max(1, workers))),
         confirm=not options.no_confirm,
+        cache=_cache(options, stored, output),
+        caches=CachePolicy(_first(options.caches, stored.get("caches"), CachePolicy.COLD)),
+        warm_starts=not options.no_warm_start,
         time_budget_s=options.time_budget_s,
         compile_deadline_s=compile_deadline_s,
         trial_deadline_s=_first(options.trial_deadline_s, compile_deadline_s + 300.0),
@@ -267,6 +220,31 @@ def _configured(
     if num_gpus and workers > num_gpus and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"--workers-per-trial {workers} needs as many GPUs, and {num_gpus} are visible")
     return config
+
+
+def _cache(options: Options, stored: dict[str, Any], output: Path) -> str | None:
+    """Where artifacts are kept, as it means the same in any folder; None for nowhere."""
+    if options.cache is None and "cache" in stored:
+        return None if stored["cache"] is None else str(stored["cache"])
+    if options.cache is None:
+        return str(output.absolute().parent / "cache")
+    if options.cache == NO_CACHE or options.cache.startswith(REDIS):
+        return None if options.cache == NO_CACHE else options.cache
+    from orchestrator.caches.durable import normalized  # which loads pyarrow
+
+    return normalized(options.cache)
+
+
+def _check_cache(config: SweepConfig) -> None:
+    """Refuses a store that does not answer, where trials are to begin with what is in it; others only lose what they made.
+
+    Raises:
+        CacheError: it does not, or there is no key to tell by what is ours.
+    """
+    if config.caches is not CachePolicy.COLD and config.cache is not None and not config.cache.startswith(REDIS):
+        from orchestrator.caches import open_store
+
+        open_store(config.cache).manifests()
 
 
 def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
@@ -316,34 +294,24 @@ def _stored_config(output: Path) -> dict[str, Any]:
     return dict(folder.read_sweep(output)["config"]) if has_sweep else {}
 
 
-def _front(output: Path) -> list[str]:
-    """Settings keys of a folder's present front."""
-    return list(analysis.pareto_front(analysis.load(output))["settings_key"])
+def _fronts(config: SweepConfig) -> Fronts:
+    """A sweep whose trials share artifacts takes estimates of cold compile times for what they stand for."""
+    front_of = analysis.pareto_front if config.caches is CachePolicy.COLD else analysis.expected_front
 
+    def present(output: Path) -> list[str]:
+        return list(front_of(analysis.load(output))["settings_key"])
 
-def _unconfirmed(config: SweepConfig, output: Path) -> list[records.TrialRecord]:
-    """Members of the front, those that noise alone keeps off it included, that have to be measured again alone."""
-    if not config.confirm:
-        return []
-    trials = analysis.load(output)
-    hopeful = trials.assign(status=trials["status"].mask(trials["label"] == Label.UNSTABLE, str(records.Status.OK)))
-    front = analysis.pareto_front(hopeful)["settings_key"]
-    return disturbed_members(list(front), records.read(output), side_by_side=config.max_concurrent > 1)
+    def hopeful(output: Path) -> list[str]:
+        trials = analysis.load(output)
+        noisy = trials["label"] == Label.UNSTABLE
+        return list(front_of(trials.assign(status=trials["status"].mask(noisy, str(records.Status.OK))))["settings_key"])
 
-
-def _left(config: SweepConfig, done: Sequence[records.TrialRecord]) -> list[CompileSettings]:
-    recorded = {record.settings_key for record in done}
-    return [setting for setting in config.settings if setting.key not in recorded]
+    return Fronts(present=present, hopeful=hopeful)
 
 
 def _new_folder(options: Options) -> Path:
     name = GIVEN if options.settings else options.recipe or "quickstart"
     return Path("results") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _new_trial_id(output: Path) -> Callable[[], str]:
-    numbers = count(len(list((output / folder.LOGS).iterdir())) + 1)
-    return lambda: f"{next(numbers):03d}-{uuid.uuid4().hex[:6]}"
 
 
 def _first(*values: Value | None) -> Value:

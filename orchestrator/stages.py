@@ -1,0 +1,155 @@
+"""The stages of a sweep, in order: what is left, the front cold, what neighbours disturbed alone, warm starts of the front."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from orchestrator import folder, presenting, records, remaining
+from orchestrator.config import CachePolicy, SweepConfig
+from orchestrator.confirming import announcement, disturbed_members, rounds
+from orchestrator.environment import Environment
+from orchestrator.estimates import expected_s, expected_warm_start_s
+from orchestrator.records import TrialRecord
+from orchestrator.session import Interrupts, ray_session
+from workloads.settings import CompileSettings
+
+FrontOf = Callable[[Path], list[str]]
+"""Settings keys of a folder's present front."""
+
+
+class Fronts(NamedTuple):
+    """Where fronts come from; the analysis is downstream of what is here."""
+
+    present: FrontOf
+    hopeful: FrontOf
+    """The front there would be if noisy trials were on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """One run of a sweep."""
+
+    config: SweepConfig
+    output: Path
+    """The sweep's folder."""
+    fronts: Fronts
+    max_length: int
+    """Of the workload, in tokens."""
+    environment: Environment
+    """Of the head."""
+    _interrupts: Interrupts = field(default_factory=Interrupts)
+
+    def left(self) -> list[CompileSettings]:
+        """Settings that no record counts for."""
+        return remaining.left(self.config, self._done())
+
+    def to_measure_cold(self) -> list[TrialRecord]:
+        """Members of the front whose cold compile time is only estimated, where it has to be measured."""
+        if self.config.caches is not CachePolicy.AUTO:
+            return []
+        return remaining.warm_members(self.fronts.present(self.output), self._done())
+
+    def disturbed(self) -> list[TrialRecord]:
+        """Members of the front, those that noise alone keeps off it included, that have to be measured again alone."""
+        if not self.config.confirm:
+            return []
+        front = self.fronts.hopeful(self.output)
+        return disturbed_members(front, self._done(), side_by_side=self.config.max_concurrent > 1)
+
+    def to_start(self) -> list[CompileSettings]:
+        """Members of the front that have not been started from their own artifacts."""
+        front = self.fronts.present(self.output)
+        return remaining.not_started(self.config, front, self._done(), records.read_warm_starts(self.output))
+
+    def run(self, console: Console) -> bool:
+        """Runs all of it, as far as the time budget goes; returns whether a person stopped it."""
+        ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
+
+        def may_take(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
+            return not self._interrupts.asked.is_set() and time.monotonic() + expected(setting) < ends_at
+
+        may_run, may_start = partial(may_take, self._expected_s), partial(may_take, self._expected_start_s)
+
+        def affordable(find: Callable[[], list[TrialRecord]]) -> list[TrialRecord]:
+            return [member for member in find() if may_run(CompileSettings.parse(member.settings_key))]
+
+        left = self.left()
+        if not (
+            any(map(may_run, left))
+            or affordable(self.to_measure_cold)
+            or affordable(self.disturbed)
+            or any(map(may_start, self.to_start()))
+        ):
+            return False
+        with tempfile.TemporaryDirectory(prefix="compile-sweep-tune-") as scratch:
+            try:
+                with ray_session(), self._interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
+                    from orchestrator.board import open_board  # these import ray, which reads what the session has set
+                    from orchestrator.live import LiveView
+                    from orchestrator.tuning import run_trials
+
+                    done = self._done()
+                    view = LiveView(
+                        console=console,
+                        folder=self.output,
+                        title=f"{self.config.recipe}: {self.config.workload} ({self.config.size}) on "
+                        f"{presenting.machine(self.environment)}",
+                        planned=len(done) + len(left),
+                        done=done,
+                        expected_s={setting.key: self._expected_s(setting) for setting in left},
+                        front_of=self.fronts.present,
+                        stopping=self._interrupts.asked,
+                    )
+                    run = partial(
+                        run_trials,
+                        self.config,
+                        environment=self.environment,
+                        output=self.output,
+                        scratch=Path(scratch),
+                        new_trial_id=_new_trial_id(self.output),
+                    )
+
+                    def again(members: Sequence[TrialRecord], why: str) -> list[CompileSettings]:
+                        settings = [CompileSettings.parse(member.settings_key) for member in members]
+                        view.plan_more({setting.key: self._expected_s(setting) for setting in settings}, why)
+                        return settings
+
+                    with open_board(), view:
+                        if left:
+                            run(left, may_start=may_run, restores=self.config.caches is not CachePolicy.COLD)
+                        for members in rounds(partial(affordable, self.to_measure_cold)):
+                            run(again(members, remaining.announced_cold(members)), may_start=may_run)
+                        for members in rounds(partial(affordable, self.disturbed)):
+                            restores = self.config.caches is CachePolicy.SHARED
+                            run(again(members, announcement(members)), may_start=may_run, alone=True, restores=restores)
+                        if starting := list(filter(may_start, self.to_start())):
+                            expected = {setting.key: self._expected_start_s(setting) for setting in starting}
+                            view.expect_starts(expected, remaining.announced_starts(starting))
+                            run(starting, may_start=may_start, alone=True, warm_start=True)
+            except KeyboardInterrupt:
+                return True
+        return self._interrupts.asked.is_set()
+
+    def _done(self) -> list[TrialRecord]:
+        return records.read(self.output)
+
+    def _expected_s(self, setting: CompileSettings) -> float:
+        return expected_s(setting, self.max_length, self._done())
+
+    def _expected_start_s(self, setting: CompileSettings) -> float:
+        return expected_warm_start_s(setting, self._done())
+
+
+def _new_trial_id(output: Path) -> Callable[[], str]:
+    numbers = count(len(list((output / folder.LOGS).iterdir())) + 1)
+    return lambda: f"{next(numbers):03d}-{uuid.uuid4().hex[:6]}"
