@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -101,9 +101,15 @@ class Sharing:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Counts what the compiler finds in its caches while the block lasts."""
-        from workloads.compile_caches import watching_caches
+        with ExitStack() as watch:
+            if self.assignment.compiles:
+                try:
+                    from workloads.compile_caches import watching_caches
 
-        with watching_caches(self._restored.artifacts if self._restored else ()) as self._use:
+                    restored = self._restored.artifacts if self._restored else ()
+                    self._use = watch.enter_context(watching_caches(restored))
+                except Exception as error:  # a torch whose caches look otherwise
+                    print(f"caches are not watched: {_sentence(error)}", flush=True)
             yield
 
     def publish(self, seconds_left: float) -> dict[str, Any]:
@@ -134,7 +140,7 @@ class Sharing:
         """What the record says of this worker's caches, besides what was measured."""
         use, restored = self._use, self._restored
         found: dict[str, Any] = {}
-        if use is not None and self.assignment.compiles:
+        if use is not None:
             found = {"cache_hits": sum(use.hits.values()), "cache_misses": sum(use.misses.values())}
         if restored is not None:
             found |= {
