@@ -13,15 +13,13 @@ from dataclasses import replace
 
 import torch
 
-from workloads import cache_bundles, cache_folders
+from workloads import cache_bundles, cache_entries, cache_folders
 from workloads.artifacts import Artifact
 from workloads.cache_configuration import configuration
 from workloads.cache_folders import ArtifactKind, CacheFolders
-from workloads.cache_use import CacheUse, guards_and_cost, watching_caches
+from workloads.cache_use import CacheUse, watching_caches
 
 __all__ = ["ArtifactKind", "CacheFolders", "CacheUse", "bundle", "configuration", "gather", "restore", "watching_caches"]
-
-_GUARDED = (ArtifactKind.INDUCTOR, ArtifactKind.AOT_AUTOGRAD)
 
 
 def gather(folders: CacheFolders, use: CacheUse | None = None) -> list[Artifact]:
@@ -37,10 +35,9 @@ def gather(folders: CacheFolders, use: CacheUse | None = None) -> list[Artifact]
     saved = torch.compiler.save_cache_artifacts()
     artifacts: dict[tuple[str, str], Artifact] = {}
     for artifact in (*cache_folders.read(folders), *(cache_bundles.split(saved[0]) if saved else ())):
-        guards, cost_s = guards_and_cost(artifact) if artifact.kind in _GUARDED else ("", 0.0)
-        key = f"{artifact.key}/{guards}" if guards else artifact.key
+        key, cost_s = cache_entries.read(artifact) if artifact.kind in cache_entries.GUARDED else (artifact.key, 0.0)
         if use is not None:
-            cost_s = use.cost_s.get((artifact.kind, artifact.key), cost_s)
+            cost_s = use.cost_s.get((str(artifact.kind), key), cost_s)
         artifacts.setdefault((artifact.kind, key), replace(artifact, key=key, cost_s=cost_s))
     return list(artifacts.values())
 

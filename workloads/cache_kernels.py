@@ -1,0 +1,80 @@
+"""Tuning of Triton kernels at their first call: who was tuned here, at what cost, and whom a restored configuration spared it.
+
+A kernel that came with a restored graph remembers the path it was written to where it was made, and looks for its best
+configuration beside that; so does torch when it saves one. Both are led to this process's own folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch._inductor.runtime.autotune_cache import AutotuneCache
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+from workloads.cache_folders import ArtifactKind
+
+
+class Tally(Protocol):
+    """Who wants to know, by kind and key of the kernel's configuration."""
+
+    def spared(self, name: tuple[str, str]) -> None:
+        """A kernel is ready, and needs no tuning."""
+
+    def tuned(self, name: tuple[str, str], seconds: float) -> None:
+        """A kernel was tuned; may come twice for one kernel, with the seconds of each part."""
+
+
+def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """Functions of torch's to be followed: class, name, and what to call in place of it, given the original first."""
+
+    def tune(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        with _timing() as seconds:
+            result = original(kernel, *args, **kwargs)
+        if name := _name(kernel):
+            tally.tuned(name, seconds())
+        return result
+
+    def make_ready(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(kernel, *args, **kwargs)
+        if len(kernel.launchers) == 1 and (name := _name(kernel)):
+            tally.spared(name)
+        return result
+
+    def find(original: Callable[..., Any], inductor_meta: dict[str, Any], filename: str, configs_hash: str) -> Any:
+        return original(inductor_meta, _here(filename), configs_hash)
+
+    def save(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if cache.local_cache:
+            cache.local_cache = (cache.local_cache[0], _here(cache.local_cache[1]))
+        return original(cache, *args, **kwargs)
+
+    yield AutotuneCache, "create", find
+    yield AutotuneCache, "save", save
+    yield CachingAutotuner, "precompile", make_ready
+    yield CachingAutotuner, "autotune_to_one_config", tune
+    yield CachingAutotuner, "coordinate_descent_tuning", tune
+
+
+def _here(path: str) -> str:
+    return str(Path(cache_dir(), *Path(path).parts[-2:]))
+
+
+def _name(kernel: Any) -> tuple[str, str] | None:
+    """Kind and key of a kernel's best configuration; None for a kernel that has none of its own."""
+    if kernel.filename is None:
+        return None
+    cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "")
+    if cache is None or cache.local_cache is None:
+        return None
+    return ArtifactKind.AUTOTUNE, "/".join(Path(cache.local_cache[1]).parts[-2:])
+
+
+@contextmanager
+def _timing() -> Iterator[Callable[[], float]]:
+    begun = time.perf_counter()
+    yield lambda: time.perf_counter() - begun
