@@ -228,6 +228,8 @@ def _cache(options: Options, stored: dict[str, Any], output: Path) -> str | None
         return None if stored["cache"] is None else str(stored["cache"])
     if options.cache is None:
         return str(output.absolute().parent / "cache")
+    if not options.cache.strip():
+        raise ConfigError(f"--cache {options.cache!r} is no place; name a folder or a URI, or {NO_CACHE}")
     if options.cache == NO_CACHE or options.cache.startswith(REDIS):
         return None if options.cache == NO_CACHE else options.cache
     from orchestrator.caches.durable import normalized  # which loads pyarrow

@@ -16,7 +16,8 @@ from orchestrator import folder as sweep_folder
 from orchestrator import sweep
 from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, append
+from orchestrator.stages import Stages
 from workloads.settings import CompileSettings
 
 SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full")))
@@ -39,7 +40,7 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
-    monkeypatch.setattr(sweep, "_run", lambda *arguments: pytest.fail("the sweep was started"))
+    monkeypatch.setattr(Stages, "run", lambda *arguments: pytest.fail("the sweep was started"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -98,6 +99,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--pipeline", "imaginary"], "invalid choice 'imaginary' for argument '--pipeline'"),
         (["--pipeline", "real", "--workload", "toy_workloads:Toy"], "--pipeline real needs a loader, and Toy has none"),
         (["--confirm"], "--confirm need not be said; --no-confirm turns it off"),
+        (["--warm-start"], "--warm-start need not be said; --no-warm-start turns it off"),
+        (["--caches", "warm"], "invalid choice 'warm' for argument '--caches'"),
+        (["--caches", "shared", "--cache", "none"], "--caches shared shares artifacts, and --cache none keeps none"),
+        (["--cache", "redis://localhost:6379"], "--cache redis://localhost:6379 is read while a trial compiles"),
+        (["--cache", "ftp://host/cache"], "no store can be at ftp://host/cache"),
+        (["--cache", ""], "--cache '' is no place; name a folder or a URI, or none"),
         (["captioning", "--explain", "scope=full"], "--explain looks at one setting and runs no sweep; leave out captioning"),
         (["--explain", "scope=full", "--settings", "scope=eager"], "runs no sweep; leave out --settings"),
         (["--explain", "scope=full", "--time-budget-s", "5"], "runs no sweep; leave out --time-budget-s"),
@@ -222,6 +229,52 @@ def test_a_number_of_buckets_becomes_the_best_so_many(capsys: pytest.CaptureFixt
     assert sweep.main(["--dry-run", "--settings", "num_buckets=3"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"full, default, buckets \d+/\d+/\d+ +3 ", out), out
+
+
+def test_a_store_that_trials_are_to_begin_with_is_asked_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "config" / "compile-sweep" / "cache.key"
+    key.parent.mkdir(parents=True)
+    key.write_text("ab" * 32)
+    key.chmod(0o644)
+    monkeypatch.delenv("COMPILE_SWEEP_CACHE_KEY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert "can be read by others, who could sign with it: chmod 600 it" in refused(capsys, "--caches", "shared")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "caches cold, artifacts in {parent}/cache"),
+        (["--output", "deep/sweep"], "caches cold, artifacts in {here}/deep/cache"),
+        (["--cache", "mine"], "caches cold, artifacts in {here}/mine"),
+        (["--cache", "s3://bucket/mine"], "caches cold, artifacts in s3://bucket/mine"),
+        (["--cache", "none"], "artifacts are not kept"),
+        (
+            ["--caches", "auto"],
+            "caches auto, artifacts in {parent}/cache: compile times are warm, and the front is measured again cold",
+        ),
+    ],
+)
+def test_a_dry_run_says_where_artifacts_are_kept(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--dry-run", "--settings", "scope=full", *words]) == 0
+    here = Path.cwd()
+    assert line.format(here=here, parent=here / "results") in capsys.readouterr().out.splitlines()
+
+
+def test_a_resumed_sweep_keeps_its_cache_and_measures_cold_what_was_only_warm(
+    theirs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = SETTINGS[1]
+    warm = TrialRecord(trial_id="002-a", settings=full.to_dict(), settings_key=full.key, status=Status.OK, caches=Caches.WARM)
+    append(theirs, warm)
+    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs), "--caches", "shared", "--cache", "/mine"]) == 0
+    assert "0 settings" in capsys.readouterr().out
+    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 0
+    out = capsys.readouterr().out
+    assert "1 settings" in out
+    assert "artifacts are not kept" in out  # as the sweep began
 
 
 def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.failures import OK, Death, Label, Verdict, judge_death, judge_measurement, judge_trial_death
+from orchestrator.failures import (
+    OK,
+    Death,
+    Label,
+    Verdict,
+    judge_death,
+    judge_measurement,
+    judge_trial_death,
+    judge_warm_start,
+)
 from orchestrator.records import Status
 from workloads.checking import NumericsStatus
 
@@ -28,6 +37,7 @@ STATUSES = {
     Label.EXCEPTION: Status.FAILED,
     Label.WORKER_DIED: Status.FAILED,
     Label.TRIAL_DIED: Status.FAILED,
+    Label.NOT_WARM: Status.FAILED,
 }
 """Written out a second time on purpose: whether a setting is to blame is not to change unnoticed."""
 
@@ -164,8 +174,20 @@ def test_a_trial_whose_own_process_ended_is_labelled(label: Label, elapsed_s: fl
     check(judge_trial_death(elapsed_s, 900.0, "\nThe actor died\nunexpectedly"), label, words)
 
 
+@pytest.mark.parametrize(
+    ("restored", "words"), [(0, ["none of its artifacts"]), (None, ["none of"]), (9, ["found nothing it could use"])]
+)
+def test_a_start_from_artifacts_that_helped_nothing_is_labelled(restored: int | None, words: list[str]) -> None:
+    check(judge_warm_start({"cache_hits": 0, "cache_restored": restored}), Label.NOT_WARM, words)
+
+
+def test_a_start_that_found_something_in_its_caches_was_warm() -> None:
+    assert judge_warm_start({"cache_hits": 1, "cache_restored": 9}) == OK
+    assert judge_warm_start({"cache_hits": 1, "cache_restored": None}) == OK  # from a remote cache
+
+
 def test_every_label_is_met_above_and_has_a_status() -> None:
-    met = {label for label, _, _ in (*MEASURED, *DEATHS)} | {Label.TRIAL_DIED}
+    met = {label for label, _, _ in (*MEASURED, *DEATHS)} | {Label.TRIAL_DIED, Label.NOT_WARM}
     assert met == set(Label) == set(STATUSES)
 
 

@@ -20,7 +20,19 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import RecordsError
 from orchestrator.failures import Label
-from orchestrator.records import SCHEMA_VERSION, TRIALS_FILE, Caches, Status, TrialRecord, append, read
+from orchestrator.records import (
+    SCHEMA_VERSION,
+    TRIALS_FILE,
+    WARM_STARTS_FILE,
+    Caches,
+    Status,
+    TrialRecord,
+    WarmStart,
+    append,
+    read,
+    read_warm_starts,
+    standing,
+)
 from workloads.settings import CompileSettings
 
 SETTINGS = CompileSettings.parse("scope=full,dynamic=buckets,mode=reduce-overhead")
@@ -306,3 +318,47 @@ def test_a_log_read_without_complaint_can_be_appended_to(tmp_path: Path) -> None
         return
     append(tmp_path, record("2"))
     assert [r.trial_id for r in read(tmp_path)] == ["1", "2"]
+
+
+def warm_start(**fields: Any) -> WarmStart:
+    """A start that succeeded, apart from these fields."""
+    measured = {"status": Status.OK, "warm_start_s": 3.5, "restore_s": 0.5, "compile_phases_s": {"dynamo": 1.0}, "cache_hits": 3}
+    return WarmStart(trial_id="9", settings=SETTINGS.to_dict(), settings_key=SETTINGS.key, **{**measured, **fields})
+
+
+def test_a_warm_start_is_read_back_from_a_log_of_its_own(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    append(tmp_path, warm_start())
+    append(tmp_path, warm_start(status=Status.FAILED, warm_start_s=None, label=Label.NOT_WARM, reason="nothing was there"))
+    assert [r.trial_id for r in read(tmp_path)] == ["1"]
+    ok, failed = read_warm_starts(tmp_path)
+    assert ok == warm_start()
+    assert (failed.status, failed.label, failed.warm_start_s) == (Status.FAILED, "not-warm", None)
+
+
+@pytest.mark.parametrize("line", ['{"schema_version": 2}', record().to_json(), warm_start().to_json()[:-4]])
+def test_a_damaged_warm_start_is_named(tmp_path: Path, line: str) -> None:
+    append(tmp_path, warm_start())
+    with (tmp_path / WARM_STARTS_FILE).open("a") as log:
+        log.write(line + "\n")
+    with pytest.raises(RecordsError, match=rf"{WARM_STARTS_FILE} line 2 is no warm-start record.*the 1 before it are intact"):
+        read_warm_starts(tmp_path)
+
+
+def test_a_record_from_before_artifacts_were_shared_loads() -> None:
+    caching = [name for name in json.loads(record().to_json()) if name.startswith("cache_")]
+    old = {k: v for k, v in json.loads(record().to_json()).items() if k not in (*caching, "restore_s", "publish_s")}
+    del old["cold_equivalent_s"]
+    again = TrialRecord.from_json(json.dumps(old))
+    assert (again.caches, again.cache_hits, again.cold_equivalent_s, again.cache_made) == (Caches.COLD, None, None, None)
+    assert again == record()
+
+
+def test_of_a_setting_the_latest_cold_record_counts_and_a_warm_one_only_without_it() -> None:
+    cold, warm = record("1"), record("2", caches=Caches.WARM)
+    later_cold, later_warm = record("3", status=Status.FAILED), record("4", caches=Caches.WARM)
+    assert standing([cold, warm]) == {SETTINGS.key: cold}
+    assert standing([warm, cold, later_warm]) == {SETTINGS.key: cold}
+    assert standing([cold, later_cold, later_warm]) == {SETTINGS.key: later_cold}
+    assert standing([warm, later_warm]) == {SETTINGS.key: later_warm}
+    assert standing([]) == {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import IDENTITY, SweepConfig
+from orchestrator.config import IDENTITY, CachePolicy, SweepConfig
 from orchestrator.errors import ConfigError
 from orchestrator.space import Excluded
 from workloads.settings import CompileSettings
@@ -40,6 +40,19 @@ def test_a_value_that_cannot_work_is_refused_by_its_option(fields: dict[str, Any
     assert complaint in str(refusal.value)
 
 
+@pytest.mark.parametrize("caches", [CachePolicy.SHARED, CachePolicy.AUTO])
+def test_sharing_needs_something_that_keeps_artifacts(caches: CachePolicy) -> None:
+    with pytest.raises(ConfigError, match=f"--caches {caches} shares artifacts, and --cache none keeps none"):
+        config(caches=caches, cache=None)
+    assert config(caches=caches, cache="/cache").caches is caches
+
+
+def test_a_remote_cache_that_compilers_read_leaves_no_trial_cold() -> None:
+    with pytest.raises(ConfigError, match=r"--cache redis://h:1 is read while a trial compiles.*--caches shared, or auto"):
+        config(cache="redis://h:1")
+    assert config(cache="redis://h:1", caches=CachePolicy.AUTO).cache == "redis://h:1"
+
+
 @pytest.mark.parametrize("name", ["time_budget_s", "compile_deadline_s", "trial_deadline_s"])
 def test_no_time_is_endless_because_json_has_no_infinity(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} inf"):
@@ -63,6 +76,7 @@ def test_a_config_is_plain_json_from_which_its_settings_can_be_read() -> None:
     assert again["excluded"] == [{"candidate": "a=b", "reason": "no"}]
     assert again["time_budget_s"] == 60.0
     assert (again["device"], again["pipeline"], again["confirm"]) == ("cpu", "resident", True)
+    assert (again["cache"], again["caches"], again["warm_starts"]) == (None, "cold", True)
 
 
 def test_what_identifies_a_sweep_is_among_what_is_kept_of_it() -> None:
