@@ -24,7 +24,8 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch._dynamo.package import DiskDynamoCache
+from torch._dynamo.package import CompilePackage, DiskDynamoCache, DynamoStore
+from torch._dynamo.utils import compilation_time_metrics
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._inductor.codecache import FxGraphCache, PersistentCache
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
@@ -107,7 +108,8 @@ class _Tally:
                 return 0.0
             self._use.hit_keys.append(name)
             self._use.hits[name[0]] = self._use.hits.get(name[0], 0) + 1
-            saved_s = self.cost_s(name, otherwise_s) - took_s
+            cost_s = self.cost_s(name, otherwise_s)
+            saved_s = cost_s - took_s if cost_s else 0.0  # of what nobody timed, nothing is claimed
             self._use.saved_s += saved_s
             return saved_s
 
@@ -171,6 +173,9 @@ class _Follower:
         self._looked_up_at: dict[Name, float] = {}
         self._spared_s: dict[Name, float] = {}
         """Inductor's entries: what of their cost was not spent here, because of hits."""
+        self._frames_before_s = _frames_s()
+        self._traced: Name | None = None
+        """The function traced last."""
 
     def followed(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
         yield AOTAutogradCache, "try_load", self.load_aot
@@ -182,6 +187,7 @@ class _Follower:
         yield PersistentCache, "lookup", self.look_up_choices
         yield AlgorithmSelectorCache, "do_autotuning", self.tune
         yield DiskDynamoCache, "load", self.load_traced
+        yield DynamoStore, "record_package", self.record_traced
 
     def load_aot(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
@@ -214,12 +220,16 @@ class _Follower:
         if key not in self._missed:
             return result
         missed_at, looked_s = self._missed.pop(key)
-        forward_s = entry.forward_time_taken_ns / 1e9
+        forward_s, backward_s = entry.forward_time_taken_ns / 1e9, entry.backward_time_taken_ns / 1e9
         cost_s = looked_s + forward_s
         graphs = cache_entries.graphs_of(entry)
         for number, name in enumerate(graphs):
             is_within = number == 0 or self._looked_up_at.get(name, 0.0) < missed_at + forward_s
-            cost_s += self._spared_s.get(name, 0.0) if is_within else self._tally.cost_s(name, entry.backward_time_taken_ns / 1e9)
+            cost_s += self._spared_s.get(name, 0.0) if is_within else self._tally.cost_s(name, backward_s)
+        if not graphs and time.perf_counter() - missed_at > forward_s + backward_s:  # graphs within the entry, for precompile
+            cost_s += backward_s
+            if self._traced is not None:
+                self._tally.made(self._traced, self._tally.cost_s(self._traced) + backward_s)
         self._tally.made(cache_entries.named(ArtifactKind.AOT_AUTOGRAD, key, entry), cost_s)
         return result
 
@@ -290,8 +300,27 @@ class _Follower:
             here.benchmarked = None
         return result
 
-    def load_traced(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def load_traced(self, original: Original, cache: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
-        result = original(*args, **kwargs)
-        del begun
+        result = original(cache, function, *args, **kwargs)
+        if result is None:
+            self._tally.missed(ArtifactKind.PRECOMPILE)
+        else:
+            name = (str(ArtifactKind.PRECOMPILE), CompilePackage.source_id_from_fn(function))
+            self._tally.hit(name, took_s=time.perf_counter() - begun)
         return result
+
+    def record_traced(self, original: Original, cache: Any, package: Any, *args: Any, **kwargs: Any) -> Any:
+        """Comes after each frame, for the package of the function that was given to `torch.compile`."""
+        result = original(cache, package, *args, **kwargs)
+        spent_s = _frames_s() - self._frames_before_s
+        self._frames_before_s += spent_s
+        name = (str(ArtifactKind.PRECOMPILE), package.source_id)
+        self._traced = name
+        self._tally.made(name, self._tally.cost_s(name) + spent_s)
+        return result
+
+
+def _frames_s() -> float:
+    """Seconds that this process compiled frames, backward graphs that were left for later not included."""
+    return sum(compilation_time_metrics.get("_compile.compile_inner", ()))

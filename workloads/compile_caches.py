@@ -8,10 +8,12 @@ Output: `watching_caches` says what hits saved, so that a warm compile time plus
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch._dynamo import config as dynamo_config
 
 from workloads import cache_bundles, cache_entries, cache_folders
 from workloads.artifacts import Artifact
@@ -19,7 +21,17 @@ from workloads.cache_configuration import configuration
 from workloads.cache_folders import ArtifactKind, CacheFolders
 from workloads.cache_use import CacheUse, watching_caches
 
-__all__ = ["ArtifactKind", "CacheFolders", "CacheUse", "bundle", "configuration", "gather", "restore", "watching_caches"]
+__all__ = [
+    "ArtifactKind",
+    "CacheFolders",
+    "CacheUse",
+    "bundle",
+    "configuration",
+    "gather",
+    "precompiling",
+    "restore",
+    "watching_caches",
+]
 
 
 def gather(folders: CacheFolders, use: CacheUse | None = None) -> list[Artifact]:
@@ -56,3 +68,15 @@ def restore(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
 def bundle(artifacts: Iterable[Artifact]) -> bytes:
     """One file for `torch.compiler.load_cache_artifacts`, for a process that imports only torch."""
     return cache_bundles.joined(artifacts)
+
+
+@contextmanager
+def precompiling(precompile: bool = True) -> Iterator[None]:
+    """Has torch keep what Dynamo traced, too, for functions given to `torch.compile` within; gather within as well.
+
+    A process to which that is restored neither traces nor lowers. It loads it where `torch.compile` is called, not at the first
+    call of what that returns, and checks fewer guards: torch leaves out those it cannot keep, so that a module swapped between
+    calls may go unnoticed. Hence it is nobody's default.
+    """
+    with dynamo_config.patch(caching_precompile=precompile):
+        yield
