@@ -307,6 +307,28 @@ class Crowded(Toy):
         time.sleep(0.03)
 
 
+class _SlowWhenEager(ToyModel):
+    def spoiled(self, loss: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            time.sleep(0.04)
+        return loss
+
+
+class Paying(Toy):
+    """Compiling it pays for certain, and its steps are mostly sleep, and steady."""
+
+    model_class = _SlowWhenEager
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_forward_pre_hook(_rest)
+        return model
+
+
+def _rest(module: nn.Module, inputs: object) -> None:
+    time.sleep(0.02)
+
+
 def _crowd() -> None:
     spin = "import time; ends_at = time.monotonic() + 4\nwhile time.monotonic() < ends_at: pass"
     for process in [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2 * len(os.sched_getaffinity(0)))]:
