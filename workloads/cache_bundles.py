@@ -31,8 +31,7 @@ def joined(artifacts: Iterable[Artifact]) -> bytes:
     """A bundle for `torch.compiler.load_cache_artifacts`, each kind listed once.
 
     torch has no kind of entry for compiled libraries and timings. An autotuning entry is for torch a file by its path below
-    Inductor's folder, so they travel as such; those of Triton's kernels as files of the first device, which torch keeps there
-    unless `TRITON_CACHE_DIR` says otherwise, and in which case it writes those that graphs need itself.
+    Inductor's folder, so they travel as such. Folders of Triton's kernels stay behind: graphs bring the kernels they call.
     """
     groups: dict[str, dict[tuple[str, bytes], None]] = {}
 

@@ -87,7 +87,9 @@ def _changed(prefix: str, config: Any) -> Iterator[tuple[str, str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reading a deprecated setting warns
         for name, value in config.save_config_portable().items():
-            if not _OF_NO_MATTER.fullmatch(name) and not config._is_default(name):
+            if _OF_NO_MATTER.fullmatch(name) or config._is_default(name):
+                continue
+            if value != config._config[name].default:  # one that was changed and put back counts for torch as changed
                 yield f"{prefix}.{name}", re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 

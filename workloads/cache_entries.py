@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from dataclasses import replace
 from typing import Any
 
+from workloads import cache_kernels
 from workloads.artifacts import Artifact
 from workloads.cache_folders import ArtifactKind
 
@@ -43,10 +45,26 @@ def graphs_of(entry: Any) -> list[tuple[str, str]]:
     ]
 
 
-def read(artifact: Artifact) -> tuple[str, float]:
-    """The full key of a compiled graph, and the seconds torch says it took."""
+def read(artifact: Artifact) -> Artifact:
+    """A compiled graph under its full key, with the seconds torch says it took, and without choices that were made since."""
     try:
         entry = pickle.loads(artifact.content)
     except Exception:  # torch takes an entry that does not load for a miss, and so loses nothing by its key
-        return f"{artifact.key}/{artifact.digest[:16]}", 0.0
-    return named(artifact.kind, artifact.key, entry)[1], seconds_taken(entry)
+        return replace(artifact, key=f"{artifact.key}/{artifact.digest[:16]}")
+    key = named(artifact.kind, artifact.key, entry)[1]
+    return replace(artifact, key=key, cost_s=seconds_taken(entry), content=_settled(entry) or artifact.content)
+
+
+def _settled(entry: Any) -> bytes | None:
+    """An entry of Inductor's whose kernels were tuned since it was written, with their best configuration alone; else None.
+
+    torch writes an entry before its kernels first run. Of each it keeps all configurations, and a path of this host where to
+    look for the best: elsewhere, a process that imports only torch would tune them all again.
+    """
+    bundle = getattr(entry, "_triton_bundle", None)
+    kernels = [held.kernel for held in getattr(bundle, "static_autotuners", None) or ()]
+    try:
+        settled = [cache_kernels.settle(kernel) for kernel in kernels]
+        return pickle.dumps(entry) if any(settled) else None
+    except Exception:  # as torch wrote it, it serves as well, if more slowly
+        return None

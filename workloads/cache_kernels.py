@@ -60,6 +60,25 @@ def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
     yield CachingAutotuner, "coordinate_descent_tuning", tune
 
 
+def settle(kernel: Any) -> bool:
+    """Leaves a restored kernel its best configuration alone, if this process's folder has it; True if that changed the kernel."""
+
+    def compile_anew() -> Any:
+        raise LookupError("the best configuration is none of those that were compiled")
+
+    several, filename = len(kernel.compile_results), kernel.filename
+    if several < 2 or filename is None:
+        return False
+    kernel.filename = _here(filename)
+    try:
+        kernel.recheck_autotune_cache(reload_kernel_from_src=compile_anew)
+    except LookupError:
+        return False
+    finally:
+        kernel.filename = filename
+    return len(kernel.compile_results) < several
+
+
 def _here(path: str) -> str:
     return str(Path(cache_dir(), *Path(path).parts[-2:]))
 

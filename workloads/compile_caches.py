@@ -46,11 +46,11 @@ def gather(folders: CacheFolders, use: CacheUse | None = None) -> list[Artifact]
     """
     saved = torch.compiler.save_cache_artifacts()
     artifacts: dict[tuple[str, str], Artifact] = {}
-    for artifact in (*cache_folders.read(folders), *(cache_bundles.split(saved[0]) if saved else ())):
-        key, cost_s = cache_entries.read(artifact) if artifact.kind in cache_entries.GUARDED else (artifact.key, 0.0)
-        if use is not None:
-            cost_s = use.cost_s.get((str(artifact.kind), key), cost_s)
-        artifacts.setdefault((artifact.kind, key), replace(artifact, key=key, cost_s=cost_s))
+    for found in (*cache_folders.read(folders), *(cache_bundles.split(saved[0]) if saved else ())):
+        artifact = cache_entries.read(found) if found.kind in cache_entries.GUARDED else found
+        name = (str(artifact.kind), artifact.key)
+        cost_s = artifact.cost_s if use is None else use.cost_s.get(name, artifact.cost_s)
+        artifacts.setdefault(name, replace(artifact, cost_s=cost_s))
     return list(artifacts.values())
 
 
