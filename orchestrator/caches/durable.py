@@ -7,6 +7,7 @@ hits/<manifest's name>/<count>-<random>    empty: what a listing shows is all th
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,10 +16,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pyarrow import ArrowException
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, FileSystem, FileType, S3FileSystem, resolve_s3_region
 
 from orchestrator.caches.shelf import BlobInfo, Blobs, Use
 from orchestrator.errors import CacheError
@@ -160,7 +161,7 @@ class DurableShelf:
 
     @cached_property
     def _opened(self) -> tuple[FileSystem, str]:
-        filesystem, root = FileSystem.from_uri(self._uri)
+        filesystem, root = _s3(self._uri) if self._uri.startswith("s3://") else FileSystem.from_uri(self._uri)
         return filesystem, root.rstrip("/")
 
     @property
@@ -235,6 +236,26 @@ class DurableShelf:
             yield
         except (OSError, ArrowException, ImportError, ValueError) as error:
             raise CacheError(f"the cache at {self.location} cannot be used: {_brief(error)}") from None
+
+
+def _s3(uri: str) -> tuple[S3FileSystem, str]:
+    """As `FileSystem.from_uri`, which would ask a server that hangs 31 times and give up after 100 s (pyarrow 25)."""
+    parts = urlsplit(uri)
+    options = dict(parse_qsl(parts.query))
+    if unknown := sorted(options.keys() - {"region", "scheme", "endpoint_override"}):
+        raise ValueError(f"an s3:// URI has no option {unknown[0]}; it takes region, scheme and endpoint_override")
+    bucket = parts.netloc.rpartition("@")[2]
+    if not (options.keys() | os.environ.keys()) & {"region", "endpoint_override", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
+        options["region"] = resolve_s3_region(bucket)
+    filesystem = S3FileSystem(
+        access_key=unquote(parts.username) if parts.username else None,
+        secret_key=unquote(parts.password) if parts.password else None,
+        connect_timeout=3,
+        request_timeout=4,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=3),
+        **options,
+    )
+    return filesystem, f"{bucket}/{parts.path.strip('/')}"
 
 
 def _blob(digest: str) -> str:

@@ -1,0 +1,46 @@
+"""Inductor's own remote caches on Redis, in place of the store: every compile asks the server, and gives it what it made.
+
+torch's format knows no signatures, and what it reads there is run: whoever can write to the server runs code in every trial. Use
+one that only the cluster reaches, and a password.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from orchestrator.errors import CacheError
+
+_LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
+"""Seconds. Without them a server that hangs would hang the compile."""
+
+
+def environment_for(location: str, tag: str = "") -> dict[str, str]:
+    """Environment variables under which a process's compiler uses the server; they must be set before torch is imported.
+
+    Args:
+        location: redis:// or rediss:// (TLS), as in `redis://:password@host:6379/0`.
+        tag: goes into every key: what makes artifacts wrong elsewhere and torch's own keys lack.
+
+    Raises:
+        CacheError: it is no such URL, or Redis' client is not installed, without which torch would do without in silence.
+    """
+    try:
+        parts = urlsplit(location)
+        port = parts.port
+    except ValueError:  # a port that is no number
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
+        shown = location.rpartition("@")[2]
+        raise CacheError(f"{shown} is no Redis server; write it like redis://host:6379")
+    if find_spec("redis") is None:
+        raise CacheError("torch needs Redis' client for Python to use a Redis server: pip install redis, or make install EXTRAS=redis")
+    query = urlencode({**_LIMITS, **dict(parse_qsl(parts.query))})
+    return {
+        "TORCHINDUCTOR_REDIS_URL": urlunsplit((parts.scheme, parts.netloc, parts.path, query, "")),
+        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE": "1",
+        **({"TORCH_COMPILE_CACHE_KEY_TAG": tag} if tag else {}),
+    }

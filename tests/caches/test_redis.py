@@ -1,0 +1,121 @@
+"""Inductor's remote caches, on a real redis-server that the tests start. `apt-get install redis-server` installs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.caches.redis import environment_for
+from orchestrator.errors import CacheError
+
+COMPILES = """
+import json, os, torch
+from torch._dynamo.utils import counters
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+torch.manual_seed(0)
+torch.compile(model)(torch.randn(4, 8)).sum().backward()
+print(json.dumps({**counters["inductor"], **counters["aot_autograd"]}))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("no redis-server installed (apt-get install redis-server)")
+    port = free_port()
+    options = {"port": port, "bind": "127.0.0.1", "save": "", "dir": tmp_path, "requirepass": "a password"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    server = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
+    try:
+        _wait_for(port)
+        yield f"redis://:a%20password@127.0.0.1:{port}/0"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _wait_for(port: int) -> None:
+    until = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def compiled(folder: Path, url: str, tag: str = "") -> tuple[dict[str, int], float]:
+    """What a fresh process with empty caches of its own counts, and the seconds it took."""
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    began = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILES],
+        env={**os.environ, **environment_for(url, tag), **own},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return json.loads(run.stdout.splitlines()[-1]), time.monotonic() - began
+
+
+@pytest.mark.slow
+def test_a_process_finds_in_redis_what_another_compiled(redis_url: str, tmp_path: Path) -> None:
+    first, _ = compiled(tmp_path / "1", redis_url)
+    assert first["fxgraph_cache_miss"] >= 1
+    assert first["autograd_cache_miss"] >= 1
+    second, _ = compiled(tmp_path / "2", redis_url)
+    assert second["autograd_cache_hit"] >= 1
+    assert "fxgraph_cache_miss" not in second
+    third, _ = compiled(tmp_path / "3", redis_url, tag="another environment")
+    assert third["autograd_cache_miss"] >= 1
+    assert "autograd_cache_hit" not in third
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_costs_no_compile(tmp_path: Path) -> None:
+    counts, _ = compiled(tmp_path, f"redis://127.0.0.1:{free_port()}")
+    assert counts["fxgraph_cache_miss"] >= 1
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_costs_no_compile(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}?socket_timeout=1"
+        counts, seconds = compiled(tmp_path, url)
+    assert counts["fxgraph_cache_miss"] >= 1
+    assert seconds < 240
+
+
+@pytest.mark.parametrize("location", ["redis://", "redis://host:port", "http://host:1", "redis://:secret@:1", "redis://h:0", "host:6379"])
+def test_what_is_no_redis_server_is_one_sentence(location: str) -> None:
+    with pytest.raises(CacheError, match="no Redis server") as refusal:
+        environment_for(location)
+    assert "secret" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_limits_that_the_user_gives_stay() -> None:
+    url = environment_for("redis://host:1/2?socket_timeout=99")["TORCHINDUCTOR_REDIS_URL"]
+    assert "socket_timeout=99" in url
+    assert "socket_connect_timeout=3" in url
+    assert url.startswith("redis://host:1/2?")
