@@ -119,6 +119,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "reason": Column("string", "why it is not ok, as a sentence; NA if ok"),
         "phase": Column("string", "the last phase reached"),
         "caches": Column(_choices(Caches), "the compile caches the trial began with"),
+        "precompile": Column("boolean", "what Dynamo traced was kept, or restored, too: it checks fewer guards then"),
         "workload": Column("string", "the workload's name"),
         "size": Column("string", "the workload's size"),
         "device": Column("string", "the accelerator's or processor's name"),

@@ -36,6 +36,8 @@ class TrialPlan:
     """Where artifacts are kept; None for nowhere."""
     cache_in_cluster: bool = False
     """Whether the cluster's memory stands before it."""
+    precompile: bool = False
+    """Whether what Dynamo traced is kept too."""
     restores: bool = False
     """Whether a trial begins with what others left there."""
     warm_start: bool = False
@@ -106,6 +108,7 @@ class Assignment:
             "started_at": started_at,
             "wall_s": wall_s,
             "pipeline": self.plan.pipeline,
+            "precompile": self.plan.precompile,
             # Of one that died it is not known whether there was anything to restore, so it is not called cold.
             "caches": Caches.WARM if self.restores else Caches.COLD,
             **(figures or {}),

@@ -74,6 +74,8 @@ class SweepConfig:
     """Where artifacts are kept: an absolute folder, a URI or a Redis address; None keeps none."""
     caches: CachePolicy = CachePolicy.COLD
     """What trials begin with."""
+    precompile: bool = False
+    """Whether what Dynamo traced is kept too, which leaves out some of its guards."""
     warm_starts: bool = True
     """Whether members of the front are started again from their own artifacts, at the end."""
     time_budget_s: float | None = None
@@ -105,6 +107,10 @@ class SweepConfig:
     def _check_caches(self) -> None:
         if self.cache is None and self.caches is not CachePolicy.COLD:
             raise ConfigError(f"--caches {self.caches} shares artifacts, and --cache none keeps none; leave one of them out")
+        if self.precompile and (self.cache is None or self.cache.startswith(REDIS)):
+            raise ConfigError(
+                f"--precompile keeps what was traced, which --cache {self.cache or 'none'} does not; name a folder or URI"
+            )
         if self.cache is not None and self.cache.startswith(REDIS) and self.caches is CachePolicy.COLD:
             raise ConfigError(
                 f"--cache {self.cache} is read while a trial compiles, so none would be cold; add --caches shared, or auto to "

@@ -61,6 +61,8 @@ class TrialRecord:
     phase: str | None = None
     """The last phase reached: starting, building, warming-up, steady, checking, done."""
     caches: Caches = Caches.COLD
+    precompile: bool = False
+    """Whether what Dynamo traced was kept, or restored, too."""
     workload: str = ""
     size: str = ""
     device: str | None = None
@@ -196,6 +198,7 @@ class WarmStart:
     label: str | None = None
     reason: str | None = None
     phase: str | None = None
+    precompile: bool = False
     workload: str = ""
     size: str = ""
     device: str | None = None

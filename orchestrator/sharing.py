@@ -6,6 +6,7 @@ what is missing is compiled.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from orchestrator.caches import Facts, Manifest, Selection, environment_facts, o
 from orchestrator.config import REDIS
 from orchestrator.records import Caches
 from workloads.artifacts import Artifact
-from workloads.settings import CompileSettings
 
 if TYPE_CHECKING:
     from workloads.base import Workload  # which loads torch, as what is imported from workloads below does
@@ -85,7 +85,7 @@ class Sharing:
         began = time.perf_counter()
         try:
             with self.workload.process_settings():
-                self._facts = facts_of(self.assignment.settings)
+                self._facts = facts_of(self.assignment)
             if not self.assignment.restores:
                 return
             self._restored = _Restored()
@@ -104,8 +104,9 @@ class Sharing:
         with ExitStack() as watch:
             if self.assignment.compiles:
                 try:
-                    from workloads.compile_caches import watching_caches
+                    from workloads.compile_caches import precompiling, watching_caches
 
+                    watch.enter_context(precompiling(self.assignment.plan.precompile))
                     restored = self._restored.artifacts if self._restored else ()
                     self._use = watch.enter_context(watching_caches(restored))
                 except Exception as error:  # a torch whose caches look otherwise
@@ -122,9 +123,10 @@ class Sharing:
             return {}
         began = time.perf_counter()
         try:
-            from workloads.compile_caches import CacheFolders, gather
+            from workloads.compile_caches import CacheFolders, gather, precompiling
 
-            gathered = [] if self.assignment.plan.warm_start else gather(CacheFolders.of_process(), self._use)
+            with precompiling(self.assignment.plan.precompile):
+                gathered = [] if self.assignment.plan.warm_start else gather(CacheFolders.of_process(), self._use)
             artifacts = [artifact for artifact in gathered if self._is_worth_naming(artifact)]
             left = seconds_left - _SPARE_S - (time.perf_counter() - began)
             figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))
@@ -241,12 +243,16 @@ class Sharing:
         }
 
 
-def facts_of(settings: CompileSettings) -> Facts:
-    """What artifacts of these settings depend on in this process, as it is before the settings are applied."""
+def facts_of(assignment: Assignment) -> Facts:
+    """What an assignment's artifacts depend on in this process, as it is before the settings are applied."""
     from workloads.compile_caches import configuration
 
-    chosen: Mapping[str, Any] = settings.to_dict()
+    chosen: Mapping[str, Any] = assignment.settings.to_dict()
     own = {f"settings.{name}": str(chosen[name]) for name in _PROCESS_WIDE if chosen[name] is not None}
+    if assignment.plan.use_gpu:
+        own["device"] = "cuda"
+    else:  # the number of threads is in the code; `cores.bind` sets it
+        own |= {"device": "cpu", "threads": os.environ.get("OMP_NUM_THREADS", "")}
     return environment_facts({**configuration(), **own})
 
 

@@ -68,6 +68,8 @@ class Options:
     caches: CachePolicy | None = None
     """cold (the default): trials begin with nothing. shared: with what others left; cold compile times are then estimated. auto:
     the same, and the front is measured again cold."""
+    precompile: bool = False
+    """Keep what Dynamo traced as well, so that a warm start does not trace. It checks fewer guards then."""
     no_warm_start: bool = False
     """Do not start members of the front again from their own artifacts, at the end."""
     workers_per_trial: int | None = None
@@ -212,6 +214,7 @@ def _configured(
         confirm=not options.no_confirm,
         cache=_cache(options, stored, output),
         caches=CachePolicy(_first(options.caches, stored.get("caches"), CachePolicy.COLD)),
+        precompile=options.precompile or stored.get("precompile", False),
         warm_starts=not options.no_warm_start,
         time_budget_s=options.time_budget_s,
         compile_deadline_s=compile_deadline_s,

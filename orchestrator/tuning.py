@@ -71,6 +71,7 @@ def run_trials(
         trial_deadline_s=config.trial_deadline_s,
         cache=config.cache,
         cache_in_cluster=bool(os.environ.get("RAY_ADDRESS")),  # on one host its folder is as near as the cluster's memory
+        precompile=config.precompile,
         restores=restores or warm_start,
         warm_start=warm_start,
     )

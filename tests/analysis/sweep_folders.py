@@ -8,7 +8,7 @@ from typing import Any
 
 from samples import measured
 
-from orchestrator.records import Caches, Status, TrialRecord
+from orchestrator.records import Caches, Status, TrialRecord, WarmStart
 from workloads.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]
@@ -41,6 +41,21 @@ def trial(
         caches=caches,
         samples_per_s=samples_per_s,
         compile_s=compile_s,
+        **fields,
+    )
+
+
+def warm_start(settings: str, warm_start_s: float | None, *, status: Status = Status.OK, **fields: Any) -> WarmStart:
+    """A start of these settings, a seventh of which was restoring."""
+    chosen = CompileSettings.parse(settings)
+    parts = {} if warm_start_s is None else {"restore_s": warm_start_s / 7, "first_step_s": warm_start_s / 2}
+    return WarmStart(
+        trial_id=f"start-{warm_start_s}",
+        settings=chosen.to_dict(),
+        settings_key=chosen.key,
+        status=status,
+        warm_start_s=warm_start_s,
+        **parts,
         **fields,
     )
 

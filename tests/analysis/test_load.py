@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from sweep_folders import MakeSweep, trial
+from sweep_folders import MakeSweep, trial, warm_start
 
 import analysis
 from analysis.columns import COMPILE_PHASES
 from orchestrator.errors import RecordsError
-from orchestrator.records import Caches, Status, TrialRecord
+from orchestrator.records import Caches, Status, TrialRecord, append
 from workloads.settings import CompileSettings
 
 
@@ -113,6 +113,31 @@ def test_cold_and_warm_times_never_share_a_column(make_sweep: MakeSweep) -> None
     assert phases.loc[1].isna().all()
     assert df["attempt"].tolist() == [1, 1]
     assert len(analysis.pareto_front(df)) == 1
+
+
+def test_a_warm_start_stands_in_columns_of_its_own_and_is_no_measurement(make_sweep: MakeSweep) -> None:
+    folder = make_sweep([trial("scope=full", 700, 50), trial("scope=full", 701, 6, num_workers=2), trial("scope=eager", 500)])
+    for start in (
+        warm_start("scope=full", 14.0),
+        warm_start("scope=full", 7.0),
+        warm_start("scope=full", None, status=Status.FAILED, label="not-warm"),
+        warm_start("scope=full", 21.0, num_workers=3),
+    ):
+        append(folder, start)
+    df = analysis.load(folder)
+    assert df["warm_start_s"].tolist() == [7.0, pd.NA, pd.NA]  # the latest that succeeded, with as many workers
+    assert df["warm_start_restore_s"].tolist() == [1.0, pd.NA, pd.NA]
+    assert df["warm_start_first_step_s"].tolist() == [3.5, pd.NA, pd.NA]
+    assert df["compile_s"].tolist() == [50, 6, pd.NA]
+    assert df["restore_s"].isna().all()
+    assert len(df) == 3
+
+
+def test_damaged_warm_starts_are_named(make_sweep: MakeSweep) -> None:
+    folder = make_sweep()
+    (folder / "warm_starts.jsonl").write_text("garbage\n")
+    with pytest.raises(RecordsError, match=r"warm_starts\.jsonl line 1 is no warm-start record"):
+        analysis.load(folder)
 
 
 def test_start_times_are_read_with_their_offset(make_sweep: MakeSweep) -> None:

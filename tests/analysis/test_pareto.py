@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from orchestrator.records import Status
+from orchestrator.records import Caches, Status
 
 FIGURES = st.one_of(st.none(), st.floats(), st.integers(0, 4).map(float))
 TRIALS = st.lists(st.tuples(FIGURES, FIGURES, st.sampled_from([str(status) for status in Status])), max_size=12)
@@ -183,3 +183,33 @@ def test_without_a_usable_eager_trial_no_speedup_is_claimed(make_sweep: MakeSwee
     assert found.best is not None
     assert found.best.speedup is None
     assert found.best_eager is None
+
+
+def test_what_is_only_estimated_is_on_the_expected_front_and_not_on_the_known_one(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager", 500, 0.1, trial_id="eager"),
+        trial("scope=regional", 700, 2, caches=Caches.WARM, cold_equivalent_s=12.0, trial_id="regional"),
+        trial("scope=full", 690, 1, caches=Caches.WARM, cold_equivalent_s=60.0, trial_id="full"),
+        trial("scope=modular", 900, 70, trial_id="modular"),
+        trial("scope=full,dynamic=mark", 950, 3, caches=Caches.WARM, trial_id="no estimate"),
+    ]
+    df = analysis.load(make_sweep(records))
+    assert list(analysis.expected_front(df)["trial_id"]) == ["eager", "regional", "modular"]
+    assert list(analysis.expected_front(df)["expected_compile_s"]) == [0.1, 12.0, 70.0]
+    assert list(analysis.pareto_front(df)["trial_id"]) == ["eager", "modular"]
+
+
+def test_where_a_setting_was_measured_cold_its_warm_trial_does_not_count(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 950, 3, caches=Caches.WARM, cold_equivalent_s=40.0, trial_id="warm"),
+        trial("scope=full", 900, 50, trial_id="cold"),
+        trial("scope=regional", 980, 2, caches=Caches.WARM, cold_equivalent_s=9.0, trial_id="regional"),
+    ]
+    df = analysis.load(make_sweep(records))
+    assert list(analysis.expected_front(df)["trial_id"]) == ["regional"]
+    found = analysis.summary(df)
+    assert found.best is not None
+    assert found.best.trial["trial_id"] == "regional"
+    assert found.counts[Status.OK] == 2
+    assert found.quickest is not None
+    assert found.quickest.trial["trial_id"] == "cold"
