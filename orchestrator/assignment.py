@@ -12,6 +12,9 @@ from orchestrator.folder import LOGS
 from orchestrator.records import Caches, TrialRecord, WarmStart
 from workloads.settings import CompileSettings, Scope
 
+_PROCESS_WIDE = ("attention", "matmul_precision", "autocast", "backend")
+"""Settings that change what a compiled graph computes or who compiles it, and that are not in every key of torch's caches."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
@@ -75,6 +78,11 @@ class Assignment:
     def restores(self) -> bool:
         """Whether it begins with artifacts."""
         return self.plan.restores and self.plan.cache is not None and self.compiles
+
+    def process_wide(self) -> dict[str, str]:
+        """Of the settings, those by which artifacts must be kept apart, because torch does not, by name."""
+        chosen = self.settings.to_dict()
+        return {f"settings.{name}": str(chosen[name]) for name in _PROCESS_WIDE if chosen[name] is not None}
 
     @property
     def log_folder(self) -> Path:

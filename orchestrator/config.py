@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ IDENTITY = ("workload", "size", "seed", "device", "workers_per_trial", "pipeline
 
 REDIS = ("redis://", "rediss://")
 """How the address of Inductor's own remote caches begins."""
+
+
+HIDDEN = "***"
+"""Stands for a cache's user and password wherever its address is written down."""
 
 
 class Device(StrEnum):
@@ -109,21 +114,27 @@ class SweepConfig:
             raise ConfigError(f"--caches {self.caches} shares artifacts, and --cache none keeps none; leave one of them out")
         if self.precompile and (self.cache is None or self.cache.startswith(REDIS)):
             raise ConfigError(
-                f"--precompile keeps what was traced, which --cache {self.cache or 'none'} does not; name a folder or URI"
+                f"--precompile keeps what was traced, which --cache {shown(self.cache or 'none')} does not; name a folder or URI"
             )
         if self.cache is not None and self.cache.startswith(REDIS) and self.caches is CachePolicy.COLD:
             raise ConfigError(
-                f"--cache {self.cache} is read while a trial compiles, so none would be cold; add --caches shared, or auto to "
-                "measure the front again cold"
+                f"--cache {shown(self.cache)} is read while a trial compiles, so none would be cold; add --caches shared, "
+                "or auto to measure the front again cold"
             )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; settings as their keys."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items()}
+        values["cache"] = None if self.cache is None else shown(self.cache)
         values["settings"] = [setting.key for setting in self.settings]
         values["excluded"] = [asdict(excluded) for excluded in self.excluded]
         return values
+
+
+def shown(cache: str) -> str:
+    """A cache's address without the user and password it may hold."""
+    return re.sub(r"//[^/@]*@", f"//{HIDDEN}@", cache)
 
 
 def _flag(name: str) -> str:

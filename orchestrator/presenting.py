@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator import remaining
-from orchestrator.config import CachePolicy, SweepConfig
+from orchestrator.config import CachePolicy, SweepConfig, shown
 from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s
 from orchestrator.records import Status, TrialRecord
@@ -53,7 +53,7 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
     confirming = (
         ", then members of the front that met contention again, alone" if config.confirm and config.max_concurrent > 1 else ""
     )
-    caches = f"caches {config.caches}, artifacts in {config.cache}" if config.cache else "artifacts are not kept"
+    caches = f"caches {config.caches}, artifacts in {shown(config.cache)}" if config.cache else "artifacts are not kept"
     console.print(f"{caches}{_AFTERWARDS[config.caches]}", markup=False, highlight=False, soft_wrap=True)
     minutes = seconds / 60 / config.max_concurrent
     console.print(

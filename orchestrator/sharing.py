@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.assignment import Assignment
 from orchestrator.caches import Facts, Manifest, Selection, environment_facts, open_store, select
-from orchestrator.config import REDIS
+from orchestrator.config import REDIS, shown
 from orchestrator.records import Caches
 from workloads.artifacts import Artifact
 
@@ -34,9 +34,6 @@ PUBLISH_LIMIT_S = 120.0
 
 _SPARE_S = 5.0
 """Of the trial's time, left for what comes after."""
-
-_PROCESS_WIDE = ("attention", "matmul_precision", "autocast", "backend")
-"""Settings that change what a compiled graph computes or who compiles it, and that are not in every key of torch's caches."""
 
 Result = TypeVar("Result")
 Name = tuple[str, str]
@@ -92,7 +89,7 @@ class Sharing:
             self._restored = _within(min(RESTORE_LIMIT_S, seconds_left - _SPARE_S), self._fetch)
             self._put_in_place(self._restored)
         except Exception as error:  # whatever it is, a compiler can do without
-            print(f"restoring from {self.assignment.plan.cache} failed: {_sentence(error)}", flush=True)
+            print(f"restoring from {shown(str(self.assignment.plan.cache))} failed: {_sentence(error)}", flush=True)
         if self._restored is not None:
             self._restored.seconds = time.perf_counter() - began
             count = len(self._restored.artifacts)
@@ -131,7 +128,7 @@ class Sharing:
             left = seconds_left - _SPARE_S - (time.perf_counter() - began)
             figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))
         except Exception as error:  # the trial is measured, and stays so
-            print(f"published nothing in {self.assignment.plan.cache}: {_sentence(error)}", flush=True)
+            print(f"published nothing in {shown(str(self.assignment.plan.cache))}: {_sentence(error)}", flush=True)
             return {}
         if figures:
             print("published " + ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
@@ -247,8 +244,7 @@ def facts_of(assignment: Assignment) -> Facts:
     """What an assignment's artifacts depend on in this process, as it is before the settings are applied."""
     from workloads.compile_caches import configuration
 
-    chosen: Mapping[str, Any] = assignment.settings.to_dict()
-    own = {f"settings.{name}": str(chosen[name]) for name in _PROCESS_WIDE if chosen[name] is not None}
+    own = assignment.process_wide()
     if assignment.plan.use_gpu:
         own["device"] = "cuda"
     else:  # the number of threads is in the code; `cores.bind` sets it

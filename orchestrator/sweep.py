@@ -16,7 +16,7 @@ from rich.console import Console
 import analysis
 from analysis.formatting import number
 from orchestrator import cli, folder, presenting, records
-from orchestrator.config import REDIS, CachePolicy, Device, SweepConfig
+from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, SweepConfig
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.failures import Label
@@ -227,6 +227,8 @@ def _configured(
 
 def _cache(options: Options, stored: dict[str, Any], output: Path) -> str | None:
     """Where artifacts are kept, as it means the same in any folder; None for nowhere."""
+    if options.cache is None and HIDDEN in str(stored.get("cache")):
+        raise ConfigError(f"the password of {stored['cache']} was not written down; give --cache again")
     if options.cache is None and "cache" in stored:
         return None if stored["cache"] is None else str(stored["cache"])
     if options.cache is None:
@@ -246,7 +248,13 @@ def _check_cache(config: SweepConfig) -> None:
     Raises:
         CacheError: it does not, or there is no key to tell by what is ours.
     """
-    if config.caches is not CachePolicy.COLD and config.cache is not None and not config.cache.startswith(REDIS):
+    if config.caches is CachePolicy.COLD or config.cache is None:
+        return
+    if config.cache.startswith(REDIS):
+        from orchestrator.caches.redis import environment_for
+
+        environment_for(config.cache)
+    else:
         from orchestrator.caches import open_store
 
         open_store(config.cache).manifests()

@@ -6,6 +6,8 @@ it; what is measured runs in Train workers, which are new processes every time.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -109,11 +111,14 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
 
 def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> dict[str, str]:
     """Empty caches of its own for a cold compile, and the marker its children inherit."""
+    plan = assignment.plan
     remote: dict[str, str] = {}
-    if assignment.restores and str(assignment.plan.cache).startswith(REDIS):
+    if assignment.restores and str(plan.cache).startswith(REDIS):
         from orchestrator.caches.redis import environment_for
 
-        remote = environment_for(str(assignment.plan.cache))
+        # A workload may switch back-ends of attention, which torch's keys leave out like these settings.
+        apart = {"workload": plan.workload, "size": plan.size, **assignment.process_wide()}
+        remote = environment_for(str(plan.cache), tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
     return {
         **remote,
         MARKER: marker,

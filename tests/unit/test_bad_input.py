@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import folder as sweep_folder
 from orchestrator import sweep
-from orchestrator.config import SweepConfig
+from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, append
 from orchestrator.stages import Stages
@@ -241,6 +241,19 @@ def test_a_store_that_trials_are_to_begin_with_is_asked_before_anything_starts(
     monkeypatch.delenv("COMPILE_SWEEP_CACHE_KEY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert "can be read by others, who could sign with it: chmod 600 it" in refused(capsys, "--caches", "shared")
+
+
+def test_a_cache_whose_password_was_not_written_down_has_to_be_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "redis://:secret@localhost:1"
+    config = SweepConfig(
+        recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, cache=address, caches=CachePolicy.AUTO
+    )
+    sweep_folder.begin(tmp_path / "mine", config, fingerprint(), None)
+    assert "the password of redis://***@localhost:1 was not written down" in refused(
+        capsys, "--resume", "--output", str(tmp_path / "mine")
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,20 @@ def test_a_remote_cache_that_compilers_read_leaves_no_trial_cold() -> None:
     assert config(cache="redis://h:1", caches=CachePolicy.AUTO).cache == "redis://h:1"
 
 
+@pytest.mark.parametrize("cache", [None, "redis://h:1"])
+def test_what_was_traced_is_kept_only_where_something_keeps_it(cache: str | None) -> None:
+    with pytest.raises(ConfigError, match=rf"--precompile keeps what was traced, which --cache {cache or 'none'} does not"):
+        config(precompile=True, cache=cache, **({"caches": CachePolicy.AUTO} if cache else {}))
+    assert config(precompile=True, cache="/cache").precompile
+
+
+@pytest.mark.parametrize("cache", ["redis://:secret@h:1", "redis://me:secret@h:1/0", "s3://me:secret@bucket/x"])
+def test_a_password_is_never_written_down(cache: str) -> None:
+    values = config(cache=cache, caches=CachePolicy.SHARED).to_dict()
+    assert "secret" not in json.dumps(values)
+    assert "***@" in values["cache"]
+
+
 @pytest.mark.parametrize("name", ["time_budget_s", "compile_deadline_s", "trial_deadline_s"])
 def test_no_time_is_endless_because_json_has_no_infinity(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} inf"):
