@@ -15,13 +15,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
+import torch
 from torch._dynamo import utils as dynamo
 
 
@@ -39,6 +40,7 @@ class CompilePhase(StrEnum):
     KERNEL_COMPILATION = "kernel_compilation"
     """Compiling and loading kernels; of compilers in other processes, the time that was waited for them."""
     CUDAGRAPH_CAPTURE = "cudagraph_capture"
+    """Running each graph once outside a capture, with memory of the graphs' own pool, and capturing it."""
     OTHER = "other"
     """What torch times as none of these: loading CUDA's libraries, the first launch of a kernel, a foreign back-end."""
 
@@ -53,9 +55,13 @@ _SPANS: tuple[tuple[str, CompilePhase], ...] = (
     (r"compile_file|async_compile\..*|.*_precompil\w*|PyCodeCache.*|reload_kernel_in_parent", CompilePhase.KERNEL_COMPILATION),
     (r"StaticAutotunerFuture.*|aoti_.*", CompilePhase.KERNEL_COMPILATION),
     (r".*autotun(e|ing)|.*benchmark.*|.*do_bench|.*coordinate_descent.*", CompilePhase.AUTOTUNING),
-    (r"cudagraphify.*|CUDAGraphNode.*", CompilePhase.CUDAGRAPH_CAPTURE),
+    (r"cudagraphify.*|CUDAGraph.*", CompilePhase.CUDAGRAPH_CAPTURE),
 )
 """Names of torch's spans and their phase; the first that matches counts. A span of another name belongs to the one around it."""
+
+_GRAPH_MANAGER_STEPS = ("run_eager", "record_function")
+"""Methods of torch's `CUDAGraphTreeManager` that are spans too: torch's own there are of the capture alone, which was a third of
+what 32 lengths cost on an H200 (docs/log.md)."""
 
 
 @cache
@@ -138,6 +144,34 @@ def timing_phases() -> Iterator[PhaseClock]:
 
     logger.log_event_start, logger.log_event_end = begun, ended
     try:
-        yield clock
+        with _timing_graph_manager(clock):
+            yield clock
     finally:
         del logger.log_event_start, logger.log_event_end  # the class's own show again
+
+
+@contextmanager
+def _timing_graph_manager(clock: PhaseClock) -> Iterator[None]:
+    if not torch.cuda.is_available():
+        yield
+        return
+    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+    with ExitStack() as undo:
+        for name in _GRAPH_MANAGER_STEPS:
+            if (method := getattr(CUDAGraphTreeManager, name, None)) is not None:
+                undo.callback(setattr, CUDAGraphTreeManager, name, method)
+                setattr(CUDAGraphTreeManager, name, _as_span(clock, f"CUDAGraphTreeManager.{name}", method))
+        yield
+
+
+def _as_span(clock: PhaseClock, span: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        clock.begin(span)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            clock.end(span)
+
+    return timed

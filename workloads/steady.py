@@ -27,7 +27,7 @@ from workloads.lockstep import agreed
 OUTLIER_FACTOR = 1.5
 """Times its batch's median above which a step is counted as an outlier."""
 
-HOPELESS_FACTOR = 4
+HOPELESS_FACTOR = 10
 """A GPU that waits for a noisy host needs hundreds of passes for an interval of 1 %; a few more would only cost its time."""
 
 _RESAMPLINGS = 1000

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo import utils as dynamo
+from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
 from torch._inductor.utils import fresh_cache
 from toy_workloads import Toy
 
@@ -143,6 +144,22 @@ def test_at_least_nine_tenths_of_a_real_compile_have_a_name(spelled: str, graphs
     assert sum(parts.values()) == pytest.approx(found.compile_s)
     assert parts["other"] <= 0.1 * found.compile_s
     assert all(parts[name] > 0 for name in ("dynamo", "aot_autograd", "inductor", "kernel_compilation")), parts
+
+
+def test_running_and_capturing_a_graph_is_capture_and_torch_gets_its_methods_back(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes_two_seconds(*_: object) -> None:
+        now[0] += 2.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for method in ("run_eager", "record_function"):
+        monkeypatch.setattr(CUDAGraphTreeManager, method, takes_two_seconds)
+    with timing_phases() as clock:
+        for method in ("run_eager", "record_function"):
+            getattr(CUDAGraphTreeManager, method)(None, [], None)
+    assert charged(clock) == {"cudagraph_capture": 4.0}
+    assert CUDAGraphTreeManager.run_eager is takes_two_seconds
 
 
 def test_torch_gets_its_logger_back() -> None:

@@ -80,6 +80,7 @@ def test_captioning_changes_its_attention(attention: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention has no backward on CPUs")
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers 5.17 sets it
 def test_captioning_runs_flex_attention_in_its_encoder() -> None:
     settings = CompileSettings.parse("scope=regional,attention=flex")
     found = measure(Captioning("tiny", 0), settings, device=torch.device("cuda"), protocol=SHORT)

@@ -215,6 +215,22 @@ def test_cuda_graphs_that_were_claimed_and_never_recorded_count_as_skipped(recor
     assert found.cudagraph_skip_reasons == ([] if recorded else [f"no CUDA graph was recorded; {outside}"])
 
 
+@pytest.mark.parametrize("cudagraphs", [True, False])
+def test_the_thousands_of_records_about_nodes_outside_cuda_graphs_are_not_written_to_the_log(cudagraphs: bool) -> None:
+    scheduler, written = logging.getLogger("torch._inductor.scheduler.__cudagraphs"), []
+    handler = logging.Handler()
+    handler.emit = written.append  # type: ignore[method-assign]
+    logging.getLogger("torch").addHandler(handler)
+    try:
+        with watching(Expectation(what="", targets={}, cudagraphs=cudagraphs)):
+            assert scheduler.isEnabledFor(logging.DEBUG) == cudagraphs
+            scheduler.debug("    %s: %s", "buf3", "reason=partition includes all ops when cudagraphs is disabled")
+    finally:
+        logging.getLogger("torch").removeHandler(handler)
+    assert written == []
+    assert scheduler.propagate
+
+
 def test_no_text_holds_a_path_of_this_machine() -> None:
     texts: list[str] = []
     for workload, spelled in (
@@ -229,7 +245,7 @@ def test_no_text_holds_a_path_of_this_machine() -> None:
 
 
 def settings_of_torchs_logs() -> list[object]:
-    loggers = [logging.getLogger(name) for name, _, _ in _Reader(Diagnostics()).sources()]
+    loggers = [logging.getLogger(name) for name in _Reader(Diagnostics()).sources()]
     hooks = list(torch._dynamo.convert_frame._bytecode_hooks.values())
     state: list[object] = [set(log_state.artifact_names), warnings.showwarning, hooks]
     return [*state, *((logger.level, logger.propagate, list(logger.handlers)) for logger in loggers)]
@@ -264,7 +280,7 @@ def artifact_loggers() -> Iterator[str]:
 
 def test_every_logger_the_installed_torch_has_for_these_findings_is_listened_to() -> None:
     passed_on = {"torch._dynamo.exc.__graph_breaks"}  # Dynamo logs each of these once more, with the user's line
-    assert set(artifact_loggers()) - passed_on <= {name for name, _, _ in _Reader(Diagnostics()).sources()}
+    assert set(artifact_loggers()) - passed_on <= _Reader(Diagnostics()).sources().keys()
 
 
 WATCH = """
