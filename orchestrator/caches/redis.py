@@ -1,7 +1,8 @@
 """Inductor's own remote caches on Redis, in place of the store: every compile asks the server, and gives it what it made.
 
 torch's format knows no signatures, and what it reads there is run: whoever can write to the server runs code in every trial. Use
-one that only the cluster reaches, and a password.
+one that only the cluster reaches, and a password. torch does without a server that is not there; one that takes connections and
+then does not answer fails the compile (torch 2.13), so ask it with `check` before a sweep.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from orchestrator.errors import CacheError
 
+_ANSWER_S = 5.0
 _LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
 """Seconds. Without them a server that hangs would hang the compile."""
 
@@ -34,13 +36,36 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
         shown = location.rpartition("@")[2]
         raise CacheError(f"{shown} is no Redis server; write it like redis://host:6379")
     if find_spec("redis") is None:
-        raise CacheError("torch needs Redis' client for Python to use a Redis server: pip install redis, or make install EXTRAS=redis")
+        raise CacheError(
+            "torch needs Redis' client for Python to use a Redis server: pip install redis, or make install EXTRAS=redis"
+        )
+    # Not TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE: without a GPU every compile then fails of an assertion (torch 2.13).
     query = urlencode({**_LIMITS, **dict(parse_qsl(parts.query))})
     return {
         "TORCHINDUCTOR_REDIS_URL": urlunsplit((parts.scheme, parts.netloc, parts.path, query, "")),
         "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
         "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "1",
-        "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE": "1",
         **({"TORCH_COMPILE_CACHE_KEY_TAG": tag} if tag else {}),
     }
+
+
+def check(location: str) -> None:
+    """Asks the server whether it is there.
+
+    Raises:
+        CacheError: it is not, does not answer, or refuses the password; or as `environment_for`.
+    """
+    url = environment_for(location)["TORCHINDUCTOR_REDIS_URL"]
+    import redis  # only where it is needed: the client is optional
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    client = redis.Redis.from_url(url, socket_timeout=_ANSWER_S, retry=Retry(NoBackoff(), 0))
+    try:
+        client.ping()
+    except (redis.RedisError, ValueError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise CacheError(f"the Redis server at {location.rpartition('@')[2]} cannot be used: {words}") from None
+    finally:
+        client.close()

@@ -118,11 +118,10 @@ class ArtifactStore:
         """Every manifest that our key has signed, and a sentence for each other."""
         manifests, refused = [], []
         for name, manifest in self._read().items():
-            problem = manifest if isinstance(manifest, str) else manifest.problem(self._key)
-            if problem is None and isinstance(manifest, Manifest):
+            if isinstance(manifest, Manifest) and self._problem(manifest) is None:
                 manifests.append(manifest)
             else:
-                refused.append(f"manifest {name} {problem}")
+                refused.append(f"manifest {name[:32]} {self._problem(manifest)}")
         manifests.sort(key=lambda manifest: (datetime.fromisoformat(manifest.created_at), manifest.id))
         return Listing(manifests=tuple(manifests), refused=tuple(refused))
 
@@ -168,6 +167,12 @@ class ArtifactStore:
         """Forgets manifests; `collect` then removes what no other manifest names."""
         self._shelf.drop_manifests(manifest_ids)
 
+    def remove_refused(self) -> int:
+        """Forgets every manifest that our key has not signed; returns how many."""
+        gone = [name for name, manifest in self._read().items() if self._problem(manifest) is not None]
+        self._shelf.drop_manifests(gone)
+        return len(gone)
+
     def collect(self, *, max_age: timedelta | None = None, max_bytes: int | None = None, grace: timedelta = GRACE) -> Collected:
         """Removes what is old or too much, whoever signed it.
 
@@ -211,6 +216,9 @@ class ArtifactStore:
         freed = sum(blobs[digest].size_bytes for digest in swept)
         total = sum(blob.size_bytes for blob in blobs.values())
         return Collected(manifests=len(gone), blobs=len(swept), freed_bytes=freed, kept_bytes=total - freed)
+
+    def _problem(self, manifest: Manifest | str) -> str | None:
+        return manifest if isinstance(manifest, str) else manifest.problem(self._key)
 
     def _entries(self, environment: str) -> dict[tuple[str, str], Entry]:
         """Every trusted entry made under these facts, the oldest of each kind and key."""

@@ -1,0 +1,352 @@
+"""`python -m orchestrator.cache`: what is in a store of compile caches, and what to do with it. See docs/caches.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator import cli
+from orchestrator.caches import ArtifactStore, Manifest, SigningKey, environment_facts, open_store
+from orchestrator.caches.explaining import Side, explain, nearest, sentences
+from orchestrator.caches.shelf import Use
+from orchestrator.errors import CacheError
+from workloads.errors import SettingsError
+from workloads.settings import CompileSettings
+
+PROG = "python -m orchestrator.cache"
+DEFAULT = "results/cache"
+"""Where sweeps keep what they compile unless they are told otherwise."""
+
+HERE = "here"
+"""What `explain` calls this environment."""
+
+SHOWN_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What every command takes."""
+
+    cache: str = DEFAULT
+    """A folder, s3://bucket/prefix, gs://…, or another URI that pyarrow knows, or fsspec behind fsspec+."""
+    key_file: Path | None = None
+    """The file of the signing key; by default COMPILE_SWEEP_CACHE_KEY, or else ~/.config/compile-sweep/cache.key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions(Place):
+    """Lists who published what, how much, and how often it was hit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions(Place):
+    """Shows one trial's artifacts by kind, and the environment they were made in."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
+    """A trial's id, or the beginning of a manifest's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions(Place):
+    """Reads every artifact and checks signatures and contents; damaged contents are removed, to be published again."""
+
+    remove: bool = False
+    """Remove manifests that are refused too, those signed with other people's keys included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcOptions(Place):
+    """Removes what nobody used for long, or what is too much."""
+
+    max_age_days: float | None = None
+    """Manifests neither made nor hit for longer go."""
+    max_gb: float | None = None
+    """The longest unused go until the rest is no more than this many GB (10⁹ bytes)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions(Place):
+    """Writes one trial's artifacts as a file that a production job restores with torch alone."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
+    """A trial's id, or the beginning of a manifest's."""
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Where to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions(Place):
+    """Signs and publishes a file that `export` or torch.compiler.save_cache_artifacts wrote. It holds code: know its origin."""
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """What to read; it must have been made in an environment like this one."""
+    workload: str = "captioning"
+    """Whose graphs they are."""
+    size: str = ""
+    """The workload's."""
+    settings: str = "scope=full"
+    """Compile settings they were made with, like scope=regional,dynamic=auto."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions(Place):
+    """Names what keeps the artifacts of one trial or environment from serving another."""
+
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    """A trial's id, the beginning of a manifest's, `here`, or a JSON file of components and values."""
+    b: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="B")] = None
+    """The same; by default the trial in the store that differs least from A."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    return cli.run(lambda: _dispatch(sys.argv[1:] if arguments is None else arguments))
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    name = words[0] if words else ""
+    if name in ("-h", "--help"):
+        print(f"usage: {PROG} COMMAND …, each with its own --help\n")
+        for command, (options, _) in COMMANDS.items():
+            print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")
+        return 0
+    if name not in COMMANDS:
+        raise cli.UsageError(f"{f'no command {name!r}' if name else 'a command is missing'}; use one of {', '.join(COMMANDS)}")
+    options, run = COMMANDS[name]
+    return run(cli.parse(options, f"{PROG} {name}", words[1:]))
+
+
+def _list(options: ListOptions) -> int:
+    store = _open(options)
+    listing, uses = store.manifests(), store.uses()
+    table = Table(box=None, pad_edge=False)
+    for title in ("id", "made by", "workload", "settings", "environment", "made at"):
+        table.add_column(title, overflow="fold")
+    for title in ("entries", "MB", "hits"):
+        table.add_column(title, justify="right")
+    contents: dict[str, int] = {}
+    for manifest in listing.manifests:
+        contents |= {entry.digest: entry.size_bytes for entry in manifest.entries}
+        table.add_row(
+            manifest.id[:SHOWN_DIGITS],
+            manifest.maker,
+            f"{manifest.workload} {manifest.size}",
+            _label(manifest.settings_key),
+            manifest.environment[:SHOWN_DIGITS],
+            f"{datetime.fromisoformat(manifest.created_at).astimezone():%Y-%m-%d %H:%M}",
+            str(len(manifest.entries)),
+            f"{manifest.size_bytes / 1e6:.1f}",
+            str(uses.get(manifest.id, Use()).hits),
+        )
+    if listing.manifests:
+        Console(soft_wrap=True).print(table)
+    apart = sum(manifest.size_bytes for manifest in listing.manifests)
+    held = sum(contents.values())
+    print(f"{store.location}: {len(listing.manifests)} manifests; {held / 1e6:.1f} MB, {apart / 1e6:.1f} MB if each kept its own")
+    return _tell(listing.refused)
+
+
+def _show(options: ShowOptions) -> int:
+    store = _open(options)
+    manifest = _find(store.manifests().manifests, options.name, store)
+    print(f"manifest     {manifest.id}\nmade by      {manifest.maker}, {manifest.created_at}")
+    print(f"for          {manifest.workload} {manifest.size}, {manifest.settings_key}")
+    print(f"hits         {store.uses().get(manifest.id, Use()).hits}")
+    print(f"environment  {manifest.environment}")
+    for name, value in sorted(manifest.facts.items()):
+        print(f"  {name}: {value}")
+    print(f"entries      {len(manifest.entries)}, {manifest.size_bytes / 1e6:.1f} MB")
+    for kind, count in Counter(entry.kind for entry in manifest.entries).most_common():
+        entries = [entry for entry in manifest.entries if entry.kind == kind]
+        size, cost_s = sum(entry.size_bytes for entry in entries), sum(entry.cost_s for entry in entries)
+        print(f"  {kind}: {count}, {size / 1e6:.2f} MB" + (f", {cost_s:.1f} s to compile" if cost_s else ""))
+    return 0
+
+
+def _verify(options: VerifyOptions) -> int:
+    store = _open(options)
+    listing = store.manifests()
+    refused = list(listing.refused)
+    good: set[str] = set()
+    for manifest in listing.manifests:
+        fetched = store.fetch([entry for entry in manifest.entries if entry.digest not in good], manifest.environment)
+        good |= {artifact.digest for artifact in fetched.artifacts}
+        refused += [f"{manifest.id[:SHOWN_DIGITS]} {sentence}" for sentence in fetched.refused]
+    print(f"{store.location}: {len(listing.manifests)} manifests and {len(good)} contents are as they were published")
+    if options.remove:
+        removed = store.remove_refused()
+        print(f"removed {removed} manifests")
+    return _tell(refused)
+
+
+def _gc(options: GcOptions) -> int:
+    for name, bound in (("--max-age-days", options.max_age_days), ("--max-gb", options.max_gb)):
+        if bound is not None and not 0 <= bound < float("inf"):
+            raise cli.UsageError(f"{name} {bound} is no bound; use 0 or more")
+    store = _open(options)
+    collected = store.collect(
+        max_age=None if options.max_age_days is None else timedelta(days=min(options.max_age_days, 1e6)),
+        max_bytes=None if options.max_gb is None else int(options.max_gb * 1e9),
+    )
+    print(
+        f"{store.location}: removed {collected.manifests} manifests and {collected.blobs} contents, "
+        f"{collected.freed_bytes / 1e6:.1f} MB; {collected.kept_bytes / 1e6:.1f} MB are left"
+    )
+    return 0
+
+
+def _export(options: ExportOptions) -> int:
+    store = _open(options)
+    manifest = _find(store.manifests().manifests, options.name, store)
+    fetched = store.fetch(manifest.entries, manifest.environment)
+    if not fetched.artifacts:
+        raise CacheError(f"nothing of {options.name} can be read from {store.location}, the first because {fetched.refused[0]}"
+                         if fetched.refused else f"{options.name} has no artifacts")  # fmt: skip
+    from workloads.compile_caches import bundle  # which loads torch
+
+    content = bundle(fetched.artifacts)
+    part = options.file.with_name(f".{options.file.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(options.file)
+    except OSError as error:
+        raise CacheError(f"{options.file} cannot be written ({error.strerror})") from None
+    print(f"# {len(fetched.artifacts)} artifacts, {len(content) / 1e6:.1f} MB, SHA-256 {hashlib.sha256(content).hexdigest()}")
+    print(three_lines(str(options.file)))
+    return _tell(fetched.refused)
+
+
+def three_lines(file: str) -> str:
+    """What a production job says before it compiles anything."""
+    return (
+        f"import pathlib, torch\nartifacts = pathlib.Path({file!r}).read_bytes()\ntorch.compiler.load_cache_artifacts(artifacts)"
+    )
+
+
+def _import(options: ImportOptions) -> int:
+    try:
+        settings = CompileSettings.parse(options.settings)
+        content = options.file.read_bytes()
+    except SettingsError as error:
+        raise CacheError(f"--settings {options.settings}: {error}") from None
+    except OSError as error:
+        raise CacheError(f"{options.file} cannot be read ({error.strerror})") from None
+    store = _open(options)
+    from workloads.cache_bundles import split  # which loads torch, as the next does
+    from workloads.compile_caches import configuration
+
+    try:
+        artifacts = split(content)
+    except Exception:  # torch's reader has no errors of its own
+        artifacts = []
+    if not artifacts:
+        raise CacheError(f"{options.file} holds no artifacts that torch.compiler.save_cache_artifacts or `export` wrote")
+    published = store.publish(
+        Manifest(
+            facts=environment_facts(configuration()),
+            workload=options.workload,
+            size=options.size,
+            settings_key=settings.key,
+            maker=f"import of {options.file.name}",
+        ),
+        artifacts,
+    )
+    print(f"{store.location}: {published.new_entries} of {len(published.manifest.entries)} entries are new")
+    return 0
+
+
+def _explain(options: ExplainOptions) -> int:
+    manifests: tuple[Manifest, ...] = ()
+    store = _open(options)
+    if any(name != HERE and not _is_file(name) for name in (options.a, options.b)):
+        manifests = store.manifests().manifests
+    a = _side(options.a, manifests, store)
+    if options.b is not None:
+        b = _side(options.b, manifests, store)
+    elif a.workload is None:
+        raise cli.UsageError(f"{options.a} is no trial; name what to compare it with")
+    else:
+        closest = nearest(_find(manifests, options.a, store), manifests)
+        if closest is None:
+            raise CacheError(f"{store.location} holds nothing else to compare {options.a} with")
+        b = Side.of(closest, closest.maker)
+    for sentence in sentences(a, b, explain(a, b)):
+        print(sentence)
+    return 0
+
+
+def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Side:
+    if name == HERE:
+        from workloads.compile_caches import configuration  # which loads torch
+
+        return Side(name=name, facts=environment_facts(configuration()))
+    if not _is_file(name):
+        return Side.of(_find(manifests, name, store), name)
+    try:
+        values = json.loads(Path(name).read_text(encoding="utf-8"))
+        facts = {str(component): str(value) for component, value in values.items()}
+    except (OSError, ValueError, AttributeError):
+        raise CacheError(f"{name} is no JSON object of components and values, as {PROG} explain compares") from None
+    return Side(name=name, facts=facts)
+
+
+def _is_file(name: str | None) -> bool:
+    return name is not None and name.endswith(".json")
+
+
+def _find(manifests: Sequence[Manifest], name: str, store: ArtifactStore) -> Manifest:
+    """The newest manifest of a trial, or the one whose id begins so."""
+    by_maker = [manifest for manifest in manifests if manifest.maker == name]
+    by_id = [manifest for manifest in manifests if name and manifest.id.startswith(name)]
+    if not by_maker and not by_id:
+        raise CacheError(f"{store.location} holds nothing of {name!r} that the key here has signed; `list` shows what it holds")
+    if not by_maker and len(by_id) > 1:
+        raise CacheError(f"{name} begins the ids of {len(by_id)} manifests; give more of it")
+    return (by_maker or by_id)[-1]
+
+
+def _open(options: Place) -> ArtifactStore:
+    if options.cache.startswith(("redis://", "rediss://")):
+        raise CacheError("what Inductor keeps on Redis is Inductor's; this command is for folders and object stores")
+    if "://" not in options.cache and not Path(options.cache).is_dir() and not Path(options.cache).parent.is_dir():
+        raise CacheError(f"there is no folder {options.cache}; name one with --cache, or a URI")
+    return open_store(options.cache, key=SigningKey.load(options.key_file))
+
+
+def _label(settings_key: str) -> str:
+    try:
+        return CompileSettings.parse(settings_key).label
+    except SettingsError:  # of another version of this project
+        return settings_key
+
+
+def _tell(refused: Sequence[str]) -> int:
+    """Says what was refused; that is an exit code of 1, so that a script notices."""
+    for sentence in refused:
+        print(f"refused: {sentence}", file=sys.stderr)
+    return 1 if refused else 0
+
+
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any], int]]] = {
+    "list": (ListOptions, _list),
+    "show": (ShowOptions, _show),
+    "verify": (VerifyOptions, _verify),
+    "gc": (GcOptions, _gc),
+    "export": (ExportOptions, _export),
+    "import": (ImportOptions, _import),
+    "explain": (ExplainOptions, _explain),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
