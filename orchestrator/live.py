@@ -197,7 +197,7 @@ class LiveView:
             table.add_row(
                 escape(_label(record.settings_key)),
                 _figure(record.samples_per_s),
-                _figure(record.compile_s) if record.caches is Caches.COLD else f"≈ {_figure(record.cold_equivalent_s)}",
+                _figure(record.compile_s) if record.cold_equivalent_s is None else f"≈ {_figure(record.cold_equivalent_s)}",
                 Text(outcome, style="bold" if on_front else _STYLES[record.status]),
             )
         return table
@@ -220,8 +220,8 @@ def _start_outcome(start: WarmStart) -> str:
     label = _label(start.settings_key)
     if start.status is not Status.OK:
         return f"warm start {start.status} ({start.label}): {label}: {start.reason}"
-    parts = f"restored in {_figure(start.restore_s)} s, first step {_figure(start.first_step_s)} s"
-    return f"warm start: {label}: {_figure(start.warm_start_s)} s ({parts})"
+    restored = "" if start.restore_s is None else f"restored in {_figure(start.restore_s)} s, "
+    return f"warm start: {label}: {_figure(start.warm_start_s)} s ({restored}first step {_figure(start.first_step_s)} s)"
 
 
 def _stopping_words(running: int) -> str:
