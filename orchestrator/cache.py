@@ -242,7 +242,7 @@ def _import(options: ImportOptions) -> int:
         raise CacheError(f"--settings {options.settings}: {error}") from None
     except OSError as error:
         raise CacheError(f"{options.file} cannot be read ({error.strerror})") from None
-    store = _open(options)
+    store = _open(options, may_be_new=True)
     from workloads.cache_bundles import split  # which loads torch, as the next does
     from workloads.compile_caches import configuration
 
@@ -316,11 +316,11 @@ def _find(manifests: Sequence[Manifest], name: str, store: ArtifactStore) -> Man
     return (by_maker or by_id)[-1]
 
 
-def _open(options: Place) -> ArtifactStore:
+def _open(options: Place, *, may_be_new: bool = False) -> ArtifactStore:
     if options.cache.startswith(("redis://", "rediss://")):
         raise CacheError("what Inductor keeps on Redis is Inductor's; this command is for folders and object stores")
-    if "://" not in options.cache and not Path(options.cache).is_dir() and not Path(options.cache).parent.is_dir():
-        raise CacheError(f"there is no folder {options.cache}; name one with --cache, or a URI")
+    if "://" not in options.cache and not may_be_new and not (options.cache and Path(options.cache).is_dir()):
+        raise CacheError(f"there is no folder {options.cache!r}; name one with --cache, or a URI")
     return open_store(options.cache, key=SigningKey.load(options.key_file))
 
 

@@ -8,6 +8,7 @@ publish: hundreds of small ones cost as many round trips. An object dies with it
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -128,6 +129,10 @@ class CacheHolder:
     def uses(self) -> dict[str, Use]:
         """As the shelf's."""
         return self._durable.uses()
+
+    def process_id(self) -> int:
+        """The actor's, on its host."""
+        return os.getpid()
 
     def held_bytes(self) -> int:
         """What memory holds now."""

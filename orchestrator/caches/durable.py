@@ -48,6 +48,8 @@ def normalized(location: str) -> str:
     Raises:
         CacheError: it is none that a store can be at.
     """
+    if not location.strip():
+        raise CacheError("no store can be at an empty place; name a folder or a URI")
     scheme, colon, _ = location.partition("://")
     if not colon:
         return str(Path(location).expanduser().absolute())

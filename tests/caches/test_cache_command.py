@@ -1,0 +1,214 @@
+"""`python -m orchestrator.cache`, on a real store in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cache_samples import FACTS, artifact, manifest
+
+from orchestrator import cache
+from orchestrator.caches import ArtifactStore, SigningKey, open_store
+from orchestrator.caches.signing import KEY_VARIABLE
+
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with two trials' artifacts, in a folder."""
+    monkeypatch.setenv(KEY_VARIABLE, key.secret.hex())
+    monkeypatch.setenv("COLUMNS", "200")
+    store = open_store(str(tmp_path / "cache"))
+    first = store.publish(
+        manifest(), [artifact("a", b"a" * 1_000_000), artifact("both", b"s" * 500_000, kind="triton", cost_s=0.0)]
+    )
+    store.publish(
+        manifest(maker="002-b", settings_key="scope=full,mode=max-autotune"),
+        [artifact("b", b"b" * 2_000_000), artifact("both", b"s" * 500_000, kind="triton", cost_s=0.0)],
+    )
+    store.note_hits({first.manifest.id: 7})
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command on the store; returns what it prints."""
+
+    def run(*words: str, code: int = 0) -> str:
+        assert cache.main([*words, "--cache", str(folder)]) == code
+        said = capsys.readouterr()
+        if code == 2:
+            assert said.out == ""
+            assert said.err.startswith("error: ")
+            assert len(said.err.splitlines()) == 1
+        return said.out + said.err
+
+    return run
+
+
+def contents(folder: Path) -> list[Path]:
+    return [path for path in (folder / "blobs").rglob("*") if path.is_file()]
+
+
+def test_list_says_who_made_what_and_how_often_it_was_hit(command: Command) -> None:
+    said = command("list")
+    (first,) = [line for line in said.splitlines() if "001-a" in line]
+    assert "captioning tiny" in first
+    assert first.split()[-3:] == ["2", "1.5", "7"]
+    assert "2 manifests; 3.5 MB, 4.0 MB if each kept its own" in said
+
+
+def test_show_says_under_which_facts_and_of_which_kinds(command: Command) -> None:
+    said = command("show", "002-b")
+    assert all(f"{name}: {value}" in said for name, value in FACTS.items())
+    assert "inductor: 1, 2.00 MB, 1.5 s to compile" in said
+    assert "triton: 1, 0.50 MB\n" in said
+
+
+def test_a_manifest_is_found_by_the_beginning_of_its_id(command: Command, folder: Path) -> None:
+    (first, _) = open_store(str(folder)).manifests().manifests
+    assert "001-a" in command("show", first.id[:10])
+
+
+def test_verify_names_what_is_damaged_and_removes_it(command: Command, folder: Path) -> None:
+    assert "2 manifests and 3 contents are as they were published" in command("verify")
+    hurt = folder / "blobs" / hashlib.sha256(b"b" * 2_000_000).hexdigest()[:2] / hashlib.sha256(b"b" * 2_000_000).hexdigest()
+    hurt.write_bytes(b"c" + hurt.read_bytes()[1:])
+    said = command("verify", code=1)
+    assert "refused: " in said
+    assert "is damaged" in said
+    assert not hurt.exists()
+
+
+def test_verify_removes_foreign_manifests_only_when_told_to(command: Command, folder: Path) -> None:
+    ArtifactStore(open_store(str(folder))._shelf, SigningKey(b"f" * 32)).publish(manifest(maker="them"), [artifact("x", b"x")])
+    assert "another key" in command("verify", code=1)
+    assert "removed 1 manifests" in command("verify", "--remove", code=1)
+    assert "another key" not in command("verify")
+
+
+def test_gc_by_size_keeps_what_was_used_last(command: Command, folder: Path) -> None:
+    said = command("gc", "--max-gb", "0.0021")
+    assert "removed 1 manifests and 1 contents" in said
+    assert "001-a" in command("list")  # hit after the other was made
+    assert sum(path.stat().st_size for path in contents(folder)) == 1_500_000
+
+
+def test_gc_by_age_removes_what_is_old(command: Command, folder: Path) -> None:
+    assert "removed 0 manifests" in command("gc", "--max-age-days", "1")
+    assert "removed 2 manifests" in command("gc", "--max-age-days", "0")
+    assert contents(folder) == []
+
+
+def test_explain_compares_trials_files_and_the_nearest(command: Command, folder: Path, tmp_path: Path) -> None:
+    assert "settings.mode" in command("explain", "001-a", "002-b")
+    assert "settings.mode" in command("explain", "001-a")
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**FACTS, "gpu": "NVIDIA B200"}))
+    assert "gpu: NVIDIA H200 | NVIDIA B200" in command("explain", "001-a", str(other))
+    assert "because torch differs" in command("explain", "001-a", "here")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("show", "999"), "holds nothing of '999'"),
+        (("show", ""), "holds nothing of ''"),
+        (("gc", "--max-gb", "-1"), "is no bound"),
+        (("gc", "--max-gb", "nan"), "is no bound"),
+        (("gc", "--max-age-days", "many"), "--max-age-days"),
+        (("list", "--colour"), "--colour"),
+        (("frobnicate",), "no command 'frobnicate'"),
+        (("import", "never-there.bin"), "cannot be read"),
+        (("import", "never-there.bin", "--settings", "scope=half"), "scope"),
+        (("explain", "here"), "name what to compare it with"),
+        (("explain", "never-there.json", "001-a"), "no JSON object"),
+        (("export", "001-a", "no/such/folder/file"), "cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_sentence(command: Command, words: tuple[str, ...], part: str) -> None:
+    assert part in command(*words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("location", "part"),
+    [("no/such/folder", "no folder"), ("ftp://host/x", "no store can be at"), ("redis://host:6379", "Inductor's"), ("", "no")],
+)
+def test_a_place_that_is_none_is_one_sentence(
+    location: str, part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cache.main(["list", "--cache", location]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_no_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.main([]) == 2
+    assert "a command is missing" in capsys.readouterr().err
+    assert cache.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("list", "show", "verify", "gc", "export", "import", "explain"))
+
+
+def test_a_file_that_is_no_bundle_is_not_imported(command: Command, tmp_path: Path) -> None:
+    for content in (b"", b"not a bundle", os.urandom(1000)):
+        (tmp_path / "file").write_bytes(content)
+        assert "holds no artifacts" in command("import", str(tmp_path / "file"), code=2)
+
+
+MODEL = """
+import torch
+from torch._dynamo.utils import counters
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+torch.compile(model)(torch.randn(4, 8)).sum().backward()
+"""
+TRIAL = """
+import sys
+from orchestrator.caches import Manifest, environment_facts, open_store
+from workloads.compile_caches import CacheFolders, configuration, gather
+manifest = Manifest(facts=environment_facts(configuration()), workload="toy", size="", settings_key="scope=full", maker="trial")
+open_store(sys.argv[1]).publish(manifest, gather(CacheFolders.of_process()))
+"""
+PRODUCTION = """
+import sys
+print(dict(counters["aot_autograd"]), sorted({"orchestrator", "workloads", "ray"} & sys.modules.keys()))
+"""
+
+
+def fresh(code: str, *words: str, caches: Path) -> str:
+    """What a process with empty caches of its own prints."""
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    run = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, **folders},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.slow
+def test_a_production_job_restores_an_export_with_the_three_lines(command: Command, folder: Path, tmp_path: Path) -> None:
+    fresh(MODEL + TRIAL, str(folder), caches=tmp_path / "1")
+    said = command("export", "trial", str(tmp_path / "toy.bin"))
+    comment, *lines = said.splitlines()
+    assert hashlib.sha256((tmp_path / "toy.bin").read_bytes()).hexdigest() in comment
+    assert len(lines) == 3
+    printed = fresh("\n".join(lines) + MODEL + PRODUCTION, caches=tmp_path / "2")
+    assert "'autograd_cache_hit': 1" in printed
+    assert "miss" not in printed
+    assert "[]" in printed  # nothing of this project is there
+
+    command("import", str(tmp_path / "toy.bin"), "--workload", "toy")
+    assert "import of toy.bin" in command("list")
