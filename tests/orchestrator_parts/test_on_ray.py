@@ -109,33 +109,50 @@ def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> N
     ray.kill(living)
 
 
-@pytest.mark.parametrize(("deadline_s", "label"), [(1000.0, "trial-died"), (0.0, "trial-deadline")])
-def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path: Path, deadline_s: float, label: str) -> None:
+def assignment_in(folder: Path, **plan: Any) -> Assignment:
+    """A trial of the sweep in this folder."""
+    usual: dict[str, Any] = {
+        "folder": str(folder),
+        "workload": "toy",
+        "size": "only",
+        "seed": 0,
+        "num_workers": 1,
+        "use_gpu": False,
+        "pipeline": "resident",
+        "workers_at_once": 1,
+        "claimed_cpus": 0.5,
+        "compile_deadline_s": 1000.0,
+        "trial_deadline_s": 1000.0,
+    }
+    return Assignment(plan=TrialPlan(**{**usual, **plan}), trial_id="7", settings_key="scope=eager")
+
+
+def died(folder: Path, assignment: Assignment) -> None:
+    """Tells twice that the trial's own process died."""
     import ray
 
     from orchestrator.board import open_board
     from orchestrator.cleanup import Cleanup
 
-    plan = TrialPlan(
-        folder=str(tmp_path),
-        workload="toy",
-        size="only",
-        seed=0,
-        num_workers=1,
-        use_gpu=False,
-        pipeline="resident",
-        workers_at_once=1,
-        claimed_cpus=0.5,
-        compile_deadline_s=deadline_s,
-        trial_deadline_s=deadline_s,
-    )
-    assignment = Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
     trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
     with open_board() as board:
         ray.get(board.begin.remote("7", "scope=eager"))
-        cleanup = Cleanup(tmp_path)
+        cleanup = Cleanup(folder)
         cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
         cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
-        (record,) = records.read(tmp_path)
-        assert (record.trial_id, record.status, record.label) == ("7", records.Status.FAILED, label)
         assert ray.get(board.running.remote()) == []
+
+
+@pytest.mark.parametrize(("deadline_s", "label"), [(1000.0, "trial-died"), (0.0, "trial-deadline")])
+def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path: Path, deadline_s: float, label: str) -> None:
+    died(tmp_path, assignment_in(tmp_path, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s))
+    (record,) = records.read(tmp_path)
+    assert (record.trial_id, record.status, record.label) == ("7", records.Status.FAILED, label)
+    assert records.read_warm_starts(tmp_path) == []
+
+
+def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path: Path) -> None:
+    died(tmp_path, assignment_in(tmp_path, cache="/cache", restores=True, warm_start=True))
+    (start,) = records.read_warm_starts(tmp_path)
+    assert (start.trial_id, start.status, start.label) == ("7", records.Status.FAILED, "trial-died")
+    assert records.read(tmp_path) == []

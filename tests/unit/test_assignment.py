@@ -1,0 +1,91 @@
+"""What a trial is told, and the record it ends with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.failures import OK
+from orchestrator.records import Caches, TrialRecord, WarmStart
+
+
+def assignment(settings: str = "scope=full", **plan: Any) -> Assignment:
+    """A trial on a CPU, apart from these fields of its plan."""
+    usual: dict[str, Any] = {
+        "folder": "/sweep",
+        "workload": "toy",
+        "size": "only",
+        "seed": 0,
+        "num_workers": 2,
+        "use_gpu": False,
+        "pipeline": "real",
+        "workers_at_once": 1,
+        "claimed_cpus": 0.5,
+        "compile_deadline_s": 60.0,
+        "trial_deadline_s": 60.0,
+    }
+    return Assignment(plan=TrialPlan(**{**usual, **plan}), trial_id="7", settings_key=settings)
+
+
+def record(one: Assignment, **figures: Any) -> TrialRecord | WarmStart:
+    return one.record(OK, phase="done", started_at="now", wall_s=1.0, figures=figures)
+
+
+def test_an_assignment_crosses_processes_as_plain_values() -> None:
+    one = assignment(cache="/cache", restores=True, precompile=True)
+    assert Assignment.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+
+
+@pytest.mark.parametrize(
+    ("settings", "plan", "restores"),
+    [
+        ("scope=full", {"restores": True, "cache": "/cache"}, True),
+        ("scope=full", {"restores": False, "cache": "/cache"}, False),
+        ("scope=full", {"restores": True, "cache": None}, False),
+        ("scope=eager", {"restores": True, "cache": "/cache"}, False),
+    ],
+)
+def test_only_what_compiles_begins_with_artifacts(settings: str, plan: dict[str, Any], restores: bool) -> None:
+    one = assignment(settings, **plan)
+    assert one.restores is restores
+    dead = record(one)
+    assert isinstance(dead, TrialRecord)
+    assert dead.caches is (Caches.WARM if restores else Caches.COLD)  # of one that died nobody knows better
+
+
+def test_what_was_measured_says_whether_a_trial_was_cold() -> None:
+    found = record(assignment(cache="/cache", restores=True), caches="cold", compile_s=3.0, unheard_of=1)
+    assert isinstance(found, TrialRecord)
+    assert found.caches is Caches.COLD
+    assert (found.compile_s, found.num_workers, found.pipeline) == (3.0, 2, "real")
+
+
+def test_a_warm_start_has_a_record_of_its_own_kind() -> None:
+    found = record(assignment(cache="/cache", restores=True, warm_start=True), caches="warm", warm_start_s=3.0, source="x")
+    assert isinstance(found, WarmStart)
+    assert (found.warm_start_s, found.workload, found.phase) == (3.0, "toy", "done")
+
+
+def test_settings_that_torch_does_not_keep_apart_are_named() -> None:
+    assert assignment().process_wide() == {}
+    found = assignment("scope=full,matmul_precision=high,autocast=off").process_wide()
+    assert found == {"settings.matmul_precision": "high", "settings.autocast": "off"}
+
+
+def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifacts() -> None:
+    from orchestrator.trial import _worker_environment  # which loads ray
+
+    def told(**plan: Any) -> dict[str, str]:
+        environment = _worker_environment(assignment(**plan), "marker", Path("/scratch"))
+        return {name: value for name, value in environment.items() if "REDIS" in name or "TAG" in name}
+
+    shared = told(cache="redis://host:1", restores=True)
+    assert shared["TORCHINDUCTOR_REDIS_URL"].startswith("redis://host:1")
+    assert told(cache="redis://host:1", restores=False) == {}
+    assert told(cache="/cache", restores=True) == {}
+    other = told(cache="redis://host:1", restores=True, settings="scope=full,matmul_precision=high")
+    assert other["TORCH_COMPILE_CACHE_KEY_TAG"] != shared["TORCH_COMPILE_CACHE_KEY_TAG"]
