@@ -154,7 +154,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "steady_steps": Column("Int64", "steps timed after the warm-up"),
         "stable": Column("boolean", "step_ms_median's interval was narrower than 1 % before the limit of passes"),
         "outliers": Column("Int64", "timed steps over 1.5 times their batch's median; kept in every figure"),
-        "step_ms_median": Column("Float64", "mean over the pool's batches of each one's median step, milliseconds"),
+        "step_ms_median": Column("Float64", "mean over the pool's batches of the median step of their length, milliseconds"),
         "step_ms_median_low": Column("Float64", "lower end of its 95 % interval, milliseconds"),
         "step_ms_median_high": Column("Float64", "upper end of its 95 % interval, milliseconds"),
         "samples_per_s": Column("Float64", "samples a second over all workers, steady"),

@@ -1,7 +1,7 @@
 """The steady state: whole passes over a pool of prepared batches, with eager reference steps between them.
 
-Background: batches of different length take different times, and that is no noise, so each batch of the pool is its own
-stratum, compared only with itself in other passes. A GPU's clock drifts by more than the differences worth measuring, so
+Background: batches of different length take different times, and that is no noise, so each padded length is a stratum of its
+own. Of a length there are many steps, so that stretches in which the host is slow do not move its median. A GPU's clock drifts by more than the differences worth measuring, so
 blocks of eager steps alternate with the passes: a slower clock slows both, and their ratio stays. After every switch one step
 goes untimed, and its end is where timing begins, so that the device never waits for the first launch.
 
@@ -157,7 +157,7 @@ def representative(lengths: Sequence[int], count: int) -> list[int]:
 
 
 def stratified_median(passes: Sequence[Sequence[float]], lengths: Sequence[int]) -> float:
-    """Mean over the batches of each batch's median; the plain median where all batches have one length."""
+    """Mean over the batches of the median step of their length; the plain median where all batches have one length."""
     return float(_stratified_medians(np.asarray(passes)[None], lengths)[0])
 
 
@@ -188,11 +188,11 @@ def relative_width(window: Window) -> float:
 
 def _stratified_medians(times: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
     """For times of shape (resampling, pass, batch)."""
-    if len(set(lengths)) == 1:
-        medians: np.ndarray = np.median(times.reshape(len(times), -1), axis=1)
-        return medians
-    means: np.ndarray = np.median(times, axis=1).mean(axis=1)
-    return means
+    medians = np.zeros(len(times))
+    for length in sorted(set(lengths)):
+        of_length = np.flatnonzero(np.asarray(lengths) == length)
+        medians += len(of_length) * np.median(times[:, :, of_length].reshape(len(times), -1), axis=1)
+    return medians / len(lengths)
 
 
 def outliers(passes: Sequence[Sequence[float]]) -> int:

@@ -90,7 +90,7 @@ def test_short_passes_may_be_more_than_the_limit_until_the_window_is_long_enough
     assert len(window.passes) > 20
 
 
-def test_one_length_gives_the_plain_median_and_several_the_mean_of_each_batchs_own() -> None:
+def test_one_length_gives_the_plain_median_and_several_the_mean_of_each_lengths_own() -> None:
     passes = [[1.0, 9.0], [2.0, 10.0], [30.0, 11.0]]
     assert stratified_median(passes, [16, 16]) == statistics.median([1, 9, 2, 10, 30, 11])
     assert stratified_median(passes, [8, 16]) == (2 + 10) / 2
