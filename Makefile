@@ -2,7 +2,7 @@
 # pins, and runs. A second call installs again only if pyproject.toml or constraints.txt changed.
 #
 #   make sweep ARGS="captioning --num-trials 20"
-#   make test ARGS="-k settings -x"        ARGS go to pytest
+#   make test ARGS="-k settings -x"        ARGS go to pytest; some tests need redis-server (apt-get install redis-server)
 #   make install EXTRAS=aws,s3             nothing but the installation, with extras of pyproject.toml
 #   make sweep PYTHON=python3.12           another interpreter, for the first call
 
