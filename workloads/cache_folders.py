@@ -60,7 +60,10 @@ class CacheFolders:
 
     @classmethod
     def of_process(cls) -> CacheFolders:
-        """The folders this process uses, from `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR`, else torch's defaults."""
+        """The folders this process uses, from `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR`, else torch's defaults.
+
+        Of torch's defaults for Triton, which are one for each GPU, that of the first.
+        """
         return cls(inductor=Path(cache_dir()), triton=Path(triton_cache_dir(0)))
 
 

@@ -45,8 +45,8 @@ def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
             tally.spared(name)
         return result
 
-    def find(original: Callable[..., Any], inductor_meta: dict[str, Any], filename: str, configs_hash: str) -> Any:
-        return original(inductor_meta, _here(filename), configs_hash)
+    def find(original: Callable[..., Any], inductor_meta: dict[str, Any], filename: str, *args: Any, **kwargs: Any) -> Any:
+        return original(inductor_meta, _here(filename), *args, **kwargs)
 
     def save(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
         if cache.local_cache:
@@ -85,9 +85,10 @@ def _here(path: str) -> str:
 
 def _name(kernel: Any) -> tuple[str, str] | None:
     """Kind and key of a kernel's best configuration; None for a kernel that has none of its own."""
-    if kernel.filename is None:
+    try:
+        cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "") if kernel.filename else None
+    except Exception:  # whatever it is about this kernel, its launch must not fail of being watched
         return None
-    cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "")
     if cache is None or cache.local_cache is None:
         return None
     return ArtifactKind.AUTOTUNE, "/".join(Path(cache.local_cache[1]).parts[-2:])

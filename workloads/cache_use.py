@@ -27,6 +27,7 @@ import torch
 from torch._dynamo.package import CompilePackage, DiskDynamoCache, DynamoStore
 from torch._dynamo.utils import compilation_time_metrics
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._guards import CompileContext, CompileId
 from torch._inductor.codecache import FxGraphCache, PersistentCache
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
@@ -120,9 +121,11 @@ class _Tally:
                 self._use.hit_keys.append(name)
                 self._use.hits[name[0]] = self._use.hits.get(name[0], 0) + 1
 
-    def missed(self, kind: str) -> None:
+    def missed(self, kind: str, times: int = 1) -> None:
         with self._counting:
-            self._use.misses[kind] = self._use.misses.get(kind, 0) + 1
+            self._use.misses[kind] = self._use.misses.get(kind, 0) + times
+            if not self._use.misses[kind]:
+                del self._use.misses[kind]
 
     def made(self, name: Name, cost_s: float) -> None:
         with self._counting:
@@ -170,6 +173,8 @@ class _Follower:
         self._here = _Thread()
         self._missed: dict[str, tuple[float, float]] = {}
         """AOTAutograd's keys that missed: when, and after how many seconds of looking."""
+        self._unserved: set[CompileId] = set()
+        """Frames of which the last lookup of AOTAutograd's missed. Dynamo starts some twice, and looks up another graph then."""
         self._looked_up_at: dict[Name, float] = {}
         self._spared_s: dict[Name, float] = {}
         """Inductor's entries: what of their cost was not spent here, because of hits."""
@@ -199,13 +204,20 @@ class _Follower:
             here.within = None
         took_s = time.perf_counter() - begun
         is_hit = (result[0] if isinstance(result, tuple) else result) is not None  # 2.13 returns more than 2.11
+        attempted = CompileContext.current_compile_id()
+        if is_hit and attempted is not None and attempted in self._unserved:
+            self._unserved.discard(attempted)
+            self._tally.missed(ArtifactKind.AOT_AUTOGRAD, -1)
         if is_hit and here.key is not None:
             for name in within:
                 self._tally.also_hit(name)
             name = cache_entries.named(ArtifactKind.AOT_AUTOGRAD, here.key, here.entry)
             here.saved_s += self._tally.hit(name, otherwise_s=cache_entries.seconds_taken(here.entry), took_s=took_s)
         elif not is_hit:
-            self._tally.missed(ArtifactKind.AOT_AUTOGRAD)
+            if attempted not in self._unserved:
+                self._tally.missed(ArtifactKind.AOT_AUTOGRAD)
+            if attempted is not None:
+                self._unserved.add(attempted)
             if here.key is not None:
                 self._missed[here.key] = time.perf_counter(), took_s
         return result

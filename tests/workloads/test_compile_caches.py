@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._guards import CompileContext, CompileId
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphCache, PersistentCache
 from torch._inductor.runtime.autotune_cache import AutotuneCache
@@ -24,7 +25,7 @@ from torch.compiler._cache import CacheArtifactManager
 
 from workloads import cache_bundles, cache_entries, cache_folders, cache_kernels
 from workloads.artifacts import Artifact
-from workloads.cache_use import CacheUse, _Tally
+from workloads.cache_use import CacheUse, _Follower, _Tally
 from workloads.compile_caches import ArtifactKind, CacheFolders, bundle, configuration, gather, restore, watching_caches
 
 PROCESS = Path(__file__).with_name("caching_process.py")
@@ -396,6 +397,22 @@ def test_a_hit_counts_once_and_never_on_what_the_process_made_itself() -> None:
     assert tally.hit(("inductor", "own")) == 0
     assert tally.hit(("inductor", "of unknown cost"), took_s=1.0) == 0
     assert (use.saved_s, use.hits) == (4.5, {"inductor": 2})
+
+
+def test_a_frame_that_dynamo_starts_again_misses_only_if_its_last_lookup_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    use = CacheUse()
+    follower = _Follower(_Tally(use))
+
+    def look_up(frame: int, found: object) -> None:
+        monkeypatch.setattr(CompileContext, "current_compile_id", lambda: CompileId(frame_id=frame, frame_compile_id=0))
+        follower.load_aot(lambda: found)
+
+    look_up(0, None)
+    look_up(0, None)
+    look_up(1, None)
+    assert use.misses == {"aot_autograd": 2}
+    look_up(0, object())
+    assert use.misses == {"aot_autograd": 1}
 
 
 def test_configuration_names_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
