@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from pyarrow import ArrowException
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, FileSystem, FileType, S3FileSystem, resolve_s3_region
 
+from orchestrator.caches.entries import DIGEST
 from orchestrator.caches.shelf import BlobInfo, Blobs, Use
 from orchestrator.errors import CacheError
 
@@ -36,6 +37,9 @@ AT_ONCE = 8
 
 TIMEOUT_S = 60.0
 """For all contents of one call: compiling again costs about as much."""
+
+DEAD = timedelta(hours=1)
+"""After which nobody is writing a part any more."""
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 
@@ -110,13 +114,14 @@ class DurableShelf:
         return blobs
 
     def drop_blobs(self, digests: Iterable[str]) -> None:
-        self._drop([_blob(digest) for digest in digests])
+        dead = [info.path.rpartition("/")[2] for info in self._files("parts") if datetime.now(UTC) - _modified_at(info) > DEAD]
+        self._drop([*map(_blob, digests), *(f"parts/{name}" for name in dead)])  # whoever cleans up here finds those too
 
     def blobs(self) -> dict[str, BlobInfo]:
         return {
             info.base_name: BlobInfo(size_bytes=info.size, modified_at=_modified_at(info))
             for info in self._files("blobs")
-            if not info.base_name.startswith(".")
+            if DIGEST.fullmatch(info.base_name)
         }
 
     def put_manifest(self, name: str, text: bytes) -> None:
@@ -180,9 +185,9 @@ class DurableShelf:
             with self._filesystem.open_output_stream(path) as file:
                 file.write(content)
             return
-        folder, _, base = path.rpartition("/")
-        part = f"{folder}/.{base}.{uuid.uuid4().hex}"
-        self._filesystem.create_dir(folder, recursive=True)
+        part = self._path(f"parts/{uuid.uuid4().hex}")
+        for file in (part, path):
+            self._filesystem.create_dir(file.rpartition("/")[0], recursive=True)
         try:
             with self._filesystem.open_output_stream(part) as file:
                 file.write(content)

@@ -44,7 +44,7 @@ class Entry:
             key=artifact.key,
             digest=artifact.digest,
             size_bytes=len(artifact.content),
-            cost_s=float(artifact.cost_s),
+            cost_s=float(artifact.cost_s) if math.isfinite(artifact.cost_s) else 0.0,  # JSON has no other
             environment=environment,
         )
         return replace(entry, signature=key.sign(entry._message()))
@@ -126,8 +126,9 @@ class Manifest:
             if datetime.fromisoformat(manifest.created_at).tzinfo is None:
                 raise ValueError("a time without its UTC offset")
             return manifest
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CacheError(f"is no manifest ({error})") from None
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            words = ascii(str(error))[1:-1]  # it may quote what is anybody's, and is bound for a terminal
+            raise CacheError(f"is no manifest ({words[:100]})") from None
 
     def _values(self) -> dict[str, Any]:
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "entries")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ KEY_VARIABLE = "COMPILE_SWEEP_CACHE_KEY"
 """The key itself, as 64 hexadecimal digits or more; goes before any file."""
 
 KEY_BYTES = 32
+KEY_ID = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,13 @@ class SigningKey:
         """Why a signature of a message cannot be trusted, as the end of a sentence; None if it is this key's."""
         if not signature:
             return "is not signed"
-        if hmac.compare_digest(signature.encode(), self.sign(message).encode()):  # constant time
+        if hmac.compare_digest(signature.encode("utf-8", "replace"), self.sign(message).encode()):  # constant time
             return None
-        signer = signature.partition(":")[0][:8]
-        if signer != self.id:
-            return f"is signed with another key ({signer}; the one here is {self.id})"
-        return "does not match its signature"
+        signer = signature.partition(":")[0]
+        if signer == self.id:
+            return "does not match its signature"
+        shown = signer if KEY_ID.fullmatch(signer) else "one that has no name"  # it is anybody's text, bound for a terminal
+        return f"is signed with another key ({shown}; the one here is {self.id})"
 
     def _mac(self, message: bytes) -> str:
         return hmac.new(self.secret, message, hashlib.sha256).hexdigest()

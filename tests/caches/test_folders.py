@@ -1,0 +1,84 @@
+"""What only a shelf in a folder can show: whole files, whoever is killed when, and what those leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cache_samples import artifact, manifest
+
+from orchestrator.caches import KEY_VARIABLE, SigningKey, open_store
+from orchestrator.caches.durable import DurableShelf
+from orchestrator.caches.store import ArtifactStore
+from orchestrator.errors import CacheError
+
+PUBLISHES = """
+import os, sys
+from orchestrator.caches import Manifest, open_store
+from workloads.artifacts import Artifact
+store = open_store(sys.argv[1])
+for number in range(10_000):
+    made = [Artifact(kind="inductor", key=f"{number} {n}", content=os.urandom(300_000)) for n in range(10)]
+    store.publish(Manifest(facts={"a": "b"}, workload="w", size="s", settings_key="scope=full", maker=str(number)), made)
+"""
+
+
+def test_a_publisher_killed_at_any_time_leaves_whole_manifests_and_contents(tmp_path: Path, key: SigningKey) -> None:
+    environ = {**os.environ, KEY_VARIABLE: key.secret.hex()}
+    for delay_s in (0.02, 0.05, 0.09):
+        publisher = subprocess.Popen([sys.executable, "-c", PUBLISHES, str(tmp_path)], env=environ)
+        before = len(list((tmp_path / "manifests").glob("*")))
+        until = time.monotonic() + 60
+        while len(list((tmp_path / "manifests").glob("*"))) <= before + 1 and time.monotonic() < until:
+            time.sleep(0.005)
+        time.sleep(delay_s)
+        publisher.kill()
+        publisher.wait()
+    store = open_store(str(tmp_path), key=key)
+    listing = store.manifests()
+    assert len(listing.manifests) >= 6
+    assert listing.refused == ()
+    for listed in listing.manifests:
+        assert store.fetch(listed.entries, listed.environment).refused == ()
+
+
+def test_parts_of_the_dead_are_cleaned_up_and_those_of_the_living_are_not(tmp_path: Path, key: SigningKey) -> None:
+    store = open_store(str(tmp_path), key=key)
+    store.publish(manifest(), [artifact()])
+    assert list((tmp_path / "parts").iterdir()) == []
+    dead, living = tmp_path / "parts" / "dead", tmp_path / "parts" / "living"
+    for part in (dead, living):
+        part.write_bytes(b"half")
+    os.utime(dead, (time.time() - 7200,) * 2)
+    store.collect()
+    assert not dead.exists()
+    assert living.exists()
+
+
+def test_files_that_are_not_the_stores_stay(tmp_path: Path, key: SigningKey) -> None:
+    store = open_store(str(tmp_path), key=key)
+    published = store.publish(manifest(), [artifact()]).manifest
+    for name in ("blobs/README", "manifests/notes.txt", f"hits/{published.id}/notes", "other"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    assert store.manifests().refused == ()
+    assert store.uses() == {}
+    store.collect(max_bytes=10**9)
+    assert (tmp_path / "blobs" / "README").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, key: SigningKey) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(CacheError, match="cannot be used"):
+        open_store(str(tmp_path), key=key).publish(manifest(), [artifact()])
+
+
+def test_a_file_in_the_folders_place_is_one_sentence(tmp_path: Path, key: SigningKey) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="cannot be used"):
+        ArtifactStore(DurableShelf(str(tmp_path / "file")), key).publish(manifest(), [artifact()])
