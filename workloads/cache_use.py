@@ -297,7 +297,7 @@ class _Follower:
             self._tally.made(name, time.perf_counter() - begun)
             if here.benchmarked is not None:
                 here.benchmarked.append(name)
-        elif timings:
+        elif timings and len(timings) == len(choices):  # fewer, where some candidate is new
             here.saved_s += self._tally.hit(name)
         return timings
 
