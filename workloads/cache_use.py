@@ -9,8 +9,8 @@ notes in an entry what it took, and three corrections make of that what a cold p
   have; what was saved then is added.
 - A hit takes time itself (lookup, loading libraries, on a CPU also finding out about its instructions); that is taken off.
 
-So a warm compile time plus `saved_s` is about the cold one. Not seen are Triton kernels found in Triton's own cache by a graph
-that itself missed: compile workers look them up in processes of their own.
+So a warm compile time plus `saved_s` is about the cold one. Not seen are libraries and Triton kernels that a graph which itself
+missed finds ready: compile workers look those up in processes of their own. Such a graph is recorded cheaper than it is.
 """
 
 from __future__ import annotations
