@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from analysis.columns import COLUMNS
+from analysis.hypervolume import Hypervolume, hypervolume, reference_point
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.pareto import (
     Choice,
@@ -22,6 +23,7 @@ from analysis.pareto import (
     speedup_over_eager,
     summary,
 )
+from analysis.uncertain_front import UncertainFront, front_probability, uncertain_front
 
 if TYPE_CHECKING:
     from analysis import figures
@@ -32,18 +34,24 @@ __all__ = [
     "COLUMNS",
     "Choice",
     "Goal",
+    "Hypervolume",
     "Summary",
     "SweepInfo",
+    "UncertainFront",
     "break_even_s",
     "expected_front",
     "figures",
+    "front_probability",
+    "hypervolume",
     "knee",
     "load",
     "load_sweep",
     "markdown_table",
     "pareto_front",
+    "reference_point",
     "speedup_over_eager",
     "summary",
+    "uncertain_front",
     "write_report",
 ]
 

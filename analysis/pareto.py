@@ -69,10 +69,9 @@ def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAUL
     Raises:
         ValueError: no objective, one that is no column of `df`, or a goal other than "max" and "min".
     """
-    signs = _signs(df, objectives)
-    usable = _usable(df, *signs)
-    costs = np.column_stack([sign * _floats(usable[name]) for name, sign in signs.items()])
-    front = usable[~_dominated(costs)]
+    signs = signs_of(df, objectives)
+    candidates = usable(df, *signs)
+    front = candidates[~dominated(costs_of(candidates, signs))]
     last, *others = reversed(signs)
     return front.sort_values([last, *others], kind="stable")
 
@@ -113,8 +112,8 @@ def knee(front: pd.DataFrame) -> pd.Series | None:
     """
     if len(front) < 3:
         return None
-    cost = _floats(front["compile_s"])
-    gain = _floats(front["samples_per_s"])
+    cost = floats(front["compile_s"])
+    gain = floats(front["samples_per_s"])
     if np.ptp(cost) == 0 or np.ptp(gain) == 0:
         return None
     above = (gain - gain.min()) / np.ptp(gain) - (cost - cost.min()) / np.ptp(cost)
@@ -133,8 +132,8 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
     environment, number of workers and input pipeline; where there is no such eager trial, or no throughput, they are NA.
     `speedup_eager`, measured within the trial itself, fills that gap.
     """
-    usable = _usable(df, "samples_per_s")
-    eager = usable[usable["scope"] == Scope.EAGER]
+    measured = usable(df, "samples_per_s")
+    eager = measured[measured["scope"] == Scope.EAGER]
     peers = _joined(df, "environment_key", "num_workers", "pipeline")
     padding = df["padding"].astype("string").where(df["padding"] != Padding.BUCKETS, str(Padding.LONGEST))
     multiple = df["pad_multiple"].fillna(df["bucket_size"]).astype("string").fillna("")
@@ -167,9 +166,9 @@ def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
 def summary(df: pd.DataFrame) -> Summary:
     """The trials a person asks for first; what is missing is None, so it works for any sweep, also an empty one."""
     with_speedups = speedup_over_eager(standing(df))
-    usable = _usable(with_speedups, "samples_per_s")
-    fastest = usable.sort_values(["samples_per_s", "compile_s"], ascending=[False, True], kind="stable")
-    compiled = _usable(with_speedups, "samples_per_s", "compile_s").query("scope != 'eager'")
+    measured = usable(with_speedups, "samples_per_s")
+    fastest = measured.sort_values(["samples_per_s", "compile_s"], ascending=[False, True], kind="stable")
+    compiled = usable(with_speedups, "samples_per_s", "compile_s").query("scope != 'eager'")
     counts = with_speedups["status"].value_counts()
     return Summary(
         best=_first(fastest),
@@ -180,7 +179,12 @@ def summary(df: pd.DataFrame) -> Summary:
     )
 
 
-def _signs(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str, float]:
+def signs_of(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str, float]:
+    """Each objective with the factor that makes less of it better.
+
+    Raises:
+        ValueError: no objective, one that is no column of `df`, or a goal other than "max" and "min".
+    """
     if not objectives:
         raise ValueError("no objective is given; give at least one, such as {'samples_per_s': 'max'}")
     for name, goal in objectives.items():
@@ -191,17 +195,30 @@ def _signs(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str, 
     return {name: 1.0 if goal == Goal.MIN else -1.0 for name, goal in objectives.items()}
 
 
-def _usable(df: pd.DataFrame, *names: str) -> pd.DataFrame:
+def usable(df: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """The trials whose status is ok and that have a finite figure in each of these columns."""
     ok = (df["status"] == Status.OK).to_numpy(dtype=bool)
-    finite = np.isfinite(np.column_stack([_floats(df[name]) for name in names])).all(axis=1)
+    finite = np.isfinite(np.column_stack([floats(df[name]) for name in names])).all(axis=1)
     return df[ok & finite]
 
 
-def _dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which rows another row dominates; less is better in every column."""
-    no_worse = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
-    better = (costs[:, None, :] < costs[None, :, :]).any(axis=2)
-    return np.asarray((no_worse & better).any(axis=0))
+def costs_of(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.float64]:
+    """The objectives of shape (trial, objective), less being better in each."""
+    return np.column_stack([sign * floats(df[name]) for name, sign in signs.items()])
+
+
+def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which rows another row dominates: no worse in every column, and better in one. Less is better."""
+    found = np.zeros(len(costs), dtype=np.bool_)
+    front = np.empty((0, costs.shape[1]))
+    for at in np.lexsort(costs.T[::-1]):  # whatever dominates a row comes before it, and the front so far stands for the others
+        row = costs[at]
+        no_worse = (front <= row).all(axis=1)
+        if (front[no_worse] < row).any():
+            found[at] = True
+        elif not no_worse.any():
+            front = np.vstack([front, row])
+    return found
 
 
 def _joined(df: pd.DataFrame, *names: str) -> pd.Series:
@@ -212,7 +229,8 @@ def _joined(df: pd.DataFrame, *names: str) -> pd.Series:
     return joined
 
 
-def _floats(column: pd.Series) -> npt.NDArray[np.float64]:
+def floats(column: pd.Series) -> npt.NDArray[np.float64]:
+    """The column's figures; NaN for what is missing."""
     return column.to_numpy(dtype=np.float64, na_value=np.nan)
 
 

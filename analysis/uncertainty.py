@@ -1,0 +1,143 @@
+"""How far a trial's figures may be off, and draws of what they may truly be.
+
+A figure errs in two ways. *Within a run* it scatters as its record's 95 % interval says, which is a bootstrap over the run's
+timed steps. *Between runs* the same setting comes out differently, which no single run can show: that is taken from settings
+measured more than once, or, where there are too few of them, from what this project's benchmarks saw (`USUAL`). A draw moves
+each figure by both, as a normal deviation of its logarithm, so that no draw is negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.formatting import percent
+from analysis.pareto import floats, usable
+from orchestrator.records import Caches
+
+DRAWS = 1000
+"""Makes a share of 5 % certain to 1.4 percentage points."""
+
+Z95 = 1.96
+"""A 95 % interval of a normal distribution reaches so many standard deviations to either side."""
+
+ENOUGH_REPEATS = 5
+"""Measurements beyond each setting's first, all settings together, from which on their scatter is trusted."""
+
+
+class Noise(NamedTuple):
+    """Standard deviation of a figure between runs of one setting."""
+
+    relative: float
+    """Of its logarithm."""
+    floor: float
+    """In the figure's own unit: what it scatters by however small it is."""
+    repeats: int
+    """Repeated measurements it was found from; 0 where it is the usual one."""
+
+    def __str__(self) -> str:
+        origin = (
+            f"from {self.repeats} repeated measurements" if self.repeats else "as usual; no setting was repeated often enough"
+        )
+        return f"{percent(self.relative)} between runs ({origin})"
+
+
+EXACT = Noise(relative=0.0, floor=0.0, repeats=0)
+
+_COMPILE = Noise(relative=0.05, floor=0.5, repeats=0)
+_RATE = Noise(relative=0.005, floor=0.0, repeats=0)
+
+USUAL: Mapping[str, Noise] = MappingProxyType(
+    {
+        "compile_s": _COMPILE,
+        "first_step_s": _COMPILE,
+        "warmup_s": _COMPILE,
+        "warm_compile_s": _COMPILE,
+        "warm_start_s": _COMPILE,
+        "samples_per_s": _RATE,
+        "tokens_per_s": _RATE,
+        "step_ms_median": _RATE,
+    }
+)
+"""Of H200 records. Four cold compiles of one setting at a time scattered by 4 to 5 % (`benchmarks/contention.py`); eager's, which
+compiles nothing, lay between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04 %, of two sweeps by 0.9 %."""
+
+
+def noise(attempts: pd.DataFrame, name: str) -> Noise:
+    """How much the figure differs between runs of the same setting.
+
+    Args:
+        attempts: what `load` returns with `all_attempts`; of one attempt each, the usual noise comes back.
+        name: a column of figures; one that is not in `USUAL` counts as exact where nothing was repeated.
+    """
+    usual = USUAL.get(name, EXACT)
+    groups = _repeated(attempts, name)
+    freedom = sum(len(values) - 1 for values in groups)
+    if freedom < ENOUGH_REPEATS:
+        return usual
+    squares = sum(float(((np.log(values) - np.log(values).mean()) ** 2).sum()) for values in groups)
+    return Noise(relative=float(np.sqrt(squares / freedom)), floor=usual.floor, repeats=freedom)
+
+
+def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[np.float64]:
+    """Standard deviation of each trial's figure, relative to it: its interval's and the noise between runs, together."""
+    values = floats(trials[name])
+    within = np.zeros(len(trials))
+    if f"{name}_low" in trials:
+        low, high = floats(trials[f"{name}_low"]), floats(trials[f"{name}_high"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # An interval without an upper end is judged by its lower one.
+            width = np.where(np.isfinite(high), np.log(high / low), 2 * np.log(values / low)) / (2 * Z95)
+        within = np.where(np.isfinite(width), width, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        floor = np.where(values > 0, between.floor / values, 0.0)
+    relative: npt.NDArray[np.float64] = np.sqrt(within**2 + between.relative**2 + floor**2)
+    return relative
+
+
+def drawn(
+    trials: pd.DataFrame, names: tuple[str, ...], *, attempts: pd.DataFrame | None = None, count: int = DRAWS, seed: int = 0
+) -> npt.NDArray[np.float64]:
+    """What the trials' figures may truly be, of shape (draw, trial, figure); the same in every call.
+
+    Args:
+        trials: rows whose figures in `names` are all finite.
+        names: the columns.
+        attempts: every attempt of the sweep, to see how settings scatter between runs.
+        count: how many draws.
+        seed: of the draws.
+    """
+    chance = np.random.default_rng(seed)
+    found = np.empty((count, len(trials), len(names)))
+    for at, name in enumerate(names):
+        between = noise(trials if attempts is None else attempts, name)
+        values, relative = floats(trials[name]), deviations(trials, name, between)
+        unit = chance.standard_normal((count, len(trials)))
+        # Below its floor a figure is nearly all noise, and a logarithm's would reach across decades: there it adds up instead.
+        is_small = relative > _LOGARITHMIC_UP_TO
+        scatter = np.where(is_small, values + unit * relative * values, values * np.exp(unit * np.where(is_small, 0, relative)))
+        scatter = np.where(values > 0, scatter, np.abs(unit) * between.floor)
+        found[:, :, at] = np.maximum(scatter, 0.0)
+    return found
+
+
+_LOGARITHMIC_UP_TO = 0.5
+"""Relative deviation above which draws are normal in the figure itself, cut off at zero."""
+
+
+def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]]:
+    """The figures of each setting that has several by which it may be judged: usable, alone, in one environment."""
+    if name not in attempts or "settings_key" not in attempts:
+        return []
+    trials = usable(attempts, name)
+    floor = USUAL.get(name, EXACT).floor
+    fit = (trials["caches"] == Caches.COLD) & ~trials["contended"].fillna(False) & (floats(trials[name]) > 2 * floor)
+    trials = trials[fit.to_numpy(dtype=bool)]
+    alike = ["settings_key", "num_workers", "environment_key"]
+    several = trials[trials.duplicated(alike, keep=False)]
+    return [floats(group[name]) for _, group in several.groupby(alike, dropna=False)]

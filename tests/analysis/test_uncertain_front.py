@@ -1,0 +1,170 @@
+"""Probabilities of being on the front, and what cannot be told apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis.uncertain_front import front_probability, uncertain_front
+from analysis.uncertainty import USUAL, deviations, drawn, noise
+from orchestrator.records import Status, TrialRecord
+
+EAGER = "scope=eager,padding=max"
+FULL, REGIONAL, MODULAR = "scope=full", "scope=regional", "scope=modular"
+
+
+def wide(settings: str, samples_per_s: float, compile_s: float, half: float) -> TrialRecord:
+    """A trial whose throughput is known to a share `half` of it."""
+    interval = ((1 - half) * samples_per_s, (1 + half) * samples_per_s)
+    return trial(settings, samples_per_s, compile_s, samples_per_s_ci95=interval)
+
+
+def frame(make_sweep: MakeSweep, records: Sequence[TrialRecord], *, all_attempts: bool = False) -> pd.DataFrame:
+    return analysis.load(make_sweep(records), all_attempts=all_attempts)
+
+
+def test_what_is_far_ahead_is_certain_and_what_is_far_behind_is_out(make_sweep: MakeSweep) -> None:
+    df = frame(make_sweep, [wide(EAGER, 500, 0.1, 0.01), wide(FULL, 900, 60, 0.01), wide(REGIONAL, 400, 300, 0.01)])
+    chances = front_probability(df)
+    assert chances[0] == 1
+    assert chances[1] == 1
+    assert chances[2] == 0
+    assert list(uncertain_front(df).trials["settings_key"]) == list(df["settings_key"][:2])
+
+
+def test_a_near_tie_off_the_front_stays_with_its_probability_and_its_equal(make_sweep: MakeSweep) -> None:
+    df = frame(make_sweep, [wide(FULL, 900, 60, 0.02), wide(REGIONAL, 898, 61, 0.02), wide(EAGER, 500, 0.1, 0.02)])
+    front = uncertain_front(df).trials.set_index("scope")
+    assert not front.loc["regional", "on_front"]
+    assert 0.6 < front.loc["regional", "front_probability"] < 0.8, "a dominated one is worse in both"
+    assert front.loc["regional", "equal_to"] == front.loc["full", "settings_key"]
+    assert list(front.loc[["regional", "full", "eager"], "ties"]) == [2, 2, 1]
+
+
+def test_equals_of_one_trial_do_not_chain_to_what_it_differs_from(make_sweep: MakeSweep) -> None:
+    """Each equals its neighbour, the ends differ by ten deviations."""
+    rates = [900 * 1.02**step for step in range(6)]
+    names = [f"scope=full,inductor.epilogue_fusion={step}" for step in range(6)]
+    df = frame(
+        make_sweep, [wide(name, rate, 60 + step, 0.02) for step, (name, rate) in enumerate(zip(names, rates, strict=True))]
+    )
+    front = uncertain_front(df).trials
+    for key, group in front.groupby("equal_to"):
+        leader = front.set_index("settings_key").loc[key, "samples_per_s"]
+        assert (abs(np.log(group["samples_per_s"].astype(float) / leader)) < 0.045).all()
+    assert front["equal_to"].nunique() > 1
+
+
+def test_probability_is_what_two_normal_figures_give(make_sweep: MakeSweep) -> None:
+    """Equal compile times of an uncompared third objective: only one figure decides, so the normal distribution says it."""
+    df = frame(make_sweep, [wide(FULL, 1000, 50, 0.0196), wide(REGIONAL, 1010, 50, 0.0196)])
+    chances = front_probability(df, {"samples_per_s": "max"}, count=20_000)
+    between = USUAL["samples_per_s"].relative
+    apart = np.log(1010 / 1000) / np.sqrt(2 * (0.01**2 + between**2))
+    expected = 0.5 * (1 + pd.Series([apart / np.sqrt(2)]).map(_erf)[0])
+    assert chances[1] == pytest.approx(expected, abs=0.02)
+    assert chances[0] + chances[1] == pytest.approx(1)
+
+
+def _erf(x: float) -> float:
+    from math import erf
+
+    return erf(x)
+
+
+def test_two_objectives_and_three_agree_where_the_third_is_always_equal(make_sweep: MakeSweep) -> None:
+    """Two are found by sorting, three by comparing every pair."""
+    chance = np.random.default_rng(3)
+    names = [f"scope=full,inductor.epilogue_fusion={step}" for step in range(12)]
+    df = frame(make_sweep, [wide(name, *chance.uniform((900, 50), (1000, 60)), 0.03) for name in names])
+    two = front_probability(df, {"samples_per_s": "max", "compile_s": "min"})
+    three = front_probability(df, {"samples_per_s": "max", "compile_s": "min", "peak_memory_bytes": "min"})
+    assert (two == three).all()
+    exact = front_probability(df, {"peak_memory_bytes": "min", "graphs": "max"})
+    assert (exact == 1).all(), "all are equal in both"
+
+
+def test_trials_that_are_not_ok_have_no_probability(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep())
+    chances = front_probability(df)
+    assert (chances.isna() == (df["status"] != Status.OK)).all()
+
+
+def test_three_objectives_keep_what_two_would_not(make_sweep: MakeSweep) -> None:
+    small = trial(REGIONAL, 700, 80, peak_memory_bytes=8 * 2**30)
+    df = frame(make_sweep, [wide(EAGER, 500, 0.1, 0.01), wide(FULL, 900, 60, 0.01), small])
+    assert front_probability(df)[2] == 0
+    assert front_probability(df, {"samples_per_s": "max", "compile_s": "min", "peak_memory_bytes": "min"})[2] == 1
+
+
+def test_noise_between_runs_is_the_usual_one_until_settings_are_repeated(make_sweep: MakeSweep) -> None:
+    once = frame(make_sweep, [wide(FULL, 900, 60, 0.01), wide(REGIONAL, 800, 20, 0.01)])
+    assert noise(once, "compile_s") == USUAL["compile_s"]
+    assert "as usual" in str(noise(once, "compile_s"))
+    assert noise(once, "peak_memory_bytes").relative == 0
+
+
+def test_noise_between_runs_is_found_from_repeated_settings(make_sweep: MakeSweep) -> None:
+    chance = np.random.default_rng(1)
+    records = [
+        trial(settings, 900, float(seconds * np.exp(0.1 * chance.standard_normal())))
+        for settings, seconds in ((FULL, 60), (REGIONAL, 20), (MODULAR, 90))
+        for _ in range(40)
+    ]
+    found = noise(frame(make_sweep, records, all_attempts=True), "compile_s")
+    assert found.repeats == 3 * 39
+    assert found.relative == pytest.approx(0.1, rel=0.2)
+    assert "117 repeated measurements" in str(found)
+
+
+def test_what_other_trials_disturbed_is_no_repeat(make_sweep: MakeSweep) -> None:
+    records = [trial(FULL, 900, 60.0 + 40 * at, contended=at % 2 == 1) for at in range(12)]
+    attempts = frame(make_sweep, records, all_attempts=True)
+    assert noise(attempts, "compile_s").repeats == 5
+
+
+def test_compile_times_near_zero_scatter_by_seconds_and_never_below_zero(make_sweep: MakeSweep) -> None:
+    df = frame(make_sweep, [wide(EAGER, 500, 0.0, 0.01), wide("scope=eager,padding=longest", 600, 0.3, 0.01)])
+    draws = drawn(df, ("compile_s",))
+    assert (draws >= 0).all()
+    assert draws.std(axis=0).min() > 0.2
+    assert set(uncertain_front(df).trials["ties"]) == {1}, "their throughput differs"
+
+
+def test_an_interval_without_an_upper_end_is_judged_by_its_lower_one(make_sweep: MakeSweep) -> None:
+    """JSON has no infinity, so a record holds null there."""
+    df = frame(make_sweep, [trial(FULL, 900, 60, samples_per_s_ci95=(800.0, 1000.0))]).assign(samples_per_s_high=float("inf"))
+    off = deviations(df, "samples_per_s", USUAL["samples_per_s"])
+    assert off[0] == pytest.approx(np.log(900 / 800) / 1.96, rel=0.01)
+
+
+def test_draws_are_the_same_in_every_call(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep())
+    assert (front_probability(df).dropna() == front_probability(df).dropna()).all()
+
+
+def test_no_trial_is_no_front(make_sweep: MakeSweep) -> None:
+    front = uncertain_front(analysis.load(make_sweep([])))
+    assert front.trials.empty
+    assert {"on_front", "front_probability", "equal_to", "ties"} <= set(front.trials.columns)
+
+
+def test_thousands_of_trials_take_seconds(make_sweep: MakeSweep) -> None:
+    chance = np.random.default_rng(0)
+    one = analysis.load(make_sweep([trial(FULL, 900, 60)]))
+    many = one.loc[np.zeros(10_000, dtype=int)].reset_index(drop=True)
+    rates = chance.uniform(500, 1500, len(many))
+    many["settings_key"] = [f"setting {at}" for at in range(len(many))]
+    for name, share in (("samples_per_s", 1.0), ("samples_per_s_low", 0.99), ("samples_per_s_high", 1.01)):
+        many[name] = share * rates
+    many["compile_s"] = chance.uniform(1, 500, len(many))
+    began = time.perf_counter()
+    front = uncertain_front(many).trials
+    assert time.perf_counter() - began < 20
+    assert 3 < len(front) < 200
