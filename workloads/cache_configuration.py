@@ -24,7 +24,7 @@ _CONFIGS: tuple[tuple[str, Any], ...] = (
 )  # fmt: skip
 _OF_NO_MATTER = re.compile(
     r".*(cache_dir|compile_threads|worker_start_method|_pool|remote_cache|debug_dir|base_dir|cutlass_dir|verbose|trace\.)"
-    r"|trace.*|.*log.*|.*caching_precompile|.*job_id|fx_graph_cache|force_disable_caches",
+    r"|trace.*|(.*_)?log(s|ging|path|_.*)?|.*_logs?_.*|.*caching_precompile|.*job_id|fx_graph_cache|force_disable_caches",
     re.IGNORECASE,
 )
 """Settings of where and how loudly a process compiles, not of what."""
