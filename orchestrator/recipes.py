@@ -37,6 +37,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     grouped: Candidate = {"group_window": GROUP_WINDOW, "attention": "unmasked", "optimizer": "fused"}
     untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"}  # minutes of compiling for no speed here (docs/log.md)
     one_graph: Candidate = {"inductor.triton.mix_order_reduction": "off"}  # its guard makes a second graph from 107 tokens on
+    unpadded: Candidate = {"shape_padding": "off"}  # as with mark on torch before 2.13; its guards made four graphs, over 480 s
     yield _EAGER_MAX
     yield _EAGER_LONGEST
     yield {**_EAGER_LONGEST, "group_window": GROUP_WINDOW}
@@ -61,7 +62,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "dynamic": "mark"}
     yield marked
     yield {"scope": "full", "dynamic": "auto"}
-    yield {"scope": "full", "dynamic": "true"}
+    yield {"scope": "full", "dynamic": "true", **one_graph, **unpadded}
     yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead"}
     yield {"scope": "regional", "mode": "max-autotune", **untuned}
     yield {"scope": "modular", "dynamic": "mark", "parts.encoder.mode": "max-autotune", **untuned}
@@ -69,7 +70,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", "static_gradients": "on", **untuned}
     yield {"scope": "full", "mode": "max-autotune", "optimizer": "foreach_map", **untuned}
     yield {**marked, "mode": "max-autotune", **untuned, **one_graph}
-    yield {"scope": "full", "dynamic": "true", "mode": "max-autotune-no-cudagraphs", **untuned}
+    yield {"scope": "full", "dynamic": "true", "mode": "max-autotune-no-cudagraphs", **untuned, **one_graph, **unpadded}
     yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "optimizer": "compiled"}
     yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "mode": "max-autotune", **untuned}
 
