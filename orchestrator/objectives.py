@@ -35,7 +35,7 @@ def _is_numeric(kind: Any) -> bool:
     return kind in (int, float) or (isinstance(kind, UnionType) and any(one in (int, float) for one in get_args(kind)))
 
 
-FIELDS = tuple(name for name, kind in get_type_hints(TrialRecord).items() if _is_numeric(kind)) + ("warm_start_s",)
+FIELDS = (*(name for name, kind in get_type_hints(TrialRecord).items() if _is_numeric(kind)), "warm_start_s")
 """What objectives and constraints may be about: the numeric fields of a trial's record, and its warm start's time."""
 
 _UNITS: Mapping[str, Mapping[str, float]] = {
@@ -63,7 +63,7 @@ class Objective:
         Raises:
             ConfigError: no such figure, or no direction.
         """
-        name, colon, goal = (part.strip() for part in text.partition(":"))
+        name, _, goal = (part.strip() for part in text.partition(":"))
         _check_field(name, f"objective {text!r}")
         if goal not in tuple(Goal):
             raise ConfigError(f"objective {text!r} does not say which way is better; write {name}:max or {name}:min")

@@ -1,5 +1,23 @@
 """Which setting is tried next: proposers, free of Ray, and the thin Tune searcher around them (`orchestrator.search.tune`)."""
 
+from orchestrator.search.candidates import Candidates
+from orchestrator.search.learning import Learned, Origin, learn_from
+from orchestrator.search.named import Searcher, make_proposer
+from orchestrator.search.outlook import Left, Outlook
 from orchestrator.search.proposer import Proposer
+from orchestrator.search.stopping import Budget, Spending, StableFront
 
-__all__ = ["Proposer"]
+__all__ = [
+    "Budget",
+    "Candidates",
+    "Learned",
+    "Left",
+    "Origin",
+    "Outlook",
+    "Proposer",
+    "Searcher",
+    "Spending",
+    "StableFront",
+    "learn_from",
+    "make_proposer",
+]

@@ -1,0 +1,105 @@
+"""What a search may propose: a finite, ordered set of settings, and how alike two of them are told by their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.errors import ConfigError
+from workloads.settings import CompileSettings
+from workloads.spelling import flattened, spelled
+
+Codes = npt.NDArray[np.int32]
+"""One row a setting, one column a field; equal numbers in a column are equal values."""
+
+ABSENT = ""
+"""The value of a field that does not apply, or that is left to torch or the workload."""
+
+_ORDER = ("scope", "dynamic", "mode", "padding", "group_window", "optimizer", "attention")
+"""Fields by which settings are told apart first; the others follow by name."""
+
+
+class Candidates:
+    """Settings to choose from, without repeats, and their fields as numbers.
+
+    Args:
+        settings: in the order in which a grid would try them.
+
+    Raises:
+        ConfigError: there are none.
+    """
+
+    def __init__(self, settings: Sequence[CompileSettings]) -> None:
+        unique = {setting.key: setting for setting in settings}
+        if not unique:
+            raise ConfigError("there is no setting to search; name a recipe that leaves some")
+        self.settings = tuple(unique.values())
+        self.keys = tuple(unique)
+        self._index = {key: index for index, key in enumerate(unique)}
+        rows = [_values(setting) for setting in self.settings]
+        names = sorted({name for row in rows for name in row}, key=lambda name: (_place(name), name))
+        self.names = tuple(name for name in names if len({row.get(name, ABSENT) for row in rows}) > 1)
+        """Fields in which any two of them differ, dotted where one is inside another."""
+        self.values = tuple(tuple(dict.fromkeys(row.get(name, ABSENT) for row in rows)) for name in self.names)
+        """The values of each such field, as a key spells them, in the order they come."""
+        self._code_of = [{value: code for code, value in enumerate(values)} for values in self.values]
+        self.codes: Codes = np.array([self._encoded(row) for row in rows], dtype=np.int32).reshape(len(rows), len(self.names))
+
+    def __len__(self) -> int:
+        return len(self.settings)
+
+    def index(self, key: str) -> int | None:
+        """The place of the setting with this key; None if it is no candidate."""
+        return self._index.get(key)
+
+    def encode(self, setting: CompileSettings) -> Codes:
+        """The codes of any setting; a value that no candidate has is -1, which is like no other."""
+        return np.array(self._encoded(_values(setting)), dtype=np.int32)
+
+    def _encoded(self, row: dict[str, str]) -> list[int]:
+        return [codes.get(row.get(name, ABSENT), -1) for name, codes in zip(self.names, self._code_of, strict=True)]
+
+
+class Untried:
+    """Which candidates have been neither proposed nor told of.
+
+    Args:
+        candidates: all of them.
+    """
+
+    def __init__(self, candidates: Candidates) -> None:
+        self._candidates = candidates
+        self._is_left = np.ones(len(candidates), dtype=bool)
+        self._num_left = len(candidates)
+
+    def __len__(self) -> int:
+        return self._num_left
+
+    def __contains__(self, index: int) -> bool:
+        return bool(self._is_left[index])
+
+    def take(self, index: int) -> CompileSettings:
+        """The candidate at this place, which is left no longer."""
+        if self._is_left[index]:
+            self._is_left[index] = False
+            self._num_left -= 1
+        return self._candidates.settings[index]
+
+    def strike(self, key: str) -> None:
+        """Takes the candidate with this key, if there is one."""
+        if (index := self._candidates.index(key)) is not None:
+            self.take(index)
+
+    def indices(self) -> npt.NDArray[np.intp]:
+        """The places of those that are left."""
+        return np.flatnonzero(self._is_left)
+
+
+def _values(setting: CompileSettings) -> dict[str, str]:
+    return {name: spelled(value) for name, value in flattened(setting.fields_that_apply())}
+
+
+def _place(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)

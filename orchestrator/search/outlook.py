@@ -1,0 +1,182 @@
+"""What settings that were not tried can be expected to bring and to take, from the records of those that were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.estimates import expected_s
+from orchestrator.objectives import Aims, Losses, Record, figure, front, reference_point
+from orchestrator.search.candidates import Candidates, Codes
+from orchestrator.search.hypervolume import Cells
+from orchestrator.search.surrogate import Posterior, Scale, Settings
+from workloads.settings import CompileSettings
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+
+_USUAL_FAILURES = 0.1
+"""Share of settings taken to come to nothing before there is any result."""
+
+_FAILURE_SPREAD = 0.5
+"""Standard deviation of failing or not, about what it is where both are as likely."""
+
+_MOST_KNOWN = 200
+"""Results that predictions rest on: those on the front, and the latest others. Bounds the time of a prediction."""
+
+_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
+_WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
+"""Draws of a standard normal variable that stand for all of it (Gauss-Hermite quadrature)."""
+
+
+class Expected(NamedTuple):
+    """One number for each setting asked about."""
+
+    gains: Floats
+    """Of hypervolume, in the objectives' own units; that it may fail or violate a constraint is counted in."""
+    wall_s: Floats
+    """Seconds the trial takes."""
+    volume: float
+    """The hypervolume reached, from the same reference point; 0 before there is a front."""
+
+
+class Left(NamedTuple):
+    """What is expected to be left to gain, as shares of the hypervolume reached; infinite before there is a front."""
+
+    by_one: float
+    """By the one setting that adds most."""
+    at_most: float
+    """By all of them: what each would add alone, together, which they cannot exceed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """One finished attempt, as far as predictions need it."""
+
+    codes: Codes
+    log_s: float
+    """Of its guessed cost."""
+    wall_s: float
+    is_usable: bool
+    figures: tuple[float, ...] | None
+    """Losses, then what constraints are about; None unless all were reached. An attempt that is not ok may have them."""
+
+
+class Outlook:
+    """Learns from records and predicts, whoever proposes.
+
+    Args:
+        candidates: what predictions will be asked of.
+        aims: the objectives and constraints.
+        max_length: of the workload, in tokens, by which a setting's number of graphs and so its cost is guessed.
+    """
+
+    def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int) -> None:
+        self._candidates = candidates
+        self._aims = aims
+        self._max_length = max_length
+        self.guessed_s = [expected_s(setting, max_length, ()) for setting in candidates.settings]
+        """Seconds each candidate would take, before any is known."""
+        self._log_s: Floats = np.log(self.guessed_s)
+        self._results: dict[str, _Result] = {}
+        self._under_way: dict[str, CompileSettings] = {}
+        self._front: list[Losses] = []
+
+    def begin(self, setting: CompileSettings) -> None:
+        """Counts a setting as under way, so that settings like it promise less news."""
+        self._under_way[setting.key] = setting
+
+    def tell(self, record: Record) -> None:
+        """Learns from a finished attempt; a later one at the same setting replaces it."""
+        key = str(record["settings_key"])
+        setting = self._under_way.pop(key, None) or CompileSettings.parse(key)
+        losses = self._aims.losses(record)
+        bounded = tuple(figure(record, constraint.name) for constraint in self._aims.constraints)
+        numbers = None if losses is None else (*losses, *bounded)
+        is_usable = self._aims.is_usable(record)
+        self._results.pop(key, None)  # so that the latest comes last
+        self._results[key] = _Result(
+            codes=self._candidates.encode(setting),
+            log_s=float(np.log(expected_s(setting, self._max_length, ()))),
+            wall_s=max(figure(record, "wall_s") or 0.0, 1e-3),
+            is_usable=is_usable,
+            figures=None
+            if numbers is None or None in numbers
+            else tuple(float(number) for number in numbers if number is not None),
+        )
+        if is_usable and losses is not None:
+            self._front = front([*self._front, losses])
+
+    def expected(self, asked: Indices) -> Expected:
+        """What candidates would bring and take.
+
+        Args:
+            asked: their places.
+        """
+        candidates = Settings(self._candidates.codes[asked], self._log_s[asked] - self._log_s.mean())
+        results = self._remembered()
+        if not results:
+            return Expected(np.ones(len(asked)), np.exp(self._log_s[asked]), 0.0)
+        under_way = [self._candidates.encode(setting) for setting in self._under_way.values()]
+        under_way_s = [np.log(expected_s(setting, self._max_length, ())) for setting in self._under_way.values()]
+        known = self._settings(
+            [*(result.codes for result in results), *under_way], [*(result.log_s for result in results), *under_way_s]
+        )
+        is_seen = np.arange(len(results) + len(under_way)) < len(results)
+        outcomes = Posterior(known, candidates, is_seen)
+        failed = np.array([not result.is_usable for result in results])
+        modelled = (failed - _USUAL_FAILURES) / _FAILURE_SPREAD
+        works = np.clip(1 - _USUAL_FAILURES - _FAILURE_SPREAD * outcomes.mean(modelled), 0.02, 0.98)
+        seconds = np.array([result.wall_s for result in results])
+        in_time = Scale.of(seconds)
+        wall_s = np.maximum(in_time.figures(outcomes.mean(in_time.modelled(seconds))), 0.2 * float(seconds.min()))
+        measured = np.array([result.figures is not None for result in results])
+        if not measured.any():
+            return Expected(works, wall_s, 0.0)
+        seen = np.append(measured, np.zeros(len(under_way), dtype=bool))
+        posterior = outcomes if measured.all() else Posterior(known, candidates, seen)
+        figures = np.array([result.figures for result in results if result.figures is not None])
+        draws = [_drawn(column, posterior) for column in figures.T]
+        num_objectives = len(self._aims.objectives)
+        for constraint, drawn in zip(self._aims.constraints, draws[num_objectives:], strict=True):
+            keeps = drawn <= constraint.bound if constraint.is_upper else drawn >= constraint.bound
+            works = works * np.clip(keeps @ _WEIGHTS, 0.02, 1.0)
+        losses = draws[:num_objectives]
+        middle = np.stack([drawn[:, len(_WEIGHTS) // 2] for drawn in losses], axis=1)
+        reference = reference_point([*self._front, *(tuple(map(float, row)) for row in middle)])
+        cells = Cells(self._front, reference)
+        return Expected(works * cells.expected_gains(losses, _WEIGHTS), wall_s, cells.volume())
+
+    def left(self, untried: Indices) -> Left:
+        """What candidates are expected to add to the hypervolume.
+
+        Args:
+            untried: their places.
+        """
+        if not len(untried):
+            return Left(0.0, 0.0)
+        gains, _, volume = self.expected(untried)
+        return Left(float(gains.max()) / volume, float(gains.sum()) / volume) if volume else Left(np.inf, np.inf)
+
+    def _remembered(self) -> list[_Result]:
+        results = list(self._results.values())
+        if len(results) <= _MOST_KNOWN:
+            return results
+        num = len(self._aims.objectives)
+        best = set(self._front)
+        kept = [r for r in results[: -_MOST_KNOWN // 2] if r.is_usable and r.figures is not None and r.figures[:num] in best]
+        return kept[-_MOST_KNOWN // 2 :] + results[-_MOST_KNOWN // 2 :]
+
+    def _settings(self, codes: Sequence[Codes], log_s: Sequence[float]) -> Settings:
+        return Settings(np.stack(codes), np.array(log_s) - self._log_s.mean())
+
+
+def _drawn(figures: Floats, posterior: Posterior) -> Floats:
+    """Figures that each setting asked for may have, one column a node."""
+    scale = Scale.of(figures)
+    mean = posterior.mean(scale.modelled(figures))
+    return scale.figures(mean[:, None] + posterior.deviation[:, None] * _NODES)

@@ -1,0 +1,107 @@
+"""When a search has done enough: a front that no longer moves, a budget that is spent. Decides; others act."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from orchestrator.errors import ConfigError
+from orchestrator.objectives import Aims, Losses, Record, figure, front
+
+
+@dataclass(frozen=True, slots=True)
+class StableFront:
+    """Enough is when so many trials in a row, failures included, have left the front as it was."""
+
+    trials: int
+
+    @classmethod
+    def parse(cls, text: str) -> StableFront:
+        """The rule that `front stable for 6 trials` spells.
+
+        Raises:
+            ConfigError: it is not spelled like that.
+        """
+        found = re.fullmatch(r"\s*front\s+stable\s+for\s+([1-9]\d{0,5})\s+trials?\s*", text)
+        if found is None:
+            raise ConfigError(f'--stop "{text}" is no rule; write it like "front stable for 6 trials"')
+        return cls(int(found.group(1)))
+
+    def __str__(self) -> str:
+        return f"front stable for {self.trials} trial{'' if self.trials == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a search may spend; None for no limit. Whole trials count, their compile time included."""
+
+    time_s: float | None = None
+    """Seconds on the clock."""
+    gpu_s: float | None = None
+    """Seconds of trials, times their workers: what a host with one GPU would take for them in a row."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("--time-budget-s", self.time_s), ("--gpu-budget-s", self.gpu_s)):
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} {value:g} is no time; use a finite number of seconds above 0")
+
+
+class Spending:
+    """Counts what finished trials took, and how long the front has not moved.
+
+    Args:
+        aims: by which there is a front.
+        rule: when to stop for want of news; None for never.
+        budget: when to stop for want of time.
+    """
+
+    def __init__(self, aims: Aims, *, rule: StableFront | None = None, budget: Budget | None = None) -> None:
+        self._aims = aims
+        self._rule = rule
+        self._budget = budget or Budget()
+        self._front: list[Losses] = []
+        self.gpu_s = 0.0
+        """GPU-seconds so far."""
+        self.unmoved = 0
+        """Trials since the front last changed; 0 before there is one."""
+
+    def tell(self, record: Record) -> None:
+        """Counts a finished attempt."""
+        self.gpu_s += gpu_s(record)
+        losses = self._aims.losses(record)
+        after = front([*self._front, losses]) if losses is not None and self._aims.is_usable(record) else self._front
+        self.unmoved = 0 if after != self._front or not after else self.unmoved + 1
+        self._front = after
+
+    def reason_to_stop(self, elapsed_s: float = 0.0) -> str | None:
+        """Why no further trial should start, as a sentence; None if there is no reason.
+
+        Args:
+            elapsed_s: seconds on the clock since the search began.
+        """
+        if self._rule is not None and self.unmoved >= self._rule.trials:
+            return f"the front has not moved for {self.unmoved} trials"
+        if self._budget.time_s is not None and elapsed_s >= self._budget.time_s:
+            return f"the budget of {self._budget.time_s:g} s is spent"
+        if self._budget.gpu_s is not None and self.gpu_s >= self._budget.gpu_s:
+            return f"the budget of {self._budget.gpu_s:g} GPU-seconds is spent"
+        return None
+
+    def allows(self, expected_s: float, *, num_workers: int = 1, elapsed_s: float = 0.0, under_way_gpu_s: float = 0.0) -> bool:
+        """Whether a trial that takes so long fits in what is left of the budget.
+
+        Args:
+            expected_s: seconds it will probably take.
+            num_workers: its workers.
+            elapsed_s: seconds on the clock since the search began.
+            under_way_gpu_s: what trials that have not finished will probably take.
+        """
+        in_time = self._budget.time_s is None or elapsed_s + expected_s <= self._budget.time_s
+        ahead_gpu_s = self.gpu_s + under_way_gpu_s + expected_s * num_workers
+        return in_time and (self._budget.gpu_s is None or ahead_gpu_s <= self._budget.gpu_s)
+
+
+def gpu_s(record: Record) -> float:
+    """What an attempt took: seconds from its start to its end, for each of its workers."""
+    return (figure(record, "wall_s") or 0.0) * (figure(record, "num_workers") or 1.0)
