@@ -126,8 +126,8 @@ def _undominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     found = np.zeros(trials)
     for begin in range(0, count, at_once):
         some = costs[begin : begin + at_once]
-        no_worse = (some[:, :, None, :] <= some[:, None, :, :]).all(axis=3)
-        better = (some[:, :, None, :] < some[:, None, :, :]).any(axis=3)
+        no_worse = np.asarray((some[:, :, None, :] <= some[:, None, :, :]).all(axis=3))
+        better = np.asarray((some[:, :, None, :] < some[:, None, :, :]).any(axis=3))
         found += (~(no_worse & better).any(axis=1)).sum(axis=0)
     return found
 
@@ -150,9 +150,8 @@ def _near(candidates: pd.DataFrame, signs: Mapping[str, float], between: Mapping
     costs = costs_of(candidates, signs)
     at_worst: npt.NDArray[np.float64] = costs + margins
     at_worst = at_worst[~dominated(at_worst)]
-    at_best: list[npt.NDArray[np.float64]] = list(costs - margins)
-    far_behind = np.array([bool((at_worst < best).all(axis=1).any()) for best in at_best], dtype=bool)
-    return np.flatnonzero(~far_behind)
+    worse_everywhere = np.asarray((at_worst[None, :, :] < (costs - margins)[:, None, :]).all(axis=2))
+    return np.flatnonzero(~worse_everywhere.any(axis=1))
 
 
 def _leaders(trials: pd.DataFrame, signs: Mapping[str, float], between: Mapping[str, Noise]) -> npt.NDArray[np.intp]:

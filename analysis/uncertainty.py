@@ -101,7 +101,13 @@ def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[n
 
 
 def drawn(
-    trials: pd.DataFrame, names: tuple[str, ...], *, attempts: pd.DataFrame | None = None, count: int = DRAWS, seed: int = 0
+    trials: pd.DataFrame,
+    names: tuple[str, ...],
+    *,
+    attempts: pd.DataFrame | None = None,
+    like: Mapping[str, str] = MappingProxyType({}),
+    count: int = DRAWS,
+    seed: int = 0,
 ) -> npt.NDArray[np.float64]:
     """What the trials' figures may truly be, of shape (draw, trial, figure); the same in every call.
 
@@ -109,13 +115,14 @@ def drawn(
         trials: rows whose figures in `names` are all finite.
         names: the columns.
         attempts: every attempt of the sweep, to see how settings scatter between runs.
+        like: column → the column whose noise between runs it has, where it is none of `load`'s.
         count: how many draws.
         seed: of the draws.
     """
     chance = np.random.default_rng(seed)
     found = np.empty((count, len(trials), len(names)))
     for at, name in enumerate(names):
-        between = noise(trials if attempts is None else attempts, name)
+        between = noise(trials if attempts is None else attempts, like.get(name, name))
         values, relative = floats(trials[name]), deviations(trials, name, between)
         unit = chance.standard_normal((count, len(trials)))
         # Below its floor a figure is nearly all noise, and a logarithm's would reach across decades: there it adds up instead.

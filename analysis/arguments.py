@@ -1,0 +1,66 @@
+"""What the commands of this package share: one clear sentence and exit code 2 for whatever they cannot work with."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from orchestrator.errors import ConfigError
+from workloads.errors import CompileSweepError
+
+USAGE_ERROR = 2
+
+_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is a `ConfigError` instead of the usage and an exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises the parser's complaint."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def run(command: Callable[[], int]) -> int:
+    """Runs a command; the user's mistakes become one sentence on stderr and exit code 2."""
+    try:
+        return command()
+    except CompileSweepError as error:
+        sentence = " ".join(str(error).split())  # what it quotes may have several lines
+        print(f"error: {sentence}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def count(text: str) -> int:
+    """A whole number, also as `200k`, `1M` or `2e5`.
+
+    Raises:
+        ConfigError: anything else, or less than 0.
+    """
+    found = re.fullmatch(r"([\d_.,]+(?:e\d{1,2})?)([km]?)", text.strip().lower())
+    try:
+        value = float(found[1].replace(",", "").replace("_", "")) * _FACTORS[found[2]] if found else math.nan
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value != int(value):
+        raise ConfigError(f"{text!r} is no count; write a whole number, such as 200000, 200k or 1M")
+    return int(value)
+
+
+def amount(text: str) -> float:
+    """A number of 0 or more.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{text!r} is no amount; write a number of 0 or more")
+    return value

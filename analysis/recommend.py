@@ -1,0 +1,295 @@
+"""`python -m analysis.recommend DIR --steps 200000`: which setting to train a job with, and what that saves.
+
+The setting with the shortest expected total of starts and steps is recommended, among those that keep all constraints. It is
+compared with the best eager setting and with `torch.compile(model)` as it comes, by totals of the same job.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.arguments import Parser, amount, count, run
+from analysis.break_even import Costs, Job, Reign, Starts, costs, reigns, samples_per_step
+from analysis.formatting import duration, figure, number, percent, whole
+from analysis.load import load
+from analysis.uncertainty import DRAWS
+from orchestrator.errors import ConfigError
+from orchestrator.objectives import Constraint
+from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+
+USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
+
+EQUAL = 0.05
+"""A setting that is the shortest with at least this probability cannot be told apart from the recommended one."""
+
+
+class Gain(NamedTuple):
+    """What the recommended setting saves against another one, over the whole job."""
+
+    trial: pd.Series
+    """The other's row."""
+    saved_s: float
+    """Negative if it costs time."""
+    low: float
+    """Lower end of its 95 % interval."""
+    high: float
+    share: float
+    """Of the other's total."""
+    saved_cost: float | None
+    """In the price's currency; None without a price."""
+
+
+class Recommendation(NamedTuple):
+    """The setting for a job, and why."""
+
+    job: Job
+    samples_per_step: int
+    """Of one worker."""
+    trial: pd.Series
+    """Its row of `costs.table`."""
+    costs: Costs
+    """Of every setting that keeps the constraints."""
+    equals: pd.DataFrame
+    """Rows of others that might as well be the shortest, the most probable first."""
+    over_eager: Gain | None
+    """Against the best eager setting; None if none is usable, or it is the one recommended."""
+    over_plain: Gain | None
+    """Against `torch.compile(model)` as it comes, likewise."""
+    reigns: list[Reign]
+    """The shortest setting for every length of such a job."""
+    excluded: dict[str, int]
+    """Constraint → usable settings that do not keep it."""
+
+
+def recommend(
+    df: pd.DataFrame, job: Job, *, constraints: Sequence[Constraint] = (), attempts: pd.DataFrame | None = None
+) -> Recommendation:
+    """The setting under which the job takes least, with what it gains.
+
+    Args:
+        df: trials as `load` returns them.
+        job: the job.
+        constraints: bounds the setting must keep; those it is compared with need not.
+        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+
+    Raises:
+        ConfigError: no trial is usable, or none keeps the constraints.
+    """
+    every = costs(df, job, attempts=attempts)
+    kept, excluded = _within(every.table, constraints)
+    allowed = every.table[kept]
+    draws = every.draws[:, kept]
+    shortest = np.bincount(draws.argmin(axis=1), minlength=len(allowed)) / len(draws)
+    allowed = allowed.assign(best_probability=shortest)
+    chosen = allowed.iloc[0]
+    others = allowed.iloc[1:]
+    return Recommendation(
+        job=job,
+        samples_per_step=samples_per_step(df),
+        trial=chosen,
+        costs=Costs(allowed, draws),
+        equals=others[others["best_probability"] >= EQUAL].sort_values("best_probability", ascending=False, kind="stable"),
+        over_eager=_gain(every, chosen, (every.table["scope"] == Scope.EAGER).to_numpy(dtype=bool), job),
+        over_plain=_gain(every, chosen, _as_it_comes(every.table), job),
+        reigns=reigns(allowed),
+        excluded=excluded,
+    )
+
+
+def sentences(found: Recommendation) -> list[str]:
+    """The recommendation in words, the most important first."""
+    trial, job = found.trial, found.job
+    total = f"{duration(trial['total_s'])} (95 %: {_span(trial['total_s_low'], trial['total_s_high'])})"
+    money = "" if number(trial["cost"]) is None else f", {figure(trial['cost'])} at {figure(job.price_per_gpu_hour)} a GPU-hour"
+    said = [
+        f"For {describe(job, found.samples_per_step)}: “{trial['settings_label']}”.",
+        f"It takes {total}, of it {duration(trial['fixed_s'])} for starting and compiling; "
+        f"{figure(trial['gpu_hours'])} GPU-hours{money}.",
+    ]
+    if not trial["starts_known"] and job.starts is Starts.COLD:
+        said.append("Its cold compile time is an estimate: it was measured with warm caches only.")
+    elif not trial["starts_known"]:
+        said.append("Its warm start was not measured; that of a cold one stands in.")
+    for gain, other in ((found.over_eager, "the best eager setting"), (found.over_plain, "torch.compile(model) as it comes")):
+        if gain is not None:
+            said.append(_gained(gain, other))
+    if found.over_eager is None and trial["scope"] != Scope.EAGER:
+        said.append("What it gains over eager is not known: no eager trial is usable.")
+    if found.over_plain is None and not _as_it_comes(trial.to_frame().T)[0]:
+        said.append("What it gains over torch.compile(model) as it comes is not known: no such trial is usable.")
+    said.append(_confidence(found))
+    said += [f"{left} usable settings do not keep {constraint}." for constraint, left in found.excluded.items() if left]
+    return said
+
+
+def describe(job: Job, samples: int) -> str:
+    """The job in words."""
+    starts = {
+        Starts.COLD: "every start cold",
+        Starts.FIRST_COLD: "the first start cold and restarts warm",
+        Starts.WARM: "every start warm",
+    }[job.starts]
+    restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}, " if job.restarts else ""
+    nodes = f"{job.nodes} nodes, " if job.nodes > 1 else ""
+    return f"{whole(job.steps)} steps of {samples} samples a worker, {nodes}{restarts}{starts}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 0, or 2 for what it cannot work with."""
+    return run(lambda: _command(arguments))
+
+
+def parser(prog: str, description: str) -> Parser:
+    """The options that describe a job, which other commands take as well."""
+    options = Parser(prog=prog, description=description)
+    options.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
+    options.add_argument("--steps", nargs="+", metavar="N", default=None, help="length of the job, such as 200000, 200k or 1M")
+    options.add_argument("--restarts", default="0", metavar="N", help="times it is begun again (0)")
+    options.add_argument("--nodes", default="1", metavar="N", help="nodes it runs on (1)")
+    options.add_argument("--gpus-per-node", default=None, metavar="N", help="GPUs of each (as many as a trial had workers)")
+    options.add_argument("--starts", choices=[*Starts], default=Starts.COLD, help="what caches its starts find (cold)")
+    options.add_argument("--start-overhead-s", default="0", metavar="S", help="seconds of each start whatever the setting (0)")
+    options.add_argument("--price-per-gpu-hour", default=None, metavar="PRICE", help="also say what it costs")
+    options.add_argument(
+        "--constraint", action="append", default=[], metavar="BOUND",
+        help="a bound the setting must keep, such as 'compile_s<=120' or 'peak_memory_bytes<=40GiB'; may be repeated",
+    )  # fmt: skip
+    return options
+
+
+def job_of(told: object, steps: int) -> Job:
+    """The job that parsed options describe.
+
+    Raises:
+        ConfigError: a number that no job has.
+    """
+    words = vars(told)
+    gpus, price = words["gpus_per_node"], words["price_per_gpu_hour"]
+    return Job(
+        steps=steps,
+        restarts=count(words["restarts"]),
+        nodes=count(words["nodes"]),
+        gpus_per_node=None if gpus is None else count(gpus),
+        starts=Starts(words["starts"]),
+        start_overhead_s=amount(words["start_overhead_s"]),
+        price_per_gpu_hour=None if price is None else amount(price),
+    )
+
+
+def _command(arguments: Sequence[str] | None) -> int:
+    options = parser("python -m analysis.recommend", "Says which setting to train a job with, and what that saves.")
+    told = options.parse_args(arguments)
+    lengths = [count(text) for text in told.steps] if told.steps else list(USUAL_STEPS)
+    jobs = [job_of(told, steps) for steps in lengths]
+    constraints = [Constraint.parse(text) for text in told.constraint]
+    df, attempts = load(told.folder), load(told.folder, all_attempts=True)
+    found = [recommend(df, job, constraints=constraints, attempts=attempts) for job in jobs]
+    for one in found:
+        first, *others = sentences(one)
+        print(first, *(f"  {sentence}" for sentence in others), f"  --settings {one.trial['settings_key']!r}", "", sep="\n")
+    print("The shortest by length of the job:", *(f"  {line}" for line in by_length(found[0])), sep="\n")
+    return 0
+
+
+def by_length(found: Recommendation) -> list[str]:
+    """A line for each range of job lengths and the setting that is the shortest in it."""
+    lines = []
+    for reign in found.reigns:
+        until = "" if reign.to_steps is None else f" to {whole(reign.to_steps)}"
+        price = found.job.price_per_gpu_hour
+        gpus = found.job.gpus(int(reign.trial["num_workers"]))
+        cost = "" if price is None else f", {figure(reign.from_s * gpus * price / 3600)}"
+        after = "" if reign.from_steps == 1 else f" ({duration(reign.from_s)}{cost})"
+        lines.append(f"from {whole(reign.from_steps)}{after}{until} steps: “{reign.trial['settings_label']}”")
+    return lines
+
+
+def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
+    """Which rows keep every constraint, and how many break each; what was not measured breaks it."""
+    kept = np.ones(len(table), dtype=np.bool_)
+    excluded = {}
+    for constraint in constraints:
+        values = [number(value) for value in table.get(constraint.name, pd.Series(pd.NA, index=table.index))]
+        keeps = np.array([value is not None and constraint.excess(value) <= 0 for value in values], dtype=np.bool_)
+        if not keeps.any():
+            known = [value for value in values if value is not None]
+            nearest = f"the nearest has {min(known, key=constraint.excess):.4g}" if known else "none has that figure"
+            raise ConfigError(f"no usable setting keeps the constraint {constraint}; {nearest}")
+        excluded[str(constraint)] = int((~keeps).sum())
+        kept &= keeps
+    if not kept.any():
+        raise ConfigError(f"no usable setting keeps all constraints at once ({', '.join(excluded)}); relax one of them")
+    return kept, excluded
+
+
+def _as_it_comes(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which rows are `torch.compile(model)` with nothing said: of one length, or of lengths that torch finds out by itself."""
+    static = CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.STATIC, padding=Padding.MAX)
+    auto = CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.AUTO, padding=Padding.LONGEST)
+    found = []
+    for key in table["settings_key"]:
+        settings = CompileSettings.parse(str(key))
+        plain = replace(settings, pad_multiple=None) if settings.dynamic is Dynamic.AUTO else settings
+        found.append(settings.optimizer is OptimizerKind.FOREACH and plain in (static, auto))
+    return np.array(found, dtype=np.bool_)
+
+
+def _gain(every: Costs, chosen: pd.Series, among: npt.NDArray[np.bool_], job: Job) -> Gain | None:
+    """Against the shortest of some rows; None if there are none, or the chosen one is one of them and the shortest."""
+    rows = every.table[among]
+    if rows.empty or rows.index[0] == chosen.name:
+        return None
+    other = rows.iloc[0]
+    at, mine = (every.table.index.get_loc(row.name) for row in (other, chosen))
+    low, high = np.quantile(every.draws[:, at] - every.draws[:, mine], [0.025, 0.975])
+    saved = float(other["total_s"] - chosen["total_s"])
+    costs_known = job.price_per_gpu_hour is not None
+    return Gain(
+        trial=other, saved_s=saved, low=float(low), high=float(high), share=saved / float(other["total_s"]),
+        saved_cost=float(other["cost"] - chosen["cost"]) if costs_known else None,
+    )  # fmt: skip
+
+
+def _gained(gain: Gain, other: str) -> str:
+    name = f"{other} (“{gain.trial['settings_label']}”, {duration(gain.trial['total_s'])})"
+    money = "" if gain.saved_cost is None else f", {figure(abs(gain.saved_cost))} in money"
+    span = f"95 %: {_span(gain.low, gain.high)}"
+    if gain.saved_s < 0:
+        return f"Against {name} it loses {duration(-gain.saved_s)} ({span}), {percent(-gain.share)}{money}."
+    noise = "" if gain.low > 0 else "; that may be noise"
+    return f"It saves {duration(gain.saved_s)} ({span}), {percent(gain.share)}{money}, against {name}{noise}."
+
+
+def _confidence(found: Recommendation) -> str:
+    """How certain it is that no other setting takes less."""
+    certain = f"That it takes least of {len(found.costs.table)} settings is {_chance(found.trial['best_probability'])} probable"
+    if found.equals.empty:
+        return f"{certain}."
+    names = [f"“{row['settings_label']}” ({_chance(row['best_probability'])})" for _, row in found.equals.iterrows()]
+    return f"{certain}; it cannot be told apart from {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."
+
+
+def _chance(share: float) -> str:
+    """A share of draws, of which there are too few to say that something is certain."""
+    return f"over {percent(1 - 2 / DRAWS)}" if share > 1 - 2 / DRAWS else percent(share)
+
+
+def _span(low: object, high: object) -> str:
+    return f"{_signed(low)} to {_signed(high)}"
+
+
+def _signed(seconds: object) -> str:
+    value = number(seconds)
+    return f"−{duration(-value)}" if value is not None and value < 0 else duration(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""`python -m analysis.recommend`: the setting for a job, its gains, and what it says of bad input."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis.break_even import Job, Starts
+from analysis.recommend import main, recommend, sentences
+from orchestrator.errors import ConfigError
+from orchestrator.objectives import Constraint
+from orchestrator.records import Status
+
+EAGER, PLAIN = "scope=eager,padding=max", "scope=full"
+QUICK, FAST = "scope=regional", "scope=full,mode=max-autotune,optimizer=compiled"
+RECORDS = [
+    trial(EAGER, 500, 0.5), trial(PLAIN, 800, 120), trial(QUICK, 640, 20),
+    trial(FAST, 1000, 600, peak_memory_bytes=60 * 2**30),
+]  # fmt: skip
+
+
+def test_the_longer_the_job_the_more_compiling_it_is_worth(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep(RECORDS))
+    chosen = [recommend(df, Job(steps=steps)).trial["compile_s"] for steps in (100, 3000, 20_000, 1_000_000)]
+    assert chosen == [0.5, 20, 120, 600]
+
+
+def test_gains_are_differences_of_totals_of_the_same_job(make_sweep: MakeSweep) -> None:
+    found = recommend(analysis.load(make_sweep(RECORDS)), Job(steps=1_000_000, price_per_gpu_hour=3.6))
+    assert found.over_eager is not None
+    assert found.over_plain is not None
+    saved = (0.5 + 64e6 / 500) - (600 + 64e6 / 1000)
+    assert found.over_eager.saved_s == pytest.approx(saved)
+    assert found.over_eager.low < saved < found.over_eager.high
+    assert found.over_eager.saved_cost == pytest.approx(saved / 1000)
+    assert found.over_eager.share == pytest.approx(saved / (0.5 + 64e6 / 500))
+    assert found.over_plain.trial["settings_label"] == "full, default, static"
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_plain"),
+    [
+        ("scope=full", True),
+        ("scope=full,dynamic=auto", True),
+        ("scope=full,dynamic=auto,pad_multiple=1", True),
+        ("scope=full,mode=reduce-overhead", False),
+        ("scope=full,dynamic=true", False),
+        ("scope=full,optimizer=compiled", False),
+        ("scope=full,attention=unmasked", False),
+        ("scope=regional", False),
+    ],
+)
+def test_what_torch_compile_does_as_it_comes(make_sweep: MakeSweep, settings: str, is_plain: bool) -> None:
+    df = analysis.load(make_sweep([trial(FAST, 5000, 1), trial(settings, 700, 50)]))
+    assert (recommend(df, Job(steps=1000)).over_plain is not None) == is_plain
+
+
+def test_a_constraint_leaves_settings_out_but_not_what_they_are_compared_with(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep(RECORDS))
+    bounds = [Constraint.parse("compile_s<=60"), Constraint.parse("compile_s>=5")]
+    found = recommend(df, Job(steps=1_000_000), constraints=bounds)
+    assert found.trial["scope"] == "regional"
+    assert found.over_plain is not None
+    assert found.over_plain.saved_s < 0
+    assert found.over_eager is not None
+    assert found.excluded == {"compile_s<=60": 2, "compile_s>=5": 1}
+    assert any("loses" in sentence for sentence in sentences(found))
+
+
+def test_a_figure_that_was_not_measured_keeps_no_constraint(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep([*RECORDS, trial("scope=modular", 9000, 1, peak_memory_bytes=None)]))
+    found = recommend(df, Job(steps=1000), constraints=[Constraint.parse("peak_memory_bytes<=40GiB")])
+    assert found.trial["scope"] != "modular"
+
+
+def test_constraints_nobody_keeps_are_refused_with_what_comes_nearest(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep(RECORDS))
+    with pytest.raises(ConfigError, match=r"compile_s<=0\.1; the nearest has 0\.5"):
+        recommend(df, Job(steps=1), constraints=[Constraint.parse("compile_s<=0.1")])
+    both = [Constraint.parse("compile_s<=60"), Constraint.parse("samples_per_s>=900")]
+    with pytest.raises(ConfigError, match="all constraints at once"):
+        recommend(df, Job(steps=1), constraints=both)
+
+
+def test_settings_that_cannot_be_told_apart_are_named(make_sweep: MakeSweep) -> None:
+    close = [trial(PLAIN, 800, 60), trial("scope=full,optimizer=fused", 801, 60), trial(EAGER, 500, 1)]
+    found = recommend(analysis.load(make_sweep(close)), Job(steps=1_000_000))
+    assert len(found.equals) == 1
+    assert any("cannot be told apart from" in sentence for sentence in sentences(found))
+
+
+def test_what_is_not_known_is_said(make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep([trial(QUICK, 640, 20), trial(EAGER, 500, 1, status=Status.FAILED, label="unstable")]))
+    words = " ".join(sentences(recommend(df, Job(steps=1000, starts=Starts.WARM))))
+    assert "gains over eager is not known" in words
+    assert "over torch.compile(model) as it comes is not known" in words
+    assert "warm start was not measured" in words
+
+
+def test_the_command_prints_a_recommendation_for_each_length_and_the_flips(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(make_sweep(RECORDS)), "--steps", "100", "1M", "--restarts", "2", "--price-per-gpu-hour", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "For 100 steps of 64 samples a worker, 2 restarts, every start cold: “eager, pad to max”." in out
+    assert "For 1,000,000 steps" in out
+    assert "in money, against the best eager setting" in out
+    assert f"--settings '{RECORDS[3].settings_key}'" in out
+    flips = out.partition("The shortest by length")[2]
+    assert flips.count("from ") == 4
+
+
+def test_without_a_length_four_are_answered(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(make_sweep(RECORDS))]) == 0
+    assert capsys.readouterr().out.count("steps of 64 samples") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--steps", "many"], "'many' is no count"),
+        (["--steps", "0"], "steps=0 is too few"),
+        (["--steps", "1.5"], "'1.5' is no count"),
+        (["--price-per-gpu-hour", "-1"], "'-1' is no amount"),
+        (["--constraint", "compile<=3"], "no numeric field of a record is called 'compile'"),
+        (["--constraint", "compile_s<=0"], "no usable setting keeps the constraint"),
+        (["--starts", "hot"], "--starts"),
+        (["--stps", "3"], "unrecognized arguments"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    assert main([str(make_sweep(RECORDS)), *words]) == 2
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_a_sweep_without_a_usable_trial_is_said_so(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(make_sweep([trial(PLAIN, status=Status.FAILED, label="worker-died")]))]) == 2
+    assert "no trial is usable" in capsys.readouterr().err
+
+
+def test_repeated_settings_widen_or_narrow_the_interval(make_sweep: MakeSweep) -> None:
+    """Compile times between 40 and 80 s: a job of many restarts is that uncertain."""
+    records = [trial(PLAIN, 800, seconds) for seconds in (40, 80, 45, 75, 50, 70, 60)]
+    folder = make_sweep(records)
+    job = Job(steps=10, restarts=100)
+
+    def width(attempts: pd.DataFrame | None) -> float:
+        row = recommend(analysis.load(folder), job, attempts=attempts).trial
+        return float(row["total_s_high"] - row["total_s_low"])
+
+    assert width(analysis.load(folder, all_attempts=True)) > 3 * width(None)
