@@ -37,7 +37,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     grouped: Candidate = {"group_window": GROUP_WINDOW, "attention": "unmasked", "optimizer": "fused"}
     untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"}  # minutes of compiling for no speed here (docs/log.md)
     one_graph: Candidate = {"inductor.triton.mix_order_reduction": "off"}  # its guard makes a second graph from 107 tokens on
-    unpadded: Candidate = {"shape_padding": "off"}  # as with mark on torch before 2.13; for dynamic=true its guards make four graphs, in over 480 s
+    unpadded: Candidate = {"shape_padding": "off"}  # with its guards dynamic=true makes four graphs before torch 2.13
     yield _EAGER_MAX
     yield _EAGER_LONGEST
     yield {**_EAGER_LONGEST, "group_window": GROUP_WINDOW}
