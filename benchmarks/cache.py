@@ -1,0 +1,142 @@
+"""What sharing compile caches is worth: a job's restart, a whole sweep, and moving artifacts. See docs/results.md.
+
+Background: compiling is most of what a sweep spends its GPU hours on. Each command answers one question of that, in a room of its
+own: `cache_restart.py`, `cache_sweeps.py`, `cache_transfer.py`. Whatever is done is in the JSON at once, so a run that is
+killed leaves what it had.
+
+Output: a table, and a JSON file.
+
+    python -m benchmarks.cache restart --output restart.json                                     # one GPU
+    python -m benchmarks.cache restart --output restart.json --device cpu --size tiny            # a dry run
+    python -m benchmarks.cache sweeps results/cold results/shared --output sweeps.json
+    python -m benchmarks.cache transfer --output transfer.json
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cache_restart, cache_sweeps, cache_transfer
+from orchestrator import cli
+from orchestrator.config import Device
+from orchestrator.errors import ConfigError
+from workloads.settings import CompileSettings
+
+PROG = "python -m benchmarks.cache"
+WIDTH = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartOptions:
+    """Times the first step in a process with empty caches, and in one that restores what that one left."""
+
+    output: Path
+    """Where the JSON goes."""
+    settings: tuple[str, ...] = ("scope=full", "scope=regional")
+    """As in a sweep's --settings."""
+    precompile: bool = False
+    """Do each again with what Dynamo traced kept too."""
+    workload: str = "captioning"
+    size: str = "base"
+    device: Device = Device.CUDA
+    steps: int = 20
+    """Steps that the cold process and the warm one take."""
+    budget_s: float = 560.0
+    """Seconds after which what runs is stopped and what is missing is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepsOptions:
+    """Compares a sweep whose trials began cold with one over the same settings whose trials shared what they compiled."""
+
+    cold: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="COLD")]
+    """Folder of the one run with --caches cold."""
+    shared: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SHARED")]
+    """Folder of the one run with --caches shared."""
+    output: Path
+    """Where the JSON goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferOptions:
+    """Times publishing and fetching a bundle's worth of artifacts, on one node and across two Ray nodes on this host."""
+
+    output: Path
+    """Where the JSON goes."""
+    mb: float = 35.0
+    """Of all artifacts together, in 10⁶ bytes."""
+    artifacts: int = 350
+    """How many they are."""
+    rounds: int = 5
+    """Of each route; the median counts."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    return cli.run(lambda: _dispatch(arguments))
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    name = words[0] if words else ""
+    if name in ("-h", "--help"):
+        print(f"usage: {PROG} COMMAND …, each with its own --help\n")
+        for command, (options, _) in COMMANDS.items():
+            print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")
+        return 0
+    if name not in COMMANDS:
+        raise cli.UsageError(f"{f'no command {name!r}' if name else 'a command is missing'}; use one of {', '.join(COMMANDS)}")
+    kind, run = COMMANDS[name]
+    options = cli.parse(kind, f"{PROG} {name}", words[1:])
+    if not options.output.parent.is_dir():
+        raise ConfigError(f"--output {options.output}: there is no such folder")
+    Console(width=WIDTH).print(*run(options), sep="\n", highlight=False)
+    return 0
+
+
+def _restart(options: RestartOptions) -> list[Table]:
+    _check_positive(options, "steps", "budget_s")
+    plan = cache_restart.Plan(
+        settings=tuple(CompileSettings.parse(text) for text in options.settings),
+        precompile=options.precompile,
+        workload=options.workload,
+        size=options.size,
+        device=options.device,
+        steps=options.steps,
+        budget_s=options.budget_s,
+    )
+    return cache_restart.restart(options.output, plan)
+
+
+def _sweeps(options: SweepsOptions) -> list[Table | str]:
+    return cache_sweeps.compare(options.output, options.cold, options.shared)
+
+
+def _transfer(options: TransferOptions) -> list[Table]:
+    _check_positive(options, "mb", "artifacts", "rounds")
+    return cache_transfer.transfer(options.output, mb=options.mb, artifacts=options.artifacts, rounds=options.rounds)
+
+
+def _check_positive(options: RestartOptions | TransferOptions, *names: str) -> None:
+    for name in names:
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)} is too few; use more than 0")
+
+
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any], Sequence[Table | str]]]] = {
+    "restart": (RestartOptions, _restart),
+    "sweeps": (SweepsOptions, _sweeps),
+    "transfer": (TransferOptions, _transfer),
+}
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended too
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,334 @@
+"""The first step of a training job, cold and restarted from artifacts, each in a new process.
+
+Background: with torch's `load_cache_artifacts`, by hand, the first step came down from 66.0 to 8.6 s. Here a process with empty
+caches takes some steps and publishes what it compiled in a folder; another restores that, by the code of a sweep's warm starts
+(`orchestrator/sharing.py`, `workloads/restarting.py`). A third restores and takes one step alone, so that the phases are that
+step's. Where the goal is missed, a fourth does that under Python's profiler, which slows all of it down.
+
+Output: seconds to restore, to build the model and of the first step; cold over warm; hits and misses; where the rest goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import cProfile
+import json
+import os
+import pstats
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from orchestrator import cores
+from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.config import Device
+from orchestrator.environment import fingerprint
+from orchestrator.folder import write_json
+from workloads.phases import Phase
+from workloads.settings import CompileSettings
+
+GOAL = 12.0
+"""Cold over warm first step, for the whole model with all else at its default."""
+
+LIMIT_S = 600.0
+"""For one process."""
+
+PROFILE_LINES, SHOWN_LINES = 40, 12
+"""Functions in the JSON and in the table."""
+
+
+class Kind(StrEnum):
+    """What a process is for."""
+
+    COLD = "cold"
+    """Empty caches; publishes."""
+    WARM = "warm"
+    """Restores; takes as many steps as the cold one."""
+    PHASES = "phases"
+    """Restores; takes one step."""
+    PROFILE = "profile"
+    """The same under Python's profiler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one process is told."""
+
+    kind: Kind
+    setting: str
+    """`CompileSettings.key`."""
+    precompile: bool
+    workload: str
+    size: str
+    device: Device
+    steps: int
+    store: str
+    result: str
+
+    def assignment(self) -> Assignment:
+        """As a sweep would give it: a cold trial, or a warm start."""
+        warm = self.kind is not Kind.COLD
+        plan = TrialPlan(
+            folder=self.store,
+            workload=self.workload,
+            size=self.size,
+            seed=0,
+            num_workers=1,
+            use_gpu=self.device is Device.CUDA,
+            pipeline="resident",
+            workers_at_once=1,
+            claimed_cpus=1.0,
+            compile_deadline_s=LIMIT_S,
+            trial_deadline_s=LIMIT_S,
+            cache=self.store,
+            precompile=self.precompile,
+            restores=warm,
+            warm_start=warm,
+        )
+        return Assignment(plan=plan, trial_id=self.kind, settings_key=self.setting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be restarted, and how."""
+
+    settings: tuple[CompileSettings, ...]
+    precompile: bool
+    """Whether each setting is done again with what Dynamo traced kept too."""
+    workload: str
+    size: str
+    device: Device
+    steps: int
+    budget_s: float
+    """Seconds after which what runs is stopped and what is missing is left out."""
+
+    def variants(self) -> Iterator[tuple[CompileSettings, bool]]:
+        """Every setting, then every setting with precompile if asked for."""
+        yield from ((setting, False) for setting in self.settings)
+        if self.precompile:
+            yield from ((setting, True) for setting in self.settings)
+
+
+def restart(output: Path, plan: Plan) -> list[Table]:
+    """Runs all processes, one after another, and writes the JSON after each; returns it as tables."""
+    ends_at = time.monotonic() + plan.budget_s
+    found: list[dict[str, Any]] = []
+    for setting, precompile in plan.variants():
+        variant: dict[str, Any] = {"settings_key": setting.key, "label": setting.label, "precompile": precompile, "runs": {}}
+        found.append(variant)
+        for kind, figures in _runs(setting, precompile, plan, ends_at):
+            variant["runs"][str(kind)] = figures
+            variant |= compared(variant["runs"])
+            described = {"workload": plan.workload, "size": plan.size, "steps": plan.steps, "goal": GOAL}
+            write_json(output, {"environment": fingerprint().to_dict(), **described, "variants": found})
+            print(f"{_named(variant)}: {kind}: first step {figures['first_step_s']:.2f} s", flush=True)
+    return [table(found), *(profile_table(variant) for variant in found if Kind.PROFILE in variant["runs"])]
+
+
+def compared(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Cold over warm, as far as both have run.
+
+    `first_step_ratio` is the figure with a goal. `steps_ratio` is the same of all steps, and `start_ratio` of all that a
+    restarted job waits for before its second step: restoring, building and the first step.
+    """
+    cold, warm = runs.get(Kind.COLD), runs.get(Kind.WARM)
+    if cold is None or warm is None:
+        return {}
+    return {
+        "first_step_ratio": cold["first_step_s"] / warm["first_step_s"],
+        "steps_ratio": cold["warmup_s"] / warm["warmup_s"],
+        "start_ratio": (cold["load_s"] + cold["first_step_s"]) / (warm["restore_s"] + warm["load_s"] + warm["first_step_s"]),
+    }
+
+
+def is_profiled(runs: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether it has to be said what the rest of the warm first step is."""
+    ratio = compared(runs).get("first_step_ratio")
+    return ratio is not None and ratio < GOAL
+
+
+def take(job: Job) -> None:
+    """What each process does: as a sweep's worker, without Ray."""
+    began = time.perf_counter()
+    cpus = os.sched_getaffinity(0)
+    cores.bind(cpus)
+    import torch  # behind the binding
+
+    from orchestrator.sharing import Sharing
+    from workloads.base import load_workload
+    from workloads.compile_caches import watching_caches
+    from workloads.measurement import Protocol
+    from workloads.restarting import restart as start
+    from workloads.toolchain import start_compile_workers, warm_cpp_headers
+
+    torch.set_num_threads(len(cpus))
+    assignment = job.assignment()
+    if job.device is Device.CPU:
+        warm_cpp_headers()
+    elif assignment.settings.mode is not None:
+        start_compile_workers()
+    imported_s = time.perf_counter() - began
+    workload = load_workload(job.workload)(job.size, 0)
+    device = torch.device(job.device)
+    profile = cProfile.Profile() if job.kind is Kind.PROFILE else None
+
+    def on_phase(phase: Phase) -> None:
+        if profile is not None and phase is Phase.WARMING_UP:
+            profile.enable()
+        elif profile is not None and phase is Phase.DONE:
+            profile.disable()
+
+    sharing = Sharing(assignment, workload, 0)
+    sharing.restore(LIMIT_S)
+    steps = 1 if job.kind in (Kind.PHASES, Kind.PROFILE) else job.steps
+    protocol = Protocol(compared_steps=steps, visits=0, cudagraph_visits=0)
+    with sharing.watching(), watching_caches() as use:
+        started = start(workload, assignment.settings, device=device, protocol=protocol, on_phase=on_phase)
+    figures = {**started.to_dict(), "import_s": imported_s, "hits": use.hits, "misses": use.misses}
+    if job.kind is Kind.COLD:
+        figures |= sharing.publish(LIMIT_S)
+    else:
+        figures |= sharing.figures(started)
+    if profile is not None:
+        figures["profile"] = profiled(profile)
+    write_json(Path(job.result), figures)
+
+
+def profiled(profile: cProfile.Profile) -> list[dict[str, Any]]:
+    """The functions in which most time was spent, what they call not included, and who called them most."""
+    stats: Any = pstats.Stats(profile)  # whose table the type stubs leave out
+    rows = [
+        {
+            "function": _spelled(function),
+            "own_s": own_s,
+            "with_calls_s": all_s,
+            "calls": calls,
+            "mostly_from": _spelled(max(callers, key=lambda caller: callers[caller][2])) if callers else None,
+        }
+        for function, (_, calls, own_s, all_s, callers) in stats.stats.items()
+    ]
+    return sorted(rows, key=lambda row: -row["own_s"])[:PROFILE_LINES]
+
+
+def table(variants: Sequence[dict[str, Any]]) -> Table:
+    """Variants as the JSON has them, for people."""
+    shown = Table(box=None)
+    for title in ("setting", "first step s, cold", "warm", "cold ÷ warm", "restore s", "build s", "all steps", "hits", "misses"):
+        shown.add_column(title, justify="left" if title == "setting" else "right")
+    shown.add_column("the warm first step, s")
+    for variant in variants:
+        runs = variant["runs"]
+        cold, warm, phases = (runs.get(kind, {}) for kind in (Kind.COLD, Kind.WARM, Kind.PHASES))
+        ratio = variant.get("first_step_ratio")
+        parts = sorted(phases.get("compile_phases_s", {}).items(), key=lambda part: -part[1])
+        shown.add_row(
+            _named(variant),
+            _seconds(cold.get("first_step_s")),
+            _seconds(warm.get("first_step_s")),
+            "–" if ratio is None else f"{ratio:.1f}×",
+            _seconds(warm.get("restore_s")),
+            _seconds(warm.get("load_s")),
+            f"{variant['steps_ratio']:.1f}×" if "steps_ratio" in variant else "–",
+            str(warm.get("cache_hits", "–")),
+            str(warm.get("cache_misses", "–")),
+            ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts if seconds >= 0.01),
+        )
+    return shown
+
+
+def profile_table(variant: Mapping[str, Any]) -> Table:
+    """Where Python's profiler saw the warm first step of a variant spend its time."""
+    shown = Table("own s", "with calls", "calls", "function", "mostly called from", box=None, title=f"{_named(variant)}: profile")
+    for row in variant["runs"][Kind.PROFILE]["profile"][:SHOWN_LINES]:
+        figures = f"{row['own_s']:.2f}", f"{row['with_calls_s']:.2f}", str(row["calls"])
+        shown.add_row(*figures, escape(row["function"]), escape(row["mostly_from"] or "–"))
+    return shown
+
+
+def _runs(setting: CompileSettings, precompile: bool, plan: Plan, ends_at: float) -> Iterator[tuple[Kind, dict[str, Any]]]:
+    """Figures of each process of a variant, as far as time goes and none fails."""
+    runs: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="compile-sweep-restart-") as scratch:
+        for kind in Kind:
+            if kind is Kind.PROFILE and not is_profiled(runs):
+                return
+            job = Job(
+                kind=kind,
+                setting=setting.key,
+                precompile=precompile,
+                workload=plan.workload,
+                size=plan.size,
+                device=plan.device,
+                steps=plan.steps,
+                store=f"{scratch}/store",
+                result=f"{scratch}/{kind}.json",
+            )
+            figures = _run(job, Path(scratch) / f"caches-{kind}", ends_at)
+            if figures is None:
+                return
+            runs[str(kind)] = figures
+            yield kind, figures
+
+
+def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | None:
+    """What the process of a job wrote; None if it was not done in time, or failed, which is said."""
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        **({} if job.device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""}),
+    }
+    began = time.monotonic()
+    command = [sys.executable, "-m", "benchmarks.cache_restart", json.dumps(asdict(job))]
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        code = process.wait(max(0.0, min(LIMIT_S, ends_at - began)))
+    except subprocess.TimeoutExpired:
+        print(f"{job.setting}: {job.kind}: no time left", flush=True)
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if code:
+        print(f"{job.setting}: {job.kind}: ended with code {code}; see above", flush=True)
+        return None
+    figures: dict[str, Any] = json.loads(Path(job.result).read_text())
+    return {**figures, "process_s": time.monotonic() - began}
+
+
+def job_of(text: str) -> Job:
+    """The job that `_run` spelled."""
+    job = Job(**json.loads(text))
+    return replace(job, kind=Kind(job.kind), device=Device(job.device))
+
+
+def _named(variant: Mapping[str, Any]) -> str:
+    return str(variant["label"]) + (", precompile" if variant["precompile"] else "")
+
+
+def _spelled(function: tuple[str, int, str]) -> str:
+    """A function as the profiler names it, without the folders of this machine."""
+    file, line, name = function
+    if file == "~":
+        return name
+    short = file.rpartition("site-packages/")[2] if "site-packages/" in file else "/".join(Path(file).parts[-2:])
+    return f"{short}:{line} {name}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    take(job_of(sys.argv[1]))  # in a process of `_run`
