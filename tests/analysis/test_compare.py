@@ -1,0 +1,281 @@
+"""`python -m analysis.compare`: what changed, what is noise, what breaks a rule, and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_folders import ENVIRONMENT, trial
+
+import analysis
+from analysis.changes import Kind, change, compare
+from analysis.compare import main
+from analysis.fail_on import Rule, check
+from analysis.uncertainty import USUAL
+from orchestrator.errors import ConfigError
+from orchestrator.records import SCHEMA_VERSION, Caches, Status, TrialRecord, append
+
+EAGER, FULL, REGIONAL, MODULAR = "scope=eager,padding=max", "scope=full", "scope=regional", "scope=modular"
+
+MakeTwo = Callable[..., tuple[Path, Path]]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> MakeTwo:
+    """Writes two sweep folders and returns their paths."""
+
+    def folder(name: str, records: Sequence[TrialRecord], sweep: dict[str, Any]) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        (path / "trials.jsonl").touch()
+        for record in records:
+            append(path, record)
+        contents = {
+            "schema_version": SCHEMA_VERSION,
+            "config": {"workload": "captioning", "size": "base"},
+            "environment": ENVIRONMENT,
+            "planned": [record.settings_key for record in records],
+        }
+        (path / "sweep.json").write_text(json.dumps(contents | sweep))
+        return path
+
+    def make(
+        before: Sequence[TrialRecord], after: Sequence[TrialRecord], first: dict[str, Any] | None = None, **second: Any
+    ) -> tuple[Path, Path]:
+        return folder("a", before, first or {}), folder("b", after, second)
+
+    return make
+
+
+def compared(folders: tuple[Path, Path]) -> Any:
+    frames = [analysis.load(folder) for folder in folders]
+    return compare(*frames, sweeps=(analysis.load_sweep(folders[0]), analysis.load_sweep(folders[1])))
+
+
+def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: MakeTwo) -> None:
+    """Each throughput is known to ±1 %, a compile time to ±10 % or so between runs."""
+    found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 780, 63), trial(REGIONAL, 640, 40)]))
+    full, regional = found.pairs
+    assert not full.changes["compile_s"].is_significant
+    assert full.changes["samples_per_s"].is_significant == (800 / 780 > 1 + 1.96 * (2 * (0.0051**2 + 0.005**2)) ** 0.5)
+    assert regional.changes["samples_per_s"].is_significant
+    assert regional.changes["compile_s"].is_significant
+    assert regional.changes["compile_s"].share == pytest.approx(1.0)
+    low, high = regional.changes["compile_s"].low, regional.changes["compile_s"].high
+    assert 0.6 < low < 1 < high < 1.5
+
+
+def test_memory_has_no_noise_so_any_change_of_it_counts(two: MakeTwo) -> None:
+    more = trial(FULL, 800, 60, peak_memory_bytes=18 * 2**30 + 2**20)
+    assert compared(two([trial(FULL, 800, 60)], [more])).pairs[0].changes["peak_memory_bytes"].is_significant
+
+
+def test_compile_times_near_zero_are_noise(two: MakeTwo) -> None:
+    found = compared(two([trial(EAGER, 500, 0.3)], [trial(EAGER, 500, 0.9)]))
+    assert not found.pairs[0].changes["compile_s"].is_significant
+    from_zero = compared_series(0.0, 0.9)
+    assert from_zero.share is None
+    assert not from_zero.is_significant
+    assert compared_series(0.0, 5.0).is_significant
+
+
+def compared_series(before: float, after: float) -> Any:
+    import pandas as pd
+
+    return change(pd.Series({"compile_s": before}), pd.Series({"compile_s": after}), "compile_s", USUAL)
+
+
+def test_news_is_what_no_figure_says(two: MakeTwo) -> None:
+    worse = trial(
+        FULL, 800, 60, graph_breaks=2, graph_break_reasons=["print", "item"], recompiles=1, recompile_reasons=["length == 8"],
+        fallbacks=["frame skipped"], cudagraph_skips=1, cudagraph_skip_reasons=["mutated inputs"], numerics={"status": "nan"},
+    )  # fmt: skip
+    broken = trial(REGIONAL, status=Status.FAILED, label="worker-died", reason="signal 9")
+    mended = trial(MODULAR, 700, 30)
+    unwell = trial(MODULAR, status=Status.INFEASIBLE, label="nan", reason="NaN")
+    before = [trial(FULL, 800, 60, graph_breaks=1, graph_break_reasons=["print"]), trial(REGIONAL, 700, 20), unwell]
+    found = compared(two(before, [worse, broken, mended]))
+    full, regional, modular = found.pairs
+    assert {news.kind for news in full.news} == {
+        Kind.BREAK, Kind.RECOMPILE, Kind.FALLBACK, Kind.CUDAGRAPH_SKIP, Kind.NUMERICS,
+    }  # fmt: skip
+    assert next(news for news in full.news if news.kind is Kind.BREAK).sentence == "2 graph breaks, before 1; new: item"
+    assert [news.kind for news in regional.news] == [Kind.FAILURE]
+    assert "signal 9" in regional.news[0].sentence
+    assert [news.kind for news in modular.news] == [Kind.MENDED]
+
+
+def test_nothing_changed_is_no_news(two: MakeTwo) -> None:
+    records = [trial(FULL, 800, 60), trial(REGIONAL, 700, 20)]
+    found = compared(two(records, records))
+    assert [pair.news for pair in found.pairs] == [[], []]
+    assert all(one.share == 0 for pair in found.pairs for one in pair.changes.values())
+    assert not found.circumstances
+
+
+def test_circumstances_that_differ_are_named(two: MakeTwo) -> None:
+    folders = two([trial(FULL, 800, 60)], [trial(FULL, 800, 60)], environment=ENVIRONMENT | {"torch": "2.14.0", "commit": "abc"})
+    assert compared(folders).circumstances == [("torch", "2.13.0", "2.14.0"), ("commit", "—", "abc")]
+
+
+def test_sweeps_of_other_workloads_or_other_settings_are_refused(two: MakeTwo) -> None:
+    folders = two([trial(FULL, 800, 60)], [trial(FULL, 800, 60)], config={"workload": "captioning", "size": "tiny"})
+    with pytest.raises(ConfigError, match=r"not of the same size \(base and tiny\)"):
+        compared(folders)
+
+
+def test_sweeps_without_a_common_setting_are_refused(two: MakeTwo) -> None:
+    folders = two([trial(FULL, 800, 60)], [trial(FULL, 800, 60, num_workers=4)])
+    with pytest.raises(ConfigError, match="no setting"):
+        compared(folders)
+
+
+@pytest.mark.parametrize(
+    ("rule", "compile_s", "samples_per_s", "fails"),
+    [
+        ("compile_s>+15%", 90, 800, True),
+        ("compile_s>+15%", 64, 800, False),
+        ("compile_s>+5%", 64, 800, False),  # beyond the limit, within noise
+        ("compile_s>+20", 90, 800, True),
+        ("compile_s>+40", 90, 800, False),
+        ("compile_s>1min", 90, 800, True),
+        ("compile_s>2min", 90, 800, False),
+        ("samples_per_s<-3%", 60, 700, True),
+        ("samples_per_s<-3%", 60, 900, False),
+        ("samples_per_s<750", 60, 700, True),
+        ("peak_memory_bytes>10GiB", 60, 800, True),
+        ("peak_memory_bytes>20GiB", 60, 800, False),
+        ("graph_breaks>0", 60, 800, False),
+    ],
+)
+def test_rules(two: MakeTwo, rule: str, compile_s: float, samples_per_s: float, fails: bool) -> None:
+    found = compared(two([trial(FULL, 800, 60)], [trial(FULL, samples_per_s, compile_s)]))
+    assert any(finding.fails for finding in check(found, [Rule.parse(rule)])) == fails
+
+
+def test_beyond_the_limit_but_within_noise_is_said_and_passes(two: MakeTwo) -> None:
+    found = compared(two([trial(FULL, 800, 60)], [trial(FULL, 800, 64)]))
+    (finding,) = check(found, [Rule.parse("compile_s>+5%")])
+    assert not finding.fails
+    assert "within noise" in finding.sentence
+
+
+def test_what_broke_keeps_no_rule_about_its_figures(two: MakeTwo) -> None:
+    broken = trial(REGIONAL, status=Status.INFEASIBLE, label="compile-deadline", reason="too long")
+    found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 800, 60), broken]))
+    (finding,) = check(found, [Rule.parse("samples_per_s<-3%")])
+    assert finding.fails
+    assert "compile-deadline" in finding.sentence
+    assert check(found, [Rule.parse("failures")])[0].fails
+
+
+def test_what_was_not_usable_before_breaks_no_rule(two: MakeTwo) -> None:
+    bad = [trial(REGIONAL, 700, 20, status=Status.FAILED, label="unstable", reason="noise")]
+    worse = [trial(REGIONAL, 300, 90, status=Status.FAILED, label="unstable", reason="noise")]
+    found = compared(two([trial(FULL, 800, 60), *bad], [trial(FULL, 800, 60), *worse]))
+    assert check(found, [Rule.parse("samples_per_s<-3%"), Rule.parse("failures")]) == []
+
+
+def test_a_planned_setting_without_a_record_fails_once(two: MakeTwo) -> None:
+    planned = [trial(FULL, 800, 60).settings_key, trial(REGIONAL, 700, 20).settings_key]
+    folders = two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 800, 60)], planned=planned)
+    findings = check(compared(folders), [Rule.parse("compile_s>+15%"), Rule.parse("samples_per_s<-3%")])
+    assert [finding.sentence for finding in findings] == ["planned, but without a record"]
+
+
+def test_a_figure_that_went_missing_fails(two: MakeTwo) -> None:
+    after = [trial(FULL, 800, 6, caches=Caches.WARM), trial(REGIONAL, 700, 20)]
+    found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], after))
+    (finding,) = check(found, [Rule.parse("compile_s>+15%")])
+    assert "no compile_s any more" in finding.sentence
+
+
+def test_a_rule_that_nothing_can_be_judged_by_is_refused(two: MakeTwo) -> None:
+    found = compared(two([trial(FULL, 800, 60)], [trial(FULL, 800, 60)]))
+    with pytest.raises(ConfigError, match="no setting has a figure for warm_start_s"):
+        check(found, [Rule.parse("warm_start_s>+10%")])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("compile_s", "is no rule"),
+        ("compile_s>", "is no rule"),
+        ("compile_s>=+3%", "is no rule"),
+        ("compile>+3%", "did you mean compile_s"),
+        ("failure", "is no rule"),
+        ("compile_s>15%", "does not say which way"),
+        ("compile_s>3GiB", "is no unit of compile_s"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(words: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Rule.parse(words)
+
+
+def test_the_gate_is_an_exit_code_with_reasons(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = two([trial(FULL, 800, 60)], [trial(FULL, 700, 60)])
+    assert main([str(before), str(after), "--fail-on", "samples_per_s<-3%"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILS samples_per_s<-3%: “full, default, static”: samples_per_s from 800 to 700, −12.5 %" in out
+    assert main([str(before), str(after), "--fail-on", "samples_per_s<-20%"]) == 0
+    assert main([str(before), str(after)]) == 0
+    assert main([str(after), str(before), "--fail-on", "samples_per_s<-3%"]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["--fail-on", "nonsense"], ["--output", "no/such/folder/page.html"], ["--wrong"]])
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    two: MakeTwo, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    before, after = two([trial(FULL, 800, 60)], [trial(FULL, 700, 60)])
+    assert main([str(before), str(after), *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_folder_that_is_none_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "none"), str(tmp_path)]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_the_page_says_it_all_and_escapes_what_records_say(two: MakeTwo) -> None:
+    hostile = "<script>alert(1)</script>"
+    before = [trial(FULL, 800, 60), trial(REGIONAL, 700, 20)]
+    after = [trial(FULL, 700, 90), trial(REGIONAL, status=Status.FAILED, label=hostile, reason=hostile)]
+    folders = two(before, after, environment=ENVIRONMENT | {"gpu": hostile})
+    assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 1
+    page = (folders[1] / "compare.html").read_text()
+    assert "The gate fails: 2 reasons" in page
+    assert "−12.5 %" in page
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert not re.search(r"(src|href)=", page), "it loads nothing"
+    assert len(page) < 60_000
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
+def test_the_page_fits_and_has_no_errors(two: MakeTwo, chromium: str, width: int, dark: bool) -> None:
+    from playwright.sync_api import sync_playwright
+
+    records = [trial(EAGER, 500, 0.5), trial(FULL, 800, 60), trial(REGIONAL, 700, 20)]
+    broken = trial(REGIONAL, status=Status.FAILED, label="worker-died", reason="/a/very/long/path" * 12)
+    folders = two(records, [trial(EAGER, 510, 0.4), trial(FULL, 650, 90), broken])
+    main(list(map(str, folders)))
+    complaints: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("request", lambda request: None if request.url.startswith("file:") else complaints.append(request.url))
+        page.goto((folders[1] / "compare.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        heights = page.evaluate("[...document.querySelectorAll('thead th')].map(cell => cell.offsetHeight)")
+        assert max(heights) < 80, "no heading is squeezed into a column of letters"
+        ink, paper = page.evaluate("(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))")
+        assert (ink == "rgb(230, 233, 237)") == dark, (ink, paper)
+        browser.close()
+    assert complaints == []
