@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from orchestrator.search.candidates import Candidates
 from workloads.settings import CompileSettings, Scope
 
 GOOD_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +30,7 @@ def good_elsewhere(workload: str, good: Mapping[str, Sequence[str]] = GOOD_ELSEW
 
 
 def designed(
-    settings: Sequence[CompileSettings],
+    candidates: Candidates,
     guessed_s: Sequence[float],
     known_good: Iterable[CompileSettings] = (),
     *,
@@ -41,12 +42,13 @@ def designed(
     comes next until each was met once; chance decides between equals.
 
     Args:
-        settings: all candidates.
+        candidates: all of them.
         guessed_s: seconds each would probably take.
         known_good: settings from elsewhere; those that are no candidates are left out.
         seed: of the choice between equals.
     """
     chance = random.Random(seed)
+    settings = candidates.settings
     by_cost = sorted(range(len(settings)), key=lambda index: (guessed_s[index], _unusual(settings[index]), chance.random()))
     met: set[str | None] = set()
     for index in by_cost:
@@ -54,9 +56,8 @@ def designed(
         if setting.scope is Scope.EAGER and setting.padding not in met:
             met.add(setting.padding)
             yield index
-    places = {setting.key: index for index, setting in enumerate(settings)}
     for setting in known_good:
-        if (place := places.get(setting.key)) is not None:
+        if (place := candidates.index(setting.key)) is not None:
             met |= {f"scope={setting.scope}", f"dynamic={setting.dynamic}"}
             yield place
     for index in by_cost:

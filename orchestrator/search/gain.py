@@ -40,7 +40,7 @@ class GainPerSecond:
         self._random = np.random.default_rng(seed)
         self._untried = Untried(candidates)
         self._outlook = Outlook(candidates, aims, max_length=max_length)
-        self._design = deque(designed(candidates.settings, self._outlook.guessed_s, known_good, seed=seed))
+        self._design = deque(designed(candidates, self._outlook.guessed_s, known_good, seed=seed))
 
     def propose(self) -> CompileSettings | None:
         """The next of the designed set, then the best bargain."""

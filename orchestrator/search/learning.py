@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from orchestrator import records
 from orchestrator.errors import ConfigError
@@ -29,12 +28,24 @@ class Origin:
         """Where a record's figures are from."""
         return cls(**{field.name: getattr(record, field.name) for field in fields(cls)})
 
+    @classmethod
+    def of_all(cls, found: Iterable[TrialRecord]) -> Origin:
+        """Where several records' figures are from, if they have one origin; of attempts that died, the environment is not known.
+
+        Raises:
+            ValueError: no records.
+        """
+        origins = [cls.of(record) for record in found]
+        if not origins:
+            raise ValueError("an origin needs records")
+        return next((origin for origin in origins if origin.environment_key is not None), origins[0])
+
     def difference(self, other: Origin) -> str | None:
-        """In what another origin differs, in words; None if in nothing."""
+        """In what another origin is known to differ, in words; None if in nothing."""
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine != theirs or mine is None:
-                return f"{field.name.replace('_', ' ')} {_shown(theirs)} instead of {_shown(mine)}"
+            if mine != theirs and theirs is not None:
+                return f"{field.name.replace('_', ' ')} {theirs} instead of {mine or 'unknown'}"
         return None
 
 
@@ -58,7 +69,7 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
         force: take what is of another origin as settings to begin with, instead of refusing it.
 
     Raises:
-        ConfigError: a folder has no records, or records of another origin and `force` is not given.
+        ConfigError: a folder has no records, none that says where it is from, or records of another origin without `force`.
         RecordsError: a folder's records cannot be read.
     """
     told: list[Record] = []
@@ -67,6 +78,8 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
         found = list(records.standing(records.read(folder)).values())
         if not found:
             raise ConfigError(f"--learn-from {folder} holds no trial's record; name a folder that a sweep wrote")
+        if Origin.of_all(found).environment_key is None:
+            raise ConfigError(f"--learn-from {folder}: no trial of it says in which environment it ran; name another sweep")
         others = [record for record in found if origin.difference(Origin.of(record)) is not None]
         if others and not force:
             difference = origin.difference(Origin.of(others[0]))
@@ -88,7 +101,3 @@ def best_settings(rows: Sequence[Record], aims: Aims) -> list[CompileSettings]:
             usable.append((losses, str(row["settings_key"])))
     best = set(front(losses for losses, _ in usable))
     return [CompileSettings.parse(key) for losses, key in sorted(usable) if losses in best]
-
-
-def _shown(value: Any) -> str:
-    return "unknown" if value is None or value == "" else str(value)

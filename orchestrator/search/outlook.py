@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,9 +10,10 @@ import numpy.typing as npt
 
 from orchestrator.estimates import expected_s
 from orchestrator.objectives import Aims, Losses, Record, figure, front, reference_point
+from orchestrator.records import Status
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
-from orchestrator.search.surrogate import Posterior, Scale, Settings
+from orchestrator.search.surrogate import Posterior, Scale
 from workloads.settings import CompileSettings
 
 Floats = npt.NDArray[np.float64]
@@ -58,10 +58,10 @@ class _Result:
     """One finished attempt, as far as predictions need it."""
 
     codes: Codes
-    log_s: float
-    """Of its guessed cost."""
     wall_s: float
     is_usable: bool
+    failure: float
+    """How likely the setting is to fail again."""
     figures: tuple[float, ...] | None
     """Losses, then what constraints are about; None unless all were reached. An attempt that is not ok may have them."""
 
@@ -78,10 +78,8 @@ class Outlook:
     def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int) -> None:
         self._candidates = candidates
         self._aims = aims
-        self._max_length = max_length
         self.guessed_s = [expected_s(setting, max_length, ()) for setting in candidates.settings]
         """Seconds each candidate would take, before any is known."""
-        self._log_s: Floats = np.log(self.guessed_s)
         self._results: dict[str, _Result] = {}
         self._under_way: dict[str, CompileSettings] = {}
         self._front: list[Losses] = []
@@ -101,9 +99,9 @@ class Outlook:
         self._results.pop(key, None)  # so that the latest comes last
         self._results[key] = _Result(
             codes=self._candidates.encode(setting),
-            log_s=float(np.log(expected_s(setting, self._max_length, ()))),
             wall_s=max(figure(record, "wall_s") or 0.0, 1e-3),
             is_usable=is_usable,
+            failure=self._failure(record, has_figures=losses is not None),
             figures=None
             if numbers is None or None in numbers
             else tuple(float(number) for number in numbers if number is not None),
@@ -117,20 +115,16 @@ class Outlook:
         Args:
             asked: their places.
         """
-        candidates = Settings(self._candidates.codes[asked], self._log_s[asked] - self._log_s.mean())
+        candidates = self._candidates.codes[asked]
         results = self._remembered()
         if not results:
-            return Expected(np.ones(len(asked)), np.exp(self._log_s[asked]), 0.0)
+            return Expected(np.ones(len(asked)), np.array([self.guessed_s[place] for place in asked]), 0.0)
         under_way = [self._candidates.encode(setting) for setting in self._under_way.values()]
-        under_way_s = [np.log(expected_s(setting, self._max_length, ())) for setting in self._under_way.values()]
-        known = self._settings(
-            [*(result.codes for result in results), *under_way], [*(result.log_s for result in results), *under_way_s]
-        )
+        known = np.stack([*(result.codes for result in results), *under_way])
         is_seen = np.arange(len(results) + len(under_way)) < len(results)
         outcomes = Posterior(known, candidates, is_seen)
-        failed = np.array([not result.is_usable for result in results])
-        modelled = (failed - _USUAL_FAILURES) / _FAILURE_SPREAD
-        works = np.clip(1 - _USUAL_FAILURES - _FAILURE_SPREAD * outcomes.mean(modelled), 0.02, 0.98)
+        failures = (np.array([result.failure for result in results]) - _USUAL_FAILURES) / _FAILURE_SPREAD
+        works = np.clip(1 - _USUAL_FAILURES - _FAILURE_SPREAD * outcomes.mean(failures), 0.02, 0.98)
         seconds = np.array([result.wall_s for result in results])
         in_time = Scale.of(seconds)
         wall_s = np.maximum(in_time.figures(outcomes.mean(in_time.modelled(seconds))), 0.2 * float(seconds.min()))
@@ -162,6 +156,13 @@ class Outlook:
         gains, _, volume = self.expected(untried)
         return Left(float(gains.max()) / volume, float(gains.sum()) / volume) if volume else Left(np.inf, np.inf)
 
+    @staticmethod
+    def _failure(record: Record, *, has_figures: bool) -> float:
+        if record["status"] == Status.OK:
+            return 0.0
+        # One that broke, or was too noisy to rank, after it had all its figures says nothing certain of the setting.
+        return _USUAL_FAILURES if record["status"] == Status.FAILED and has_figures else 1.0
+
     def _remembered(self) -> list[_Result]:
         results = list(self._results.values())
         if len(results) <= _MOST_KNOWN:
@@ -170,9 +171,6 @@ class Outlook:
         best = set(self._front)
         kept = [r for r in results[: -_MOST_KNOWN // 2] if r.is_usable and r.figures is not None and r.figures[:num] in best]
         return kept[-_MOST_KNOWN // 2 :] + results[-_MOST_KNOWN // 2 :]
-
-    def _settings(self, codes: Sequence[Codes], log_s: Sequence[float]) -> Settings:
-        return Settings(np.stack(codes), np.array(log_s) - self._log_s.mean())
 
 
 def _drawn(figures: Floats, posterior: Posterior) -> Floats:

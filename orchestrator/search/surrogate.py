@@ -2,8 +2,8 @@
 
 Two settings are taken to be alike by the fields they share: a part of a figure's variance belongs to each field alone, which
 lets what one optimizer gains under one scope be expected under another, and a part to all of them together, which lets
-particular combinations differ. A line in the logarithm of a guessed cost is a field of its own. Nothing is fitted but the
-scale of each figure, so that a prediction takes well under a millisecond and does the same from the first trial on.
+particular combinations differ. Nothing is fitted but the scale of each figure, so that predictions take a millisecond and mean
+the same from the first trial on.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ _SHARED = 0.75
 
 _ALIKE = 0.6
 """Likeness, in the rest of the variance, of settings that differ in one field; in two it is the square, and so on."""
-
-_LINE = 1.0
-"""Variance of the slope along the guessed cost."""
 
 _NOISE = 0.02**2
 """Variance of a repeated measurement, as a share of the figure's own."""
@@ -59,31 +56,8 @@ class Scale:
         return self.unit * np.sinh(np.clip(modelled * self.spread + self.centre, -50, 50))
 
 
-class Settings:
-    """Settings as the model sees them.
-
-    Args:
-        codes: their fields.
-        cost: the logarithm of each one's guessed cost, centred by the caller.
-    """
-
-    def __init__(self, codes: Codes, cost: Floats) -> None:
-        self.codes = codes
-        self.cost = cost
-
-    def __getitem__(self, rows: npt.NDArray[np.intp]) -> Settings:
-        return Settings(self.codes[rows], self.cost[rows])
-
-    def likeness(self, others: Settings) -> Floats:
-        """The prior covariance of each of these with each of the others."""
-        return _likeness(self.codes, others.codes) + _LINE * np.outer(self.cost, others.cost)
-
-    def own(self) -> Floats:
-        """The prior variance of each."""
-        return 1.0 + _LINE * self.cost**2
-
-
-def _likeness(one: Codes, other: Codes) -> Floats:
+def likeness(one: Codes, other: Codes) -> Floats:
+    """The prior covariance of each setting with each other one, 1 for the same."""
     is_same = (one[:, None, :] == other[None, :, :]) & (one[:, None, :] >= 0)
     num_same = is_same.sum(axis=2)
     num_fields = max(1, one.shape[1])
@@ -95,17 +69,16 @@ class Posterior:
     """What is known of some settings once others are.
 
     Args:
-        known: settings that were tried.
-        asked: settings to predict.
+        known: settings that were tried, by their codes.
+        asked: settings to predict, likewise.
         is_seen: which of the known have results; the others are under way, and only make it less worth while to try their like.
     """
 
-    def __init__(self, known: Settings, asked: Settings, is_seen: npt.NDArray[np.bool_]) -> None:
-        seen = known[np.flatnonzero(is_seen)]
-        self._weights = _solved(seen, asked)
+    def __init__(self, known: Codes, asked: Codes, is_seen: npt.NDArray[np.bool_]) -> None:
+        self._weights = _solved(known[is_seen], asked)
         weights = self._weights if is_seen.all() else _solved(known, asked)
-        explained = np.einsum("ak,ka->a", asked.likeness(known), weights)
-        self.deviation: Floats = np.sqrt(np.maximum(asked.own() - explained, 1e-6))
+        explained = np.einsum("ka,ka->a", likeness(known, asked), weights)
+        self.deviation: Floats = np.sqrt(np.maximum(1.0 - explained, 1e-6))
         """Of each prediction, in modelled numbers."""
 
     def mean(self, modelled: Floats) -> Floats:
@@ -117,8 +90,8 @@ class Posterior:
         return modelled @ self._weights
 
 
-def _solved(known: Settings, asked: Settings) -> Floats:
+def _solved(known: Codes, asked: Codes) -> Floats:
     """One row a known setting, one column one asked for: how much of the known one's number is expected of the other."""
-    covariance = known.likeness(known)
+    covariance = likeness(known, known)
     covariance[np.diag_indices_from(covariance)] += _NOISE
-    return np.asarray(np.linalg.solve(covariance, known.likeness(asked)), dtype=np.float64)
+    return np.asarray(np.linalg.solve(covariance, likeness(known, asked)), dtype=np.float64)

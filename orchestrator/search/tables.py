@@ -1,0 +1,123 @@
+"""Recorded tables: what every setting of a space took and brought, to replay searches on.
+
+A table is a folder like a sweep's: `trials.jsonl` and, with its environment, `sweep.json`. `write_table` makes one of a sweep's
+folder, without what replays do not look at, so that a table of some hundred settings stays well under a megabyte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import records
+from orchestrator.errors import RecordsError
+from orchestrator.objectives import Record
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
+from orchestrator.search.candidates import Candidates
+from orchestrator.search.learning import Origin
+from orchestrator.search.stopping import gpu_s
+from workloads.settings import CompileSettings
+
+_LEFT_OUT = ("step_ms", "eager_step_ms", "numerics", "source", "perf_hints", "graph_break_reasons", "recompile_reasons")
+"""Fields that make most of a record and that no search looks at."""
+
+_SWEEP = "give the folder that `python -m orchestrator.sweep` wrote"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Every setting of a space with what became of it."""
+
+    name: str
+    """The folder's."""
+    rows: Mapping[str, Record]
+    """Fields of the record that counts for each setting, by its key, in the order of the log; `warm_start_s` where known."""
+    candidates: Candidates
+    origin: Origin
+    max_length: int
+    """Of the workload, in tokens, as far as the records tell."""
+
+    @property
+    def workload(self) -> str:
+        """Workload and size."""
+        return f"{self.origin.workload} {self.origin.size}"
+
+    @property
+    def gpu_s(self) -> float:
+        """What it takes to try all of it."""
+        return sum(map(gpu_s, self.rows.values()))
+
+
+def read_table(folder: Path) -> Table:
+    """The table in a folder.
+
+    Raises:
+        RecordsError: there is no folder or log, it holds no record or one of another schema, or its trials are not all of one
+            workload in one environment.
+    """
+    if not (folder / TRIALS_FILE).is_file():
+        raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEEP}")
+    found = records.standing(records.read(folder))
+    if not found:
+        raise RecordsError(f"{folder / TRIALS_FILE} holds no record; {_SWEEP}")
+    origin = Origin.of_all(found.values())
+    for record in found.values():
+        if difference := origin.difference(Origin.of(record)):
+            raise RecordsError(f"{folder} is no table of one origin: trial {record.trial_id} has {difference}")
+    warm = {start.settings_key: start.warm_start_s for start in records.read_warm_starts(folder) if start.status == "ok"}
+    return Table(
+        name=folder.resolve().name,
+        rows={key: {**_fields(record), "warm_start_s": warm.get(key)} for key, record in found.items()},
+        candidates=Candidates([CompileSettings.from_dict(record.settings) for record in found.values()]),
+        origin=origin,
+        max_length=_max_length(list(found.values())),
+    )
+
+
+def write_table(sweep: Path, folder: Path) -> Table:
+    """Makes a table of a sweep's folder.
+
+    Args:
+        sweep: the sweep's.
+        folder: the table's; made if there is none, and what a table there holds is replaced.
+
+    Raises:
+        RecordsError: as `read_table`, of the sweep.
+    """
+    read_table(sweep)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for record in records.standing(records.read(sweep)).values():
+        values = json.loads(record.to_json())
+        values["settings"] = CompileSettings.from_dict(record.settings).fields_that_apply()
+        lines.append({name: value for name, value in values.items() if name not in _LEFT_OUT and value not in (None, [], {})})
+    _replace(folder / TRIALS_FILE, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    if (sweep / WARM_STARTS_FILE).is_file():
+        _replace(folder / WARM_STARTS_FILE, (sweep / WARM_STARTS_FILE).read_text(encoding="utf-8"))
+    if (sweep / SWEEP_FILE).is_file():
+        told: Any = json.loads((sweep / SWEEP_FILE).read_text(encoding="utf-8"))
+        kept = {name: told[name] for name in ("schema_version", "environment", "environment_key", "started_at") if name in told}
+        _replace(folder / SWEEP_FILE, json.dumps(kept, indent=2) + "\n")
+    return read_table(folder)
+
+
+def _fields(record: TrialRecord) -> dict[str, Any]:
+    return {name: value for name, value in asdict(record).items() if name not in _LEFT_OUT}
+
+
+def _max_length(done: list[TrialRecord]) -> int:
+    """The longest sequence that any setting was measured at or says of itself."""
+    lengths = [record.mean_length or 0.0 for record in done]
+    lengths += [float(value) for record in done for value in record.settings.get("buckets") or ()]
+    lengths += [float(record.settings.get(name) or 0) for record in done for name in ("bucket_size", "dynamic_max")]
+    return max(1, math.ceil(max(lengths)))
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

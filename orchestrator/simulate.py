@@ -1,0 +1,275 @@
+"""`python -m orchestrator.simulate TABLE`: replays recorded tables through searchers, without Ray and without a GPU.
+
+Each setting costs what its record says it took and brings what its record says it brought, so what differs between replays is
+only what was tried in which order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import tyro
+from rich.console import Console
+from rich.table import Table as Printed
+
+from orchestrator import cli
+from orchestrator.errors import ConfigError
+from orchestrator.objectives import Aims, Losses, Record, front, reference_point
+from orchestrator.search.design import good_elsewhere
+from orchestrator.search.hypervolume import hypervolume
+from orchestrator.search.named import Searcher, make_proposer
+from orchestrator.search.proposer import Proposer
+from orchestrator.search.stopping import Budget, Spending, StableFront
+from orchestrator.search.tables import Table, read_table
+
+PROG = "python -m orchestrator.simulate"
+
+Prune = Callable[[Record, Sequence[Record]], Record | None]
+"""When a policy would have stopped a trial.
+
+Given the recorded row of a setting and the rows of what finished before, as they were replayed, it returns the row as it would
+have been recorded, stopped, with the seconds until then as `wall_s`; or None to let the trial finish.
+"""
+
+
+class Step(NamedTuple):
+    """A trial of a replay has finished."""
+
+    settings_key: str
+    gpu_s: float
+    """GPU-seconds spent so far, by trials that have finished."""
+    volume: float
+    """Hypervolume so far, as a share of that of the whole table."""
+    was_pruned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One search on a table."""
+
+    steps: tuple[Step, ...]
+    grid_gpu_s: float
+    """What trying the whole table takes."""
+    why_stopped: str | None = None
+    """None if nothing was left to try."""
+
+    def share_to(self, volume: float) -> float:
+        """Share of the grid's cost until so much of its hypervolume was reached; infinite if it was not."""
+        return next((step.gpu_s / self.grid_gpu_s for step in self.steps if step.volume >= volume), float("inf"))
+
+    def volume_at(self, share: float) -> float:
+        """Share of the grid's hypervolume that a share of its cost had bought."""
+        return max((step.volume for step in self.steps if step.gpu_s <= share * self.grid_gpu_s), default=0.0)
+
+
+class Ground:
+    """A table as some aims see it: the front there is to find, and the point it is measured from.
+
+    Args:
+        table: what was recorded.
+        aims: the objectives and constraints.
+
+    Raises:
+        ConfigError: no record of the table is of use.
+    """
+
+    def __init__(self, table: Table, aims: Aims) -> None:
+        rows = list(table.rows.values())
+        aims.refuse_infeasible(rows)
+        usable = aims.usable_losses(rows)
+        self.table = table
+        self.aims = aims
+        self.reference = reference_point(usable)
+        """From where hypervolumes are measured; see `objectives.reference_point`."""
+        self._whole = hypervolume(front(usable), self.reference)
+        self._gpu_s = table.gpu_s
+
+    def replay(
+        self,
+        proposer: Proposer,
+        *,
+        budget: Budget | None = None,
+        rule: StableFront | None = None,
+        prune: Prune | None = None,
+        at_once: int = 1,
+        enough: float | None = None,
+    ) -> Replay:
+        """Searches the table.
+
+        Args:
+            proposer: at its beginning, and with the table's candidates.
+            budget: as a live search's; a trial that is under way when it is spent still counts.
+            rule: when to stop for want of news.
+            prune: a policy that stops trials.
+            at_once: trials under way at a time.
+            enough: share of the hypervolume at which to stop; None goes on.
+        """
+        spending = Spending(self.aims, rule=rule, budget=budget)
+        steps: list[Step] = []
+        done: list[Record] = []
+        found: list[Losses] = []
+        volume, now, why, number = 0.0, 0.0, None, 0
+        under_way: list[tuple[float, int, Record, bool]] = []
+        while True:
+            why = why or spending.reason_to_stop(now)
+            while why is None and len(under_way) < at_once and (setting := proposer.propose()) is not None:
+                row = self.table.rows[setting.key]
+                stopped = prune(row, done) if prune else None
+                row = row if stopped is None else stopped
+                number += 1
+                heapq.heappush(under_way, (now + float(row["wall_s"]), number, row, stopped is not None))
+            if not under_way:
+                break
+            now, _, row, was_pruned = heapq.heappop(under_way)
+            proposer.tell(row)
+            spending.tell(row)
+            done.append(row)
+            losses = self.aims.losses(row)
+            if losses is not None and self.aims.is_usable(row) and (grown := front([*found, losses])) != found:
+                found, volume = grown, hypervolume(grown, self.reference) / self._whole
+            steps.append(Step(str(row["settings_key"]), spending.gpu_s, volume, was_pruned))
+            if enough is not None and volume >= enough:
+                why = why or f"{enough:.0%} of the hypervolume is reached"
+        return Replay(tuple(steps), self._gpu_s, why)
+
+
+def replays(
+    ground: Ground,
+    searcher: Searcher,
+    seeds: int,
+    *,
+    at_once: int = 1,
+    enough: float | None = None,
+    budget: Budget | None = None,
+    rule: StableFront | None = None,
+    prune: Prune | None = None,
+) -> list[Replay]:
+    """A searcher's replays with the seeds 0, 1, …; settings known to be good are those of other workloads."""
+    table = ground.table
+    return [
+        ground.replay(
+            make_proposer(
+                searcher,
+                table.candidates,
+                ground.aims,
+                max_length=table.max_length,
+                seed=seed,
+                known_good=good_elsewhere(table.workload),
+            ),
+            at_once=at_once,
+            enough=enough,
+            budget=budget,
+            rule=rule,
+            prune=prune,
+        )
+        for seed in range(seeds)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Replay a recorded table through searchers: what share of the grid's cost they need for its front."""
+
+    table: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
+    """A sweep's folder, or a table of benchmarks/tables."""
+    searcher: tuple[Searcher, ...] = (Searcher.GRID, Searcher.RANDOM, Searcher.GAIN)
+    """Which searchers to compare."""
+    seeds: int = 20
+    """Replays of each."""
+    objective: tuple[str, ...] = ()
+    """Like samples_per_s:max; by default throughput, compile time and memory."""
+    constraint: tuple[str, ...] = ()
+    """Like compile_s<=120 or peak_memory_bytes<=40GiB."""
+    target: float = 0.98
+    """Share of the table's hypervolume to reach."""
+    stop: str | None = None
+    """Like "front stable for 6 trials"."""
+    gpu_budget_s: float | None = None
+    """GPU-seconds after which no further trial starts."""
+    at_once: int = 1
+    """Trials under way at a time."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return cli.run(lambda: _simulate(cli.parse(Options, PROG, words)))
+
+
+def _simulate(options: Options) -> int:
+    for name, value in (("seeds", options.seeds), ("at-once", options.at_once)):
+        if value < 1:
+            raise ConfigError(f"--{name} {value} is too few; use 1 or more")
+    if not 0 < options.target <= 1:
+        raise ConfigError(f"--target {options.target:g} is no share; use a number above 0 and at most 1")
+    aims = Aims.parse(options.objective, options.constraint)
+    rule = StableFront.parse(options.stop) if options.stop else None
+    budget = Budget(gpu_s=options.gpu_budget_s)
+    ground = Ground(read_table(options.table), aims)
+    console = Console()
+    console.print(
+        f"{ground.table.name}: {len(ground.table.rows)} settings of {ground.table.workload}, {ground.table.gpu_s:,.0f} "
+        f"GPU-seconds; hypervolume of {', '.join(map(str, aims.objectives))} from {_point(ground)}",
+        soft_wrap=True,
+    )
+    printed = Printed(
+        "searcher", f"cost to {options.target:.0%}", "quartiles", "reached it", "hypervolume", "cost", "trials", "sweeps/min"
+    )
+    for searcher in options.searcher:
+        began = time.perf_counter()
+        ends_early = rule is not None or options.gpu_budget_s is not None
+        found = replays(
+            ground,
+            searcher,
+            options.seeds,
+            at_once=options.at_once,
+            enough=None if ends_early else options.target,
+            budget=budget,
+            rule=rule,
+        )
+        per_minute = 60 * len(found) / (time.perf_counter() - began)
+        printed.add_row(searcher, *_summary(found, options.target), f"{per_minute:,.0f}")
+    console.print(printed)
+    return 0
+
+
+def _summary(found: Sequence[Replay], target: float) -> list[str]:
+    shares = sorted(replay.share_to(target) for replay in found)
+    reached = sum(share < float("inf") for share in shares)
+    low, middle, high = quartiles(shares)
+    ends = [replay.steps[-1] for replay in found]
+    return [
+        _percent(middle),
+        f"{_percent(low)} – {_percent(high)}",
+        f"{reached} of {len(found)}",
+        _percent(statistics.median(end.volume for end in ends)),
+        _percent(statistics.median(end.gpu_s for end in ends) / found[0].grid_gpu_s),
+        f"{statistics.median(len(replay.steps) for replay in found):g}",
+    ]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile, each one of the values: none lies between a number and infinity."""
+    ascending = sorted(values)
+    low, middle, high = (ascending[round(share * (len(ascending) - 1))] for share in (0.25, 0.5, 0.75))
+    return low, middle, high
+
+
+def _percent(share: float) -> str:
+    return "—" if share == float("inf") else f"{share:.1%}"
+
+
+def _point(ground: Ground) -> str:
+    figures = [o.sign * value for o, value in zip(ground.aims.objectives, ground.reference, strict=True)]
+    return ", ".join(f"{figure:.4g}" for figure in figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
