@@ -45,6 +45,8 @@ class RestartOptions:
     """As in a sweep's --settings."""
     precompile: bool = False
     """Do each again with what Dynamo traced kept too."""
+    profile: bool = True
+    """Find out where the rest of the warm first step goes, in a process or two more."""
     workload: str = "captioning"
     size: str = "base"
     device: Device = Device.CUDA
@@ -110,6 +112,7 @@ def _restart(options: RestartOptions) -> list[Table]:
         workload=options.workload,
         size=options.size,
         device=options.device,
+        profile=options.profile,
         steps=options.steps,
         budget_s=options.budget_s,
     )

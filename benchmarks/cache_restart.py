@@ -5,7 +5,8 @@ caches takes some steps and publishes what it compiled in a folder; another rest
 (`orchestrator/sharing.py`, `workloads/restarting.py`). A third restores and takes one step alone, so that the phases are that
 step's. Where the goal is missed, a fourth does that under Python's profiler, which slows all of it down.
 
-Output: seconds to restore, to build the model and of the first step; cold over warm; hits and misses; where the rest goes.
+Output: seconds to restore, to build the model and of the first step; cold over warm; how far the warm process's estimate of the
+cold time is off; hits and misses; where the rest goes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ GOAL = 12.0
 
 LIMIT_S = 600.0
 """For one process."""
+
+LOG_TAIL = 2000
+"""Characters that are shown of a process that failed."""
 
 PROFILE_LINES, SHOWN_LINES = 40, 12
 """Functions in the JSON and in the table."""
@@ -108,6 +112,8 @@ class Plan:
     workload: str
     size: str
     device: Device
+    profile: bool
+    """Whether to find out where the rest of the warm first step goes."""
     steps: int
     budget_s: float
     """Seconds after which what runs is stopped and what is missing is left out."""
@@ -139,12 +145,15 @@ def compared(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Cold over warm, as far as both have run.
 
     `first_step_ratio` is the figure with a goal. `steps_ratio` is the same of all steps, and `start_ratio` of all that a
-    restarted job waits for before its second step: restoring, building and the first step.
+    restarted job waits for before its second step: restoring, building and the first step. `estimate_error` is that of what the
+    warm process would say a cold one takes, for all steps.
     """
     cold, warm = runs.get(Kind.COLD), runs.get(Kind.WARM)
     if cold is None or warm is None:
         return {}
+    saved_s = warm["cache_saved_s"]
     return {
+        "estimate_error": None if saved_s is None else (warm["warmup_s"] + saved_s) / cold["warmup_s"] - 1,
         "first_step_ratio": cold["first_step_s"] / warm["first_step_s"],
         "steps_ratio": cold["warmup_s"] / warm["warmup_s"],
         "start_ratio": (cold["load_s"] + cold["first_step_s"]) / (warm["restore_s"] + warm["load_s"] + warm["first_step_s"]),
@@ -223,13 +232,15 @@ def profiled(profile: cProfile.Profile) -> list[dict[str, Any]]:
 def table(variants: Sequence[dict[str, Any]]) -> Table:
     """Variants as the JSON has them, for people."""
     shown = Table(box=None)
-    for title in ("setting", "first step s, cold", "warm", "cold ÷ warm", "restore s", "build s", "all steps", "hits", "misses"):
+    for title in ("setting", "first step s, cold", "warm", "cold ÷ warm", "restore s", "build s", "all steps"):
         shown.add_column(title, justify="left" if title == "setting" else "right")
+    for title in ("estimate", "hits", "misses"):
+        shown.add_column(title, justify="right")
     shown.add_column("the warm first step, s")
     for variant in variants:
         runs = variant["runs"]
         cold, warm, phases = (runs.get(kind, {}) for kind in (Kind.COLD, Kind.WARM, Kind.PHASES))
-        ratio = variant.get("first_step_ratio")
+        ratio, error = variant.get("first_step_ratio"), variant.get("estimate_error")
         parts = sorted(phases.get("compile_phases_s", {}).items(), key=lambda part: -part[1])
         shown.add_row(
             _named(variant),
@@ -239,6 +250,7 @@ def table(variants: Sequence[dict[str, Any]]) -> Table:
             _seconds(warm.get("restore_s")),
             _seconds(warm.get("load_s")),
             f"{variant['steps_ratio']:.1f}×" if "steps_ratio" in variant else "–",
+            "–" if error is None else f"{error:+.1%}",
             str(warm.get("cache_hits", "–")),
             str(warm.get("cache_misses", "–")),
             ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts if seconds >= 0.01),
@@ -260,7 +272,7 @@ def _runs(setting: CompileSettings, precompile: bool, plan: Plan, ends_at: float
     runs: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="compile-sweep-restart-") as scratch:
         for kind in Kind:
-            if kind is Kind.PROFILE and not is_profiled(runs):
+            if (kind is Kind.PHASES and not plan.profile) or (kind is Kind.PROFILE and not is_profiled(runs)):
                 return
             job = Job(
                 kind=kind,
@@ -290,18 +302,20 @@ def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | None:
     }
     began = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.cache_restart", json.dumps(asdict(job))]
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    log = Path(job.result).with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
-        code = process.wait(max(0.0, min(LIMIT_S, ends_at - began)))
+        code: int | None = process.wait(max(0.0, min(LIMIT_S, ends_at - began)))
     except subprocess.TimeoutExpired:
-        print(f"{job.setting}: {job.kind}: no time left", flush=True)
-        return None
+        code = None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if code:
-        print(f"{job.setting}: {job.kind}: ended with code {code}; see above", flush=True)
+    if code != 0:
+        why = "no time left" if code is None else f"ended with code {code}: {log.read_text(errors='replace')[-LOG_TAIL:]}"
+        print(f"{job.setting}: {job.kind}: {why}", flush=True)
         return None
     figures: dict[str, Any] = json.loads(Path(job.result).read_text())
     return {**figures, "process_s": time.monotonic() - began}

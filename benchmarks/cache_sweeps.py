@@ -5,8 +5,8 @@ take. GPU-seconds are the trials' `wall_s` times their workers, worker start and
 cold sweep its cold trial, of the shared one the trial that ran first, and apart from these what `--caches auto` measured again.
 The first trials of the shared sweep find nothing, and are cold there too; they count all the same.
 
-Output: the estimate's error for each setting; GPU-seconds of both, and where they went; the two fronts, and by how much a setting
-on one of them misses the other; bytes published, and those that the store did not hold already.
+Output: the estimate's error for each setting, and of its warm start if there was one; GPU-seconds of both, and where they went; the
+two fronts, and by how much a setting on one of them misses the other; bytes published, and those that the store did not hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import analysis
 from orchestrator import records
 from orchestrator.errors import ConfigError
 from orchestrator.folder import write_json
-from orchestrator.records import Caches
+from orchestrator.records import Caches, WarmStart
 
 ERROR_GOAL = 0.10
 """Of `cold_equivalent_s`, either way."""
@@ -64,7 +64,8 @@ def compared(cold: Path, shared: Path) -> Row:
         raise ConfigError(
             f"{cold} has no cold trial of a setting that {shared} has a trial of; give two sweeps over the same settings"
         )
-    settings = [_setting(before, after) for before, after, _ in pairs]
+    starts = {start.settings_key: start for folder in (cold, shared) for start in records.read_warm_starts(folder)}
+    settings = [_setting(before, after, starts.get(before["settings_key"])) for before, after, _ in pairs]
     keys = [before["settings_key"] for before, _, _ in pairs]
     return {
         "cold": _described(cold),
@@ -121,7 +122,7 @@ def _first_and_again(rows: Sequence[Row]) -> tuple[Row, Row | None]:
     return warm, next((row for row in rows if row["caches"] == Caches.COLD), None)
 
 
-def _setting(cold: Row, shared: Row) -> Row:
+def _setting(cold: Row, shared: Row, start: WarmStart | None) -> Row:
     equivalent_s, cold_s = shared["cold_equivalent_s"], cold["compile_s"]
     return {
         "settings_key": cold["settings_key"],
@@ -129,7 +130,15 @@ def _setting(cold: Row, shared: Row) -> Row:
         "cold": {name: cold[name] for name in _OF_BOTH},
         "shared": {name: shared[name] for name in (*_OF_BOTH, *_OF_SHARED)},
         "error": equivalent_s / cold_s - 1 if equivalent_s is not None and cold_s else None,
+        "start_error": _start_error(cold, start),
     }
+
+
+def _start_error(cold: Row, start: WarmStart | None) -> float | None:
+    """The same of a warm start of the setting, whose warm-up is the cold trial's."""
+    if start is None or start.warmup_s is None or start.cache_saved_s is None or not cold["warmup_s"]:
+        return None
+    return float((start.warmup_s + start.cache_saved_s) / cold["warmup_s"] - 1)
 
 
 def _summed_errors(settings: Sequence[Row]) -> Row:
@@ -272,7 +281,7 @@ def _errors(found: Row) -> Table:
             one["label"],
             *(_seconds(value) for value in (cold["compile_s"], shared["warm_compile_s"], shared["cache_saved_s"])),
             _seconds(shared["cold_equivalent_s"]),
-            "–" if one["error"] is None else f"{one['error']:+.1%}",
+            *("–" if one[name] is None else f"{one[name]:+.1%}" for name in ("error", "start_error")),
             *("–" if shared[name] is None else str(shared[name]) for name in ("cache_hits", "cache_misses")),
             *(_seconds(value) for value in (cold["wall_s"], shared["wall_s"])),
         )

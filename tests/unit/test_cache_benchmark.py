@@ -95,6 +95,15 @@ def test_the_estimates_error_is_that_of_each_warm_trial(cold: Path, tmp_path: Pa
     }  # fmt: skip
 
 
+def test_a_warm_start_says_what_its_whole_warm_up_would_take_cold(cold: Path, tmp_path: Path) -> None:
+    shared = sweep(tmp_path / "shared", warm(FULL, 700, 10, 75, 110))
+    chosen = CompileSettings.parse(FULL)
+    usual: dict[str, Any] = {"settings": chosen.to_dict(), "settings_key": chosen.key, "status": Status.OK}
+    append(cold, WarmStart(trial_id="start", warmup_s=11.0, cache_saved_s=100.0, **usual))
+    (full,) = compared(cold, shared)["settings"]
+    assert full["start_error"] == pytest.approx(111 / measured(700, 100)["warmup_s"] - 1)
+
+
 def test_gpu_seconds_are_those_of_settings_that_both_have(cold: Path, tmp_path: Path) -> None:
     shared = sweep(
         tmp_path / "shared",
@@ -182,7 +191,7 @@ def test_sweeps_that_share_no_setting_are_one_sentence(cold: Path, tmp_path: Pat
 
 RUNS: dict[str, dict[str, Any]] = {
     "cold": {"first_step_s": 60.0, "warmup_s": 64.0, "load_s": 4.0},
-    "warm": {"first_step_s": 6.0, "warmup_s": 8.0, "load_s": 4.0, "restore_s": 2.0, "cache_hits": 3, "cache_misses": 0},
+    "warm": {"first_step_s": 6.0, "warmup_s": 8.0, "load_s": 4.0, "restore_s": 2.0, "cache_saved_s": 52.8},
 }
 
 
@@ -192,6 +201,7 @@ def test_cold_over_warm_needs_both() -> None:
     assert found["first_step_ratio"] == 10
     assert found["steps_ratio"] == 8
     assert found["start_ratio"] == pytest.approx(64 / 12)
+    assert found["estimate_error"] == pytest.approx(-0.05)
 
 
 def test_what_misses_the_goal_is_profiled() -> None:
@@ -236,7 +246,14 @@ def test_a_job_crosses_processes_and_only_the_cold_one_publishes_without_restori
 def test_precompile_does_every_setting_again() -> None:
     settings = tuple(map(CompileSettings.parse, (FULL, REGIONAL)))
     plan = Plan(
-        settings=settings, precompile=True, workload="captioning", size="base", device=Device.CUDA, steps=20, budget_s=1.0
+        settings=settings,
+        precompile=True,
+        profile=True,
+        workload="captioning",
+        size="base",
+        device=Device.CUDA,
+        steps=20,
+        budget_s=1.0,
     )
     full, regional = settings
     assert list(plan.variants()) == [(full, False), (regional, False), (full, True), (regional, True)]
