@@ -1,8 +1,8 @@
-"""The report's table of usable trials: which columns, how each figure is written, and by what it sorts."""
+"""The report's table of trials: which columns, how each figure is written, and by what it sorts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -12,6 +12,9 @@ from analysis.formatting import MISSING, figure, gib, interval, number, percent,
 from analysis.pareto import pareto_front, speedup_over_eager
 from analysis.remarks import Remark, remarks
 from orchestrator.records import Status
+
+MOST_SOURCES = 300
+"""Rows that keep the Python of their setting: a page of 10,000 has no room for all."""
 
 
 class Cell(NamedTuple):
@@ -53,7 +56,7 @@ class Heading(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A usable trial."""
+    """A trial. Text is as it stands in the record, not escaped."""
 
     settings_label: str
     settings_key: str
@@ -61,6 +64,11 @@ class Row(NamedTuple):
     columns: list[tuple[Heading, Cell]]
     numerics: Cell
     remarks: list[Remark]
+    status: str
+    outcome: str
+    """Status and label."""
+    source: str
+    """The settings as Python, as they were executed; empty if the record has none."""
 
 
 def _plain_gib(num_bytes: Any) -> str:
@@ -103,11 +111,19 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def table(df: pd.DataFrame) -> tuple[list[Heading], list[Row]]:
-    """The columns that hold a figure, and a row for each usable trial, the highest throughput first."""
+def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading], list[Row]]:
+    """The columns that hold a figure, and a row for each usable trial, the highest throughput first.
+
+    Args:
+        df: trials as `load` returns them.
+        usable_only: leave out what is not ok; otherwise such trials come last.
+    """
     front = pareto_front(df).index
     trials = speedup_over_eager(df)
-    trials = trials[trials["status"] == Status.OK].sort_values("samples_per_s", ascending=False, kind="stable")
+    usable = trials["status"] == Status.OK
+    if usable_only:
+        trials = trials[usable]
+    trials = trials.assign(_last=~usable).sort_values(["_last", "samples_per_s"], ascending=[True, False], kind="stable")
     headings = [heading for heading in HEADINGS if trials[heading.name].notna().any()]
     rows = [
         Row(
@@ -117,10 +133,52 @@ def table(df: pd.DataFrame) -> tuple[list[Heading], list[Row]]:
             columns=[(heading, heading.cell(trial)) for heading in headings],
             numerics=numerics_cell(trial),
             remarks=remarks(trial),
+            status=str(trial["status"]),
+            outcome=" ".join(filter(None, (str(trial["status"]), text(trial["label"])))),
+            source=text(trial["source"]) or "",
         )
         for index, trial in trials.iterrows()
     ]
     return headings, rows
+
+
+def table_data(headings: Sequence[Heading], rows: Sequence[Row], command: str) -> dict[str, Any]:
+    """The table as JSON for the page's script.
+
+    Args:
+        headings: its columns.
+        rows: its rows, those not to leave out first: only the first `MOST_SOURCES` keep their source.
+        command: the command that measures a setting, up to `--settings`.
+    """
+    return {
+        "command": command,
+        "columns": [
+            {"title": one.title, "unit": one.unit, "meaning": one.meaning, "is_detail": one.is_detail} for one in headings
+        ],
+        "rows": [_row_data(row, row.source if place < MOST_SOURCES else "") for place, row in enumerate(rows)],
+    }
+
+
+def _row_data(row: Row, source: str) -> dict[str, Any]:
+    data = {
+        "label": row.settings_label,
+        "key": row.settings_key,
+        "on_front": row.on_front,
+        "status": row.status,
+        "outcome": row.outcome,
+        "cells": [_cell_data(cell) for _, cell in row.columns],
+        "numerics": _cell_data(row.numerics),
+        "remarks": [[remark.text, remark.meaning] for remark in row.remarks],
+    }
+    return data | ({"python": source} if source else {})
+
+
+def _cell_data(cell: Cell) -> list[Any]:
+    """Text, number to sort by, and what there is of the rest."""
+    data = [cell.text, None if cell.sort is None else float(f"{cell.sort:.6g}"), cell.under, cell.note]
+    while len(data) > 2 and not data[-1]:
+        data.pop()
+    return data
 
 
 def numerics_cell(trial: pd.Series) -> Cell:

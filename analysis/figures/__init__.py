@@ -1,21 +1,59 @@
 """The charts, one a file. Each is `…_info(df)`, which decides what is shown, and `…_figure(info)`, which draws it."""
 
+from analysis.figures.break_even_chart import BreakEvenInfo, JobSetting, break_even_data, break_even_figure, break_even_info
+from analysis.figures.cache_hits import CacheInfo, CacheRow, cache_figure, cache_info
 from analysis.figures.compile_phases import (
     CompileBar,
     CompilePhasesInfo,
     compile_phases_figure,
     compile_phases_info,
 )
-from analysis.figures.pareto_chart import ParetoInfo, ParetoPoint, pareto, pareto_figure, pareto_info
+from analysis.figures.front_axes import GAINS, PRICES, FrontAxis, axes_with_figures
+from analysis.figures.memory import MemoryBar, MemoryInfo, memory_figure, memory_info
+from analysis.figures.parallel_coordinates import ParallelInfo, parallel_figure, parallel_info
+from analysis.figures.pareto_chart import pareto, pareto_figure
+from analysis.figures.pareto_points import ParetoInfo, ParetoPoint, pareto_info
+from analysis.figures.plotly_script import plotly_script
+from analysis.figures.step_times import StepTimes, StepTimesInfo, step_times_figure, step_times_info
+from analysis.figures.timeline import Span, TimelineInfo, timeline_figure, timeline_info
 
 __all__ = [
+    "GAINS",
+    "PRICES",
+    "BreakEvenInfo",
+    "CacheInfo",
+    "CacheRow",
     "CompileBar",
     "CompilePhasesInfo",
+    "FrontAxis",
+    "JobSetting",
+    "MemoryBar",
+    "MemoryInfo",
+    "ParallelInfo",
     "ParetoInfo",
     "ParetoPoint",
+    "Span",
+    "StepTimes",
+    "StepTimesInfo",
+    "TimelineInfo",
+    "axes_with_figures",
+    "break_even_data",
+    "break_even_figure",
+    "break_even_info",
+    "cache_figure",
+    "cache_info",
     "compile_phases_figure",
     "compile_phases_info",
+    "memory_figure",
+    "memory_info",
+    "parallel_figure",
+    "parallel_info",
     "pareto",
     "pareto_figure",
     "pareto_info",
+    "plotly_script",
+    "step_times_figure",
+    "step_times_info",
+    "timeline_figure",
+    "timeline_info",
 ]

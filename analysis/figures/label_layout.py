@@ -6,6 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+Boxes = npt.NDArray[np.float64]
+"""Left, top, right and bottom in columns, a rectangle a row."""
+
 
 class Box(NamedTuple):
     """A rectangle in pixels."""
@@ -55,39 +61,65 @@ def place_labels(labels: Sequence[Label], obstacles: Sequence[Box], area: Box) -
     Returns:
         An offset in pixels for each label, in order.
     """
-    placed: dict[int, tuple[float, float]] = {}
+    if not labels:
+        return []
+    fixed = _boxes(obstacles)
+    bounds = _boxes([area])
+    offsets = [_candidates(label) for label in labels]
+    tried = [_around(label, candidates) for label, candidates in zip(labels, offsets, strict=True)]
+    alone = [  # what a candidate costs does not change with the other labels but for what it covers of them
+        4 * _covered(boxes, fixed) + _strays(boxes, bounds) + _distance(candidates, label)
+        for label, boxes, candidates in zip(labels, tried, offsets, strict=True)
+    ]
+    chosen: dict[int, int] = {}
     for _ in range(_ROUNDS):
-        for index, label in enumerate(labels):
-            others = [_box(labels[other], offset) for other, offset in placed.items() if other != index]
-            placed[index] = min(_candidates(label), key=lambda o: _cost(o, label, others, obstacles, area))
-    return [placed[index] for index in range(len(labels))]
+        for index, boxes in enumerate(tried):
+            others = [tried[other][place] for other, place in chosen.items() if other != index]
+            cost = alone[index] + (20 * _covered(boxes, np.array(others)) if others else 0.0)
+            chosen[index] = int(np.argmin(cost))
+    return [(float(dx), float(dy)) for dx, dy in (offsets[index][chosen[index]] for index in range(len(labels)))]
 
 
-def _candidates(label: Label) -> list[tuple[float, float]]:
-    """Offsets around the point; the label's edge, not its centre, keeps the distance."""
-    offsets = []
-    for distance in _DISTANCES_PX:
-        for step in range(_NUM_DIRECTIONS):
-            angle = 2 * math.pi * step / _NUM_DIRECTIONS
-            reach = _MARKER_RADIUS_PX + distance
-            offsets.append(
-                (
-                    math.cos(angle) * (reach + label.width / 2),
-                    -math.sin(angle) * (reach + label.height / 2),
-                )
+def _boxes(boxes: Sequence[Box]) -> Boxes:
+    return np.array(boxes, dtype=np.float64).reshape(-1, 4)
+
+
+def _candidates(label: Label) -> npt.NDArray[np.float64]:
+    """Offsets around the point, one a row; the label's edge, not its centre, keeps the distance."""
+    angles = [2 * math.pi * step / _NUM_DIRECTIONS for step in range(_NUM_DIRECTIONS)]
+    return np.array(
+        [
+            (
+                math.cos(angle) * (_MARKER_RADIUS_PX + distance + label.width / 2),
+                -math.sin(angle) * (_MARKER_RADIUS_PX + distance + label.height / 2),
             )
-    return offsets
+            for distance in _DISTANCES_PX
+            for angle in angles
+        ]
+    )
 
 
-def _cost(offset: tuple[float, float], label: Label, others: Sequence[Box], obstacles: Sequence[Box], area: Box) -> float:
-    box = _box(label, offset)
-    covered = 20 * sum(box.overlap(other) for other in others) + 4 * sum(box.overlap(o) for o in obstacles)
-    gap_x = max(0.0, abs(offset[0]) - label.width / 2)
-    gap_y = max(0.0, abs(offset[1]) - label.height / 2)
-    below = 2.0 if offset[1] > 0 else 0.0  # above reads better, all else equal
-    return covered + 40 * box.outside(area) + math.hypot(gap_x, gap_y) + below
+def _around(label: Label, offsets: npt.NDArray[np.float64]) -> Boxes:
+    """The label's rectangle at each offset."""
+    half = np.array([label.width / 2, label.height / 2])
+    centres = offsets + np.array([label.x, label.y])
+    return np.hstack([centres - half, centres + half])
 
 
-def _box(label: Label, offset: tuple[float, float]) -> Box:
-    x, y = label.x + offset[0], label.y + offset[1]
-    return Box(x - label.width / 2, y - label.height / 2, x + label.width / 2, y + label.height / 2)
+def _covered(boxes: Boxes, others: Boxes) -> npt.NDArray[np.float64]:
+    """The area of each box that `others` cover, in square pixels, what two of them cover counted twice."""
+    wide = np.minimum(boxes[:, None, 2], others[None, :, 2]) - np.maximum(boxes[:, None, 0], others[None, :, 0])
+    high = np.minimum(boxes[:, None, 3], others[None, :, 3]) - np.maximum(boxes[:, None, 1], others[None, :, 1])
+    return np.asarray((np.clip(wide, 0, None) * np.clip(high, 0, None)).sum(axis=1))
+
+
+def _strays(boxes: Boxes, bounds: Boxes) -> npt.NDArray[np.float64]:
+    """What each box costs for standing outside the bounds."""
+    return 40 * ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - _covered(boxes, bounds))
+
+
+def _distance(offsets: npt.NDArray[np.float64], label: Label) -> npt.NDArray[np.float64]:
+    """What each offset costs for the gap it leaves to the point; above reads better, all else equal."""
+    gap_x = np.clip(np.abs(offsets[:, 0]) - label.width / 2, 0, None)
+    gap_y = np.clip(np.abs(offsets[:, 1]) - label.height / 2, 0, None)
+    return np.asarray(np.hypot(gap_x, gap_y) + np.where(offsets[:, 1] > 0, 2.0, 0.0))

@@ -36,7 +36,7 @@ def test_a_trial_that_is_not_ok_is_hollow_and_carries_its_label(make_sweep: Make
 
 def test_next_to_no_compile_time_is_drawn_at_the_axis_floor_and_says_so(make_sweep: MakeSweep) -> None:
     info = analysis.figures.pareto_info(analysis.load(make_sweep([trial("scope=eager", 500, -0.03)])))
-    assert (info.points[0].compile_s, info.points[0].shown_compile_s) == (-0.03, 0.1)
+    assert (info.points[0].x, info.points[0].shown_x) == (-0.03, 0.1)
     figure = analysis.figures.pareto_figure(info)
     assert "≤ 0.1" in figure.layout.xaxis.ticktext
     assert any("drawn at 0.1 s" in text for trace in figure.data for text in trace.hovertext or ())
@@ -44,8 +44,8 @@ def test_next_to_no_compile_time_is_drawn_at_the_axis_floor_and_says_so(make_swe
 
 def test_the_axis_begins_a_decade_under_the_quickest_compile(make_sweep: MakeSweep) -> None:
     info = analysis.figures.pareto_info(analysis.load(make_sweep()))
-    assert info.floor_s == 1
-    assert {point.trial_id for point in info.points if point.shown_compile_s == 1} == {"eager-max", "eager-longest"}
+    assert info.floor == 1
+    assert {point.trial_id for point in info.points if point.shown_x == 1} == {"eager-max", "eager-longest"}
 
 
 def test_a_crowded_front_is_numbered_instead_of_named(make_sweep: MakeSweep) -> None:

@@ -55,7 +55,7 @@ def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
     assert "<script>alert" not in page
     assert "<img src=x" not in page
     assert "{{7*7}}" in page
-    assert page.count("</script>") == 4
+    assert page.count("</script>") == 4  # theme, data, plotly, the page's own
 
 
 def test_the_table_shows_what_a_figure_rests_on_and_keeps_the_details_for_later(make_sweep: MakeSweep) -> None:

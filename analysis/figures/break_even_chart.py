@@ -1,0 +1,206 @@
+"""What a job takes under each setting, for every job length, as a multiple of what eager takes."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from analysis.break_even import Job, Reign, Starts, costs, reigns, samples_per_step
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_note
+from analysis.figures.setting_rows import notable, row_hover
+from analysis.formatting import duration, figure, number
+from orchestrator.errors import ConfigError
+from workloads.settings import CompileSettings, Dynamic, Padding, Scope
+
+MIN_STEPS, MAX_STEPS = 100, 10_000_000
+"""Job lengths that are drawn."""
+_CURVE_POINTS = 81
+_MOST_SETTINGS = 40
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_HEIGHT_PX = 460
+_NAME_CHARS = 48
+_NAME_ROOM = 0.1
+"""Height of a line's name on the upright axis."""
+
+
+class JobSetting(NamedTuple):
+    """What a job pays under one setting. Text is as it stands in the record, not escaped."""
+
+    label: str
+    """`CompileSettings.label`."""
+    key: str
+    scope: Scope
+    cold_s: float
+    """What a cold start costs."""
+    warm_s: float | None
+    """What a start from artifacts costs; None if that was not measured."""
+    step_s: float
+    num_workers: int
+    is_plain: bool
+    """Whether it is `torch.compile(model)` as it comes."""
+
+
+class BreakEvenInfo(NamedTuple):
+    """What the chart shows."""
+
+    settings: list[JobSetting]
+    """The quickest step first."""
+    baseline: int | None
+    """Place of the eager setting that others are compared with; None without one."""
+    reigns: list[Reign]
+    """Which setting is the shortest at which length, of a job that starts once, cold."""
+    samples_per_step: int
+
+
+def break_even_info(df: pd.DataFrame) -> BreakEvenInfo:
+    """What to show of the trials `load` returned: the front's settings, then the fastest, the best eager one among them."""
+    try:
+        trials = notable(df)
+        eager = trials[trials["scope"] == Scope.EAGER].sort_values("samples_per_s", ascending=False).head(1)
+        plain = trials[trials["settings_key"].map(_is_plain)].head(1)
+        chosen = trials.head(_MOST_SETTINGS).index.union(eager.index).union(plain.index)
+        of_chosen = df[df["settings_key"].isin(df.loc[chosen, "settings_key"])]  # cold and warm ones
+        table = costs(of_chosen, Job(steps=MIN_STEPS)).table
+        warm = costs(of_chosen, Job(steps=MIN_STEPS, starts=Starts.WARM)).table
+        samples = samples_per_step(df)
+    except ConfigError:  # nothing is known of what a job would take
+        return BreakEvenInfo([], None, [], 0)
+    table = table.sort_values("step_s", kind="stable")
+    settings = [
+        JobSetting(
+            label=str(row["settings_label"]),
+            key=str(row["settings_key"]),
+            scope=Scope(row["scope"]),
+            cold_s=float(row["first_s"]),
+            warm_s=number(warm.at[index, "first_s"]) if bool(warm.at[index, "starts_known"]) else None,
+            step_s=float(row["step_s"]),
+            num_workers=int(row["num_workers"]),
+            is_plain=_is_plain(str(row["settings_key"])),
+        )
+        for index, row in table.iterrows()
+    ]
+    baseline = next((place for place, one in enumerate(settings) if one.scope is Scope.EAGER), None)
+    return BreakEvenInfo(settings, baseline, reigns(table), samples)
+
+
+def break_even_figure(info: BreakEvenInfo) -> go.Figure:
+    """The chart: job length to the right, on a logarithm; total time upwards, as a multiple of the best eager setting's.
+
+    It shows the settings that are the shortest at some length, eager, and `torch.compile(model)` as it comes; without an
+    eager one, multiples are of the setting with the quickest step. Each line's `meta` is the setting's place in
+    `info.settings`, for a page that draws it anew for another job.
+
+    Args:
+        info: what `break_even_info` returned.
+    """
+    chart = go.Figure(layout=base_layout())
+    if not info.settings:
+        chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
+        chart.add_annotation(empty_note("No usable trial has both a throughput and its step times."))
+        return chart
+    steps = np.geomspace(MIN_STEPS, MAX_STEPS, _CURVE_POINTS)
+    base = info.settings[info.baseline or 0]
+    chart.update_layout(
+        meta={"kind": "break-even"},
+        height=_HEIGHT_PX,
+        margin={"l": 84, "t": 30, "b": 64},
+        showlegend=False,
+        hovermode="closest",
+    )
+    ticks = [10**power for power in range(2, 8)]
+    chart.update_xaxes(
+        type="log", range=[math.log10(MIN_STEPS), math.log10(MAX_STEPS)], title_text="length of the job (steps, logarithmic)",
+        tickvals=ticks, ticktext=["100", "1 k", "10 k", "100 k", "1 M", "10 M"],
+    )  # fmt: skip
+    versus = "the best eager setting's" if info.baseline is not None else "the quickest setting's"
+    chart.update_yaxes(range=[0, 2], title_text=f"total time (multiple of {versus})", tickformat=".2~f")
+    shown = drawn_places(info)
+    for place in shown:
+        one = info.settings[place]
+        like = [other for other in shown if info.settings[other].scope is one.scope]
+        chart.add_trace(_curve(place, one, base, steps, _DASHES[like.index(place) % len(_DASHES)]))
+    ends = [float(trace.y[-1]) for trace in chart.data]
+    chart.update_layout(
+        annotations=[_line_name(place, info.settings[place], at) for place, at in zip(shown, _apart(ends), strict=True)]
+    )
+    return chart
+
+
+def drawn_places(info: BreakEvenInfo) -> list[int]:
+    """Places of the settings that the chart draws, the quickest step first."""
+    winners = {str(reign.trial["settings_key"]) for reign in info.reigns}
+    return [
+        place
+        for place, one in enumerate(info.settings)
+        if one.key in winners or one.is_plain or place == info.baseline or place == 0
+    ]
+
+
+def break_even_data(info: BreakEvenInfo) -> dict[str, Any]:
+    """What a page needs to reckon any job, as JSON."""
+    return {
+        "settings": [one._asdict() | {"scope": str(one.scope)} for one in info.settings],
+        "baseline": info.baseline,
+        "min_steps": MIN_STEPS,
+        "max_steps": MAX_STEPS,
+        "samples_per_step": info.samples_per_step,
+        "has_warm": any(one.warm_s is not None and one.scope is not Scope.EAGER for one in info.settings),
+    }
+
+
+def _curve(place: int, one: JobSetting, base: JobSetting, steps: Any, dash: str) -> go.Scatter:
+    totals = one.cold_s + steps * one.step_s
+    return go.Scatter(
+        x=[float(count) for count in steps],
+        y=[float(ratio) for ratio in totals / (base.cold_s + steps * base.step_s)],
+        mode="lines",
+        meta=place,
+        name=one.label,
+        line={"color": SCOPE_COLORS[one.scope], "width": 3, "dash": dash},
+        hovertext=[
+            row_hover([one.label, f"{figure(count, 'steps')}: {duration(total)}"])
+            for count, total in zip(steps, totals, strict=True)
+        ],
+        hoverinfo="text",
+        hoverlabel={"bordercolor": LINE_COLOR},
+    )
+
+
+def _line_name(place: int, one: JobSetting, at: float) -> dict[str, Any]:
+    """The setting's name over its line's right end; a page knows it by its annotation's name."""
+    words = textwrap.shorten(one.label, _NAME_CHARS, placeholder=" …")
+    return {
+        "name": f"line-{place}",
+        "text": html.escape(words, quote=False),
+        "x": math.log10(MAX_STEPS),
+        "y": at,
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 12},
+    }
+
+
+def _apart(ends: list[float]) -> list[float]:
+    """Where names of lines that end there stand, in order: each as low as those under it allow."""
+    found = dict.fromkeys(range(len(ends)), 0.0)
+    lowest = 0.0
+    for place in sorted(range(len(ends)), key=lambda one: ends[one]):
+        found[place] = max(ends[place], lowest)
+        lowest = found[place] + _NAME_ROOM
+    return list(found.values())
+
+
+def _is_plain(settings_key: str) -> bool:
+    """Whether these settings are `torch.compile(model)` with nothing said: of one length, or of lengths torch finds out."""
+    settings = CompileSettings.parse(settings_key)
+    return settings in (
+        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.STATIC, padding=Padding.MAX),
+        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.AUTO, padding=Padding.LONGEST, pad_multiple=settings.pad_multiple),
+    )

@@ -1,0 +1,121 @@
+"""What compile caches are worth: cold compile against a start from artifacts, with hits and misses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from analysis.figures.chart_style import SCOPE_COLORS
+from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
+from analysis.formatting import MISSING, figure, number, percent, times, whole
+from orchestrator.records import Caches, Status
+from workloads.settings import Scope
+
+_MOST_ROWS = 16
+_COLD_COLOR, _WARM_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]
+
+
+class CacheRow(NamedTuple):
+    """One setting; what is not known is None. Text is as it stands in the record, not escaped."""
+
+    settings_label: str
+    cold_s: float | None
+    """Its cold compile time, or the estimate of a warm trial."""
+    is_estimate: bool
+    warm_s: float
+    """Its latest warm start, or the compile time of a warm trial."""
+    hits: float | None
+    misses: float | None
+    saved_s: float | None
+
+    @property
+    def hit_share(self) -> float | None:
+        """Share of the look-ups that found something; None if there were none."""
+        looked = (self.hits or 0) + (self.misses or 0)
+        return (self.hits or 0) / looked if looked else None
+
+
+class CacheInfo(NamedTuple):
+    """What the chart shows."""
+
+    rows: list[CacheRow]
+    """The most saved first."""
+    num_left_out: int
+    """Settings for which there is no room."""
+
+
+def cache_info(df: pd.DataFrame) -> CacheInfo:
+    """What to show of the trials `load` returned: settings with a warm start, or a trial that began with warm caches."""
+    usable = df[(df["status"] == Status.OK) & (df["scope"] != Scope.EAGER)]
+    rows = []
+    for _, trials in usable.groupby(["settings_key", "num_workers"], sort=False):
+        cold, warm = trials[trials["caches"] == Caches.COLD], trials[trials["caches"] == Caches.WARM]
+        of_warm = warm.iloc[0] if len(warm) else None
+        started = number(trials.iloc[0]["warm_start_s"])
+        warm_s = started if started is not None else None if of_warm is None else number(of_warm["warm_compile_s"])
+        if warm_s is None:
+            continue
+        measured = number(cold.iloc[0]["compile_s"]) if len(cold) else None
+        estimated = None if of_warm is None else number(of_warm["cold_equivalent_s"])
+        counted = trials.iloc[0] if of_warm is None else of_warm
+        rows.append(
+            CacheRow(
+                settings_label=str(trials.iloc[0]["settings_label"]),
+                cold_s=estimated if measured is None else measured,
+                is_estimate=measured is None,
+                warm_s=warm_s,
+                hits=number(counted["cache_hits"]),
+                misses=number(counted["cache_misses"]),
+                saved_s=None if of_warm is None else number(of_warm["cache_saved_s"]),
+            )
+        )
+    rows.sort(key=lambda row: row.warm_s - (row.cold_s or row.warm_s))
+    return CacheInfo(rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
+
+
+def cache_figure(info: CacheInfo) -> go.Figure:
+    """The chart: seconds to the right, a setting's cold compile over its warm start, the most saved on top.
+
+    Args:
+        info: what `cache_info` returned.
+    """
+    names = [RowName(row.settings_label, _saved(row), on_front=False) for row in info.rows]
+    chart = rows_figure(names, x_title="seconds until nothing is left to compile", nothing="No trial began with warm caches.")
+    if names:
+        cold = [(place, row) for place, row in enumerate(info.rows) if row.cold_s is not None]
+        chart.update_layout(barmode="overlay")
+        chart.add_trace(_bars("cold", _COLD_COLOR, [(place - BAR / 4, row.cold_s or 0.0, row) for place, row in cold]))
+        warm = [(place + BAR / 4, row.warm_s, row) for place, row in enumerate(info.rows)]
+        chart.add_trace(_bars("warm", _WARM_COLOR, warm))
+    return chart
+
+
+def _bars(name: str, color: str, bars: list[tuple[float, float, CacheRow]]) -> go.Bar:
+    return go.Bar(
+        orientation="h",
+        name=name,
+        x=[spent for _, spent, _ in bars],
+        y=[place for place, _, _ in bars],
+        width=BAR / 2,
+        marker={"color": color},
+        hovertext=[_hover(row) for _, _, row in bars],
+        hoverinfo="text",
+        hoverlabel={"bordercolor": color},
+    )
+
+
+def _saved(row: CacheRow) -> str:
+    return f"{times(row.cold_s / row.warm_s)} quicker" if row.cold_s and row.warm_s else figure(row.warm_s, "s warm")
+
+
+def _hover(row: CacheRow) -> str:
+    share = "" if row.hit_share is None else f" ({percent(row.hit_share)} hit)"
+    cold = figure(row.cold_s, "s") + (", estimated" if row.is_estimate and row.cold_s is not None else "")
+    lines = [row.settings_label, f"cold {cold}, warm {figure(row.warm_s, 's')}"]
+    if row.hits is not None or row.misses is not None:
+        lines.append(f"{whole(row.hits)} hits, {whole(row.misses)} misses{share}")
+    if row.saved_s is not None:
+        lines.append(f"saved {figure(row.saved_s, 's')} of compiling")
+    return row_hover([line.replace(MISSING, "not known") for line in lines])

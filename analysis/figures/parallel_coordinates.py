@@ -1,0 +1,197 @@
+"""Every setting as a line through its choices and what they came to."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_note
+from analysis.figures.setting_rows import notable, row_hover
+from analysis.formatting import figure, gib, text
+from workloads.settings import CompileSettings, Scope
+
+_MOST_LINES = 80
+_MOST_CHOICES = 12
+"""A field with more values than this is no choice that a line can be followed through."""
+_CHOICES = tuple(
+    name
+    for name in CompileSettings.__dataclass_fields__
+    if name not in ("parts", "options", "buckets", "dynamic_min", "dynamic_max")
+)
+_OUTCOMES = {"compile_s": "compile s", "peak_memory_bytes": "peak GiB", "samples_per_s": "samples/s"}
+"""Columns of what a setting came to → the axis's title; the compile time's is logarithmic."""
+_NONE = "none"
+_HEIGHT_PX = 460
+
+
+class Axis(NamedTuple):
+    """One upright axis. Text is as it stands in the record, not escaped."""
+
+    column: str
+    title: str
+    ticks: list[tuple[float, str]]
+    """Place on the axis, 0 at the bottom and 1 on top, and what stands there."""
+    is_choice: bool
+    """Whether it is a field of the settings."""
+
+
+class Line(NamedTuple):
+    """One setting. Text is as it stands in the record, not escaped."""
+
+    settings_label: str
+    settings_key: str
+    scope: Scope
+    places: list[float]
+    """Where it meets each axis, 0 at the bottom and 1 on top."""
+    figures: str
+    on_front: bool
+
+
+class ParallelInfo(NamedTuple):
+    """What the chart shows."""
+
+    axes: list[Axis]
+    lines: list[Line]
+    """The least important first, so that the others are drawn over them."""
+    num_left_out: int
+    """Settings for which there is no room."""
+
+
+def parallel_info(df: pd.DataFrame) -> ParallelInfo:
+    """What to show of the trials `load` returned: usable ones, the front's first, then the fastest.
+
+    There is an axis for each field of the settings in which they differ, and one for each figure that all of them have.
+    """
+    trials = notable(df).dropna(subset="samples_per_s")
+    shown = trials.head(_MOST_LINES)
+    axes, places = [], []
+    for name in _CHOICES:
+        values = [_spelled(value) for value in shown[name]]
+        kinds = _ordered(set(values))
+        if 1 < len(kinds) <= _MOST_CHOICES:
+            at = {kind: place / (len(kinds) - 1) for place, kind in enumerate(kinds)}
+            axes.append(Axis(name, name.replace("_", " "), [(at[kind], kind) for kind in kinds], is_choice=True))
+            places.append([at[value] for value in values])
+    for name, title in _OUTCOMES.items():
+        if len(shown) > 1 and shown[name].notna().all():
+            ticks, found = _scaled(name, [float(value) for value in shown[name]])
+            axes.append(Axis(name, title, ticks, is_choice=False))
+            places.append(found)
+    lines = [
+        Line(
+            settings_label=str(row["settings_label"]),
+            settings_key=str(row["settings_key"]),
+            scope=Scope(row["scope"]),
+            places=[column[position] for column in places],
+            figures=", ".join(
+                [
+                    figure(row["samples_per_s"], "samples/s"),
+                    f"{figure(row['compile_s'], 's')} compile",
+                    gib(row["peak_memory_bytes"]),
+                ]
+            ),
+            on_front=bool(row["on_front"]),
+        )
+        for position, (_, row) in enumerate(shown.iterrows())
+    ]
+    return ParallelInfo(axes, lines[::-1], len(trials) - len(shown))
+
+
+def parallel_figure(info: ParallelInfo) -> go.Figure:
+    """The chart: an upright axis a field and a figure, a line a setting, its colour the scope, the front's thicker.
+
+    Each line's `meta` is its `settings_key`. A choice's annotation is named `FIELD=VALUE`, for a page that filters by it.
+
+    Args:
+        info: what `parallel_info` returned.
+    """
+    chart = go.Figure(layout=base_layout())
+    if len(info.axes) < 2 or len(info.lines) < 2:
+        chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
+        chart.add_annotation(empty_note("There are no two settings to compare."))
+        return chart
+    chart.update_layout(
+        meta={"kind": "parallel"},
+        height=_HEIGHT_PX,
+        margin={"l": 70, "r": 70, "t": 70, "b": 24},
+        showlegend=False,
+        annotations=[note for place, axis in enumerate(info.axes) for note in _labels(place, axis)],
+        shapes=[
+            {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": "rgba(128,128,128,0.6)", "width": 1}}
+            for place in range(len(info.axes))
+        ],
+    )
+    chart.update_xaxes(visible=False, range=[-0.15, len(info.axes) - 0.85])
+    chart.update_yaxes(visible=False, range=[-0.06, 1.04])
+    chart.add_traces([_trace(line) for line in info.lines])
+    return chart
+
+
+def _trace(line: Line) -> go.Scatter:
+    return go.Scatter(
+        x=list(range(len(line.places))),
+        y=line.places,
+        mode="lines+markers",
+        line={"color": SCOPE_COLORS[line.scope], "width": 3 if line.on_front else 1.4},
+        marker={"color": SCOPE_COLORS[line.scope], "size": 7 if line.on_front else 4},
+        opacity=1.0 if line.on_front else 0.55,
+        meta=line.settings_key,
+        hovertext=row_hover([f"{'★ ' if line.on_front else ''}{line.settings_label}", line.figures]),
+        hoverinfo="text",
+        hoverlabel={"bordercolor": SCOPE_COLORS[line.scope]},
+    )
+
+
+def _labels(place: int, axis: Axis) -> list[dict[str, Any]]:
+    plain = {"x": place, "showarrow": False, "font": {"size": 12}}
+    title = plain | {"y": 1.0, "yshift": 34, "text": f"<b>{html.escape(axis.title, quote=False)}</b>"}
+    ticks = [
+        plain
+        | {
+            "y": at,
+            "yshift": 11,
+            "text": html.escape(words, quote=False),
+            "name": f"{axis.column}={words}" if axis.is_choice and words != _NONE else "",
+            "captureevents": axis.is_choice and words != _NONE,
+        }
+        for at, words in axis.ticks
+    ]
+    return [title, *ticks]
+
+
+def _spelled(value: object) -> str:
+    """The value as a setting's key has it; what is not set is a word of its own."""
+    if isinstance(value, bool | np.bool_):
+        return "on" if value else "off"
+    return text(value) or _NONE
+
+
+def _ordered(kinds: set[str]) -> list[str]:
+    """Numbers by size, then words; what is not set comes first."""
+    return sorted(kinds, key=lambda kind: (kind != _NONE, not _is_number(kind), float(kind) if _is_number(kind) else 0.0, kind))
+
+
+def _is_number(words: str) -> bool:
+    try:
+        return math.isfinite(float(words))
+    except ValueError:
+        return False
+
+
+def _scaled(name: str, values: Sequence[float]) -> tuple[list[tuple[float, str]], list[float]]:
+    """The ticks of a figure's axis, and where each value stands on it."""
+    units = [value / 2**30 for value in values] if name == "peak_memory_bytes" else list(values)
+    is_logarithmic = name == "compile_s"
+    drawn = [math.log10(max(value, 0.1)) for value in units] if is_logarithmic else units
+    low, high = min(drawn), max(drawn)
+    if high <= low:
+        return [(0.5, figure(units[0]))], [0.5] * len(units)
+    at = [low + (high - low) * step / 4 for step in range(5)]
+    ticks = [((value - low) / (high - low), figure(10**value if is_logarithmic else value, digits=2)) for value in at]
+    return ticks, [(value - low) / (high - low) for value in drawn]

@@ -1,0 +1,166 @@
+"""Which trials the front's chart shows, and where."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRICES, FrontAxis, front_objectives
+from analysis.formatting import number, text
+from analysis.pareto import knee, pareto_front, standing
+from analysis.remarks import remarks
+from orchestrator.records import Status
+from workloads.settings import Dynamic, Scope
+
+MOST_POINTS = 1000
+"""A browser draws about this many at once; with more trials, the front and the fastest of the others are shown."""
+
+TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+
+
+class ParetoPoint(NamedTuple):
+    """One trial in the chart. Text is as it stands in the record, not escaped; a figure that is not known is None."""
+
+    trial_id: str
+    settings_label: str
+    settings_key: str
+    scope: Scope
+    dynamic: Dynamic | None
+    x: float
+    """Its price, in the axis's unit, as measured."""
+    shown_x: float
+    """Where it is drawn: at a logarithmic axis's floor if it is less."""
+    y: float
+    """Its gain, in the axis's unit."""
+    y_low: float | None
+    y_high: float | None
+    samples_per_s: float | None
+    samples_per_s_low: float | None
+    samples_per_s_high: float | None
+    tokens_per_s: float | None
+    compile_s: float | None
+    warm_start_s: float | None
+    first_step_s: float | None
+    step_ms_median: float | None
+    speedup_eager: float | None
+    speedup_eager_low: float | None
+    speedup_eager_high: float | None
+    peak_memory_bytes: float | None
+    numerics_status: str | None
+    status: Status
+    label: str | None
+    """Why it is not ok."""
+    remarks: list[str]
+    """What is unusual about how it was measured."""
+    on_front: bool
+    is_knee: bool
+
+    @property
+    def above(self) -> float:
+        """How far the interval reaches above the gain; 0 without an interval."""
+        return 0.0 if self.y_high is None else max(0.0, self.y_high - self.y)
+
+    @property
+    def below(self) -> float:
+        """How far the interval reaches below the gain; 0 without an interval."""
+        return 0.0 if self.y_low is None else max(0.0, self.y - self.y_low)
+
+
+class ParetoInfo(NamedTuple):
+    """What the chart shows."""
+
+    points: list[ParetoPoint]
+    """Trials with figures for both axes, also those that are not ok."""
+    front: list[ParetoPoint]
+    """Those on the front over these two axes, ascending in price."""
+    gain: FrontAxis
+    price: FrontAxis
+    floor: float
+    """Prices under this are as good as none and drawn here: a logarithmic axis has no zero for eager to stand at."""
+    num_without_figures: int
+    """Trials that are not shown, because they got no such figures."""
+    num_left_out: int
+    """Trials that are not shown, because there are too many to draw."""
+
+
+_FIGURES = (
+    "samples_per_s", "samples_per_s_low", "samples_per_s_high", "tokens_per_s", "compile_s", "warm_start_s", "first_step_s",
+    "step_ms_median", "speedup_eager", "speedup_eager_low", "speedup_eager_high", "peak_memory_bytes",
+)  # fmt: skip
+
+
+def pareto_info(df: pd.DataFrame, *, gain: str = DEFAULT_GAIN, price: str = DEFAULT_PRICE) -> ParetoInfo:
+    """What to show of the trials `load` returned.
+
+    Args:
+        df: the trials.
+        gain: the axis upwards, a name in `GAINS`.
+        price: the axis to the right, a name in `PRICES`.
+    """
+    over, along = GAINS[gain], PRICES[price]
+    trials = standing(df)
+    front = pareto_front(trials, front_objectives(gain, price))
+    knee_row = knee(front) if (gain, price) == (DEFAULT_GAIN, DEFAULT_PRICE) else None
+    with_figures = trials.dropna(subset=[over.column, along.column])
+    shown = with_figures.assign(_front=with_figures.index.isin(front.index))
+    shown = shown.sort_values(["_front", over.column], ascending=False, kind="stable").head(MOST_POINTS).sort_index()
+    floor = _floor(with_figures, along)
+    points = {
+        index: _point(row, over, along, floor, on_front=index in front.index, is_knee=_is_row(knee_row, index))
+        for index, row in shown.iterrows()
+    }
+    return ParetoInfo(
+        points=list(points.values()),
+        front=[points[index] for index in front.index if index in points],
+        gain=over,
+        price=along,
+        floor=floor,
+        num_without_figures=len(trials) - len(with_figures),
+        num_left_out=len(with_figures) - len(points),
+    )
+
+
+def _point(row: pd.Series, gain: FrontAxis, price: FrontAxis, floor: float, *, on_front: bool, is_knee: bool) -> ParetoPoint:
+    figures: dict[str, Any] = {name: number(row[name]) for name in _FIGURES}
+    y, x = float(row[gain.column]) / gain.divisor, float(row[price.column]) / price.divisor
+    scale = y / figures["samples_per_s"] if figures["samples_per_s"] else None  # the interval is of the same passes
+    low, high = (
+        None if scale is None or (end := figures[f"samples_per_s_{name}"]) is None else scale * end for name in ("low", "high")
+    )
+    dynamic = text(row["dynamic"])
+    known: dict[str, Any] = {
+        "trial_id": str(row["trial_id"]),
+        "settings_label": str(row["settings_label"]),
+        "settings_key": str(row["settings_key"]),
+        "scope": Scope(row["scope"]),
+        "dynamic": None if dynamic is None else Dynamic(dynamic),
+        "numerics_status": text(row["numerics_status"]),
+        "status": Status(row["status"]),
+        "label": text(row["label"]),
+        "remarks": [remark.text for remark in remarks(row)],
+    }
+    return ParetoPoint(
+        x=x,
+        shown_x=max(x, floor) if price.is_logarithmic else x,
+        y=y,
+        y_low=low,
+        y_high=high,
+        on_front=on_front,
+        is_knee=is_knee,
+        **known,
+        **figures,
+    )
+
+
+def _is_row(row: pd.Series | None, index: object) -> bool:
+    return row is not None and row.name == index
+
+
+def _floor(df: pd.DataFrame, price: FrontAxis) -> float:
+    """A tick a decade or more under the least price, so that eager's next to nothing does not stretch the axis."""
+    if not price.is_logarithmic:
+        return 0.0
+    compiled = df[df["scope"] != Scope.EAGER][price.column].dropna()
+    room = 0.1 * float(compiled.min()) if len(compiled) else 0.0
+    return max((tick for tick in TICKS_S if tick <= room), default=TICKS_S[0])

@@ -1,0 +1,165 @@
+"""The charts of the report, in the order in which they stand on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import pandas as pd
+
+from analysis import figures as charts
+from analysis.formatting import number, percent
+from analysis.load import SweepInfo
+from orchestrator.records import WarmStart
+
+
+class Drawn(Protocol):
+    """What a figure of plotly's can do, as far as it matters here."""
+
+    def to_json(self) -> str: ...
+
+
+class Chart(NamedTuple):
+    """One chart of the page, with what stands around it."""
+
+    name: str
+    """Its section's id, and what its figure is called in the page's data."""
+    title: str
+    description: str
+    """For who cannot see it."""
+    note: str
+    figure: dict[str, Any]
+    filter: bool = False
+    """Whether the filter of trials acts on it."""
+    is_wide: bool = False
+    """Whether it scrolls sideways on a narrow screen instead of shrinking."""
+
+
+class Fronts(NamedTuple):
+    """The front over each pair of axes there are figures for."""
+
+    figures: dict[str, dict[str, Any]]
+    """`front PRICE GAIN` → the figure."""
+    prices: list[tuple[str, str]]
+    gains: list[tuple[str, str]]
+    """Name of an axis, and what the page calls it."""
+    has_points: bool
+    num_left_out: int
+
+
+def fronts(df: pd.DataFrame) -> Fronts:
+    """The front of the trials `load` returned, over each pair of axes."""
+    prices = charts.axes_with_figures(df, charts.PRICES)
+    gains = charts.axes_with_figures(df, charts.GAINS)
+    infos = {(price, gain): charts.pareto_info(df, price=price, gain=gain) for price in prices for gain in gains}
+    return Fronts(
+        figures={f"front {price} {gain}": as_json(charts.pareto_figure(info)) for (price, gain), info in infos.items()},
+        prices=[(name, charts.PRICES[name].choice) for name in prices],
+        gains=[(name, charts.GAINS[name].choice) for name in gains],
+        has_points=any(info.points for info in infos.values()),
+        num_left_out=max(info.num_left_out for info in infos.values()),
+    )
+
+
+def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmStart], sweep: SweepInfo) -> list[Chart]:
+    """The charts under the front that have something to show.
+
+    Args:
+        df: trials as `load` returns them.
+        attempts: all attempts, likewise.
+        starts: warm starts of the sweep.
+        sweep: what `sweep.json` says.
+    """
+    found = [
+        _phases(df), _step_times(df), _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _parallel(df),
+        _timeline(attempts, starts), _caches(df),
+    ]  # fmt: skip
+    return [chart for chart in found if chart is not None]
+
+
+def as_json(figure: Drawn) -> dict[str, Any]:
+    """A figure as plotly's script takes it."""
+    drawn: dict[str, Any] = json.loads(figure.to_json())
+    return drawn
+
+
+def _phases(df: pd.DataFrame) -> Chart | None:
+    info = charts.compile_phases_info(df)
+    if not info.bars:
+        return None
+    return Chart(
+        "phases", "Where the compile time goes", "Cold compile time of each usable setting by phase; the table has the seconds",
+        f"Usable settings, the quickest to compile on top; ★ is on the front.{_no_room(info.num_left_out)}",
+        as_json(charts.compile_phases_figure(info)),
+    )  # fmt: skip
+
+
+def _step_times(df: pd.DataFrame) -> Chart | None:
+    info = charts.step_times_info(df)
+    if not info.rows:
+        return None
+    return Chart(
+        "steps", "How step times are spread", "Timed steps of each usable setting, with their quartiles",
+        "A point is a step; a box holds half of them, its whiskers nine in ten. Batches of different length take different "
+        f"times, so that a wide box is not yet noise: the interval in the hover is.{_no_room(info.num_left_out)}",
+        as_json(charts.step_times_figure(info)),
+    )  # fmt: skip
+
+
+def _memory(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
+    info = charts.memory_info(df, device_bytes)
+    if not info.bars:
+        return None
+    limit = " The dashed line is all the device has." if info.device_bytes else ""
+    return Chart(
+        "memory", "Memory", "Peak memory of each usable setting; the table has the figures",
+        "Bars are the most that was allocated at a time; the allocator reserves more than it gives out."
+        f"{limit}{_no_room(info.num_left_out)}",
+        as_json(charts.memory_figure(info)),
+    )  # fmt: skip
+
+
+def _parallel(df: pd.DataFrame) -> Chart | None:
+    info = charts.parallel_info(df)
+    if len(info.axes) < 2 or len(info.lines) < 2:
+        return None
+    return Chart(
+        "parallel", "Choices and what they came to", "Each usable setting as a line through its choices and figures",
+        "A line is a setting, its colour the scope as in the front; thick ones are on the front. A click on a choice, or the "
+        f"filter, dims the others, here and in the table.{_no_room(info.num_left_out)}",
+        as_json(charts.parallel_figure(info)), filter=True, is_wide=True,
+    )  # fmt: skip
+
+
+def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | None:
+    info = charts.timeline_info(attempts, starts)
+    if not info.spans:
+        return None
+    left_out = f" {info.num_left_out} earlier ones are left out." if info.num_left_out else ""
+    busy = f"There was a trial {percent(info.busy)} of the time, and it was warming up {percent(info.compiling)} of it"
+    lanes = (
+        f"{info.num_lanes} lanes, one for each worker at work at a time" if info.num_lanes > 1 else "One lane: a worker at a time"
+    )
+    return Chart(
+        "timeline", "What the machine did when", "Trials on a time line, by what they were busy with",
+        f"{lanes}. {busy}; what is empty was idle. Records say when a trial began and how long its parts took, not on which GPU "
+        f"it ran: lanes are handed out in order.{left_out}",
+        as_json(charts.timeline_figure(info)),
+    )  # fmt: skip
+
+
+def _caches(df: pd.DataFrame) -> Chart | None:
+    info = charts.cache_info(df)
+    if not info.rows:
+        return None
+    return Chart(
+        "caches", "What compile caches save", "Cold compile time and warm start of each setting",
+        "A warm start is a fresh process with the setting's own artifacts, up to the point where nothing is left to compile. "
+        f"The hover has hits and misses.{_no_room(info.num_left_out)}",
+        as_json(charts.cache_figure(info)),
+    )  # fmt: skip
+
+
+def _no_room(num_left_out: int) -> str:
+    return f" There is no room for {num_left_out} more." if num_left_out else ""

@@ -1,0 +1,237 @@
+"""The report as one HTML page that needs no network.
+
+What comes from a record is text wherever it stands: jinja2 escapes it in HTML, figures escape it against plotly's own
+mark-up, and the rest travels as compressed JSON, which the page's script writes as text. The page's content security policy
+runs no script but those it was written with.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
+from analysis.break_even import Job
+from analysis.columns import COMPILE_PHASES
+from analysis.figures import break_even_data, break_even_figure, break_even_info, plotly_script
+from analysis.figures.setting_rows import notable
+from analysis.formatting import MISSING, figure, percent, text, times
+from analysis.load import SweepInfo, load, load_sweep
+from analysis.pareto import Summary, pareto_front, speedup_over_eager, summary
+from analysis.recommend import recommend, sentences
+from analysis.remarks import Remark, remarks
+from analysis.report_charts import as_json, fronts, page_charts
+from analysis.report_failures import unusable
+from analysis.report_table import table, table_data
+from analysis.report_verdict import tiles
+from analysis.uncertain_front import uncertain_front
+from analysis.verdict import cautions, verdict
+from orchestrator import records
+from orchestrator.errors import ConfigError
+from orchestrator.records import SWEEP_FILE
+
+_SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "break_even.js", "page.js")
+_USUAL_STEPS = 100_000
+"""Length of the job that the verdict recommends a setting for."""
+_MOST_CONTENDERS = 200
+"""Settings that are drawn from for a recommendation: the front's, then the fastest."""
+
+
+def report_page(folder: Path, *, version: str = "") -> str:
+    """The report on the sweep in this folder.
+
+    Args:
+        folder: the sweep's folder.
+        version: what a server calls this state of it; the page then looks for a newer one. None without it.
+
+    Raises:
+        RecordsError: `sweep.json` or `trials.jsonl` is missing or not what this version writes.
+    """
+    df, attempts = load(folder), load(folder, all_attempts=True)
+    sweep = load_sweep(folder)
+    found = summary(df)
+    over = fronts(df)
+    charts = page_charts(df, attempts, records.read_warm_starts(folder), sweep)
+    headings, rows = table(df, usable_only=False)
+    uncertain = uncertain_front(df, attempts=attempts).trials
+    apart = unusable(folder, df)
+    jobs = break_even_info(df)
+    data = {
+        "figures": over.figures
+        | {chart.name: chart.figure for chart in charts}
+        | {"break-even": as_json(break_even_figure(jobs))},
+        "break_even": break_even_data(jobs) if jobs.settings else None,
+        "table": table_data(headings, rows, _command(sweep)),
+    }
+    plotly, script, theme = plotly_script(), _script(), _asset("theme.js")
+    return _template().render(
+        version=version,
+        title=sweep.what or "sweep",
+        where=_where(sweep),
+        said=_said(_recommended(df, attempts), verdict(df, found)),
+        has_jobs=bool(jobs.settings),
+        has_warm=bool(jobs.settings) and break_even_data(jobs)["has_warm"],
+        num_workers=max((setting.num_workers for setting in jobs.settings), default=1),
+        samples_per_step=jobs.samples_per_step,
+        tiles=tiles(found, uncertain),
+        cautions=cautions(df, sweep),
+        counts={str(status): count for status, count in found.counts.items()},
+        prices=over.prices,
+        gains=over.gains,
+        has_points=over.has_points,
+        num_left_out=over.num_left_out,
+        front=_front(df, found, uncertain),
+        charts=charts,
+        rows=rows,
+        unusable=apart,
+        contents=_contents([(chart.name, chart.title) for chart in charts], has_jobs=bool(jobs.settings)),
+        all_phases=COMPILE_PHASES.values(),
+        environment=_facts(sweep.environment),
+        config=_facts(sweep.config),
+        started_at=sweep.started_at or MISSING,
+        environment_key=sweep.environment_key or MISSING,
+        csp=_policy(theme, plotly, script, live=bool(version)),
+        css=Markup(_asset("report.css")),
+        theme=Markup(theme),
+        script=Markup(script),
+        plotly=_packed_plotly(),
+        data=packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
+    )
+
+
+def packed(words: str) -> str:
+    """The text compressed, as letters that are no mark-up."""
+    return base64.b64encode(gzip.compress(words.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
+
+
+class FrontEntry(NamedTuple):
+    """One point of the front, as the list under the chart gives it."""
+
+    settings_label: str
+    figures: list[str]
+    remarks: list[Remark]
+    is_knee: bool
+
+
+def _front(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> list[FrontEntry]:
+    knee = None if found.knee is None else found.knee.trial.name
+    rows = pareto_front(speedup_over_eager(df))
+    return [
+        FrontEntry(
+            settings_label=str(row["settings_label"]),
+            figures=[*_main_figures(row), *_certainty(uncertain, index)],
+            remarks=remarks(row),
+            is_knee=index == knee,
+        )
+        for index, row in rows.iterrows()
+    ]
+
+
+def _main_figures(trial: pd.Series) -> list[str]:
+    interleaved = [] if text(trial["speedup_eager"]) is None else [f"{times(trial['speedup_eager'])} eager interleaved"]
+    best = f"{times(trial['speedup_best_eager'])} best eager"
+    return [figure(trial["samples_per_s"], "samples/s"), f"{figure(trial['compile_s'], 's')} compile", *interleaved, best]
+
+
+def _certainty(uncertain: pd.DataFrame, index: object) -> list[str]:
+    if index not in uncertain.index:
+        return []
+    return [f"{percent(uncertain.at[index, 'front_probability'])} sure to be on it"]
+
+
+def _said(recommended: list[str], found: list[str]) -> list[str]:
+    """The verdict's paragraphs: the recommendation and what it saves, then what the sweep found; the first stands out."""
+    if not recommended:
+        return [found[0], *filter(None, [" ".join(found[1:])])]
+    return [recommended[0], " ".join(recommended[1:]), " ".join(found)]
+
+
+def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> list[str]:
+    """The setting for a job of usual length and what it saves; nothing where no trial says how long a job would take."""
+    contenders = notable(df).head(_MOST_CONTENDERS)["settings_key"]
+    try:
+        found = recommend(df[df["settings_key"].isin(contenders)], Job(steps=_USUAL_STEPS), attempts=attempts)
+    except ConfigError:
+        return []
+    return sentences(found)
+
+
+def _contents(charts: list[tuple[str, str]], *, has_jobs: bool) -> list[tuple[str, str]]:
+    return [
+        ("verdict", "Verdict"),
+        ("front", "Front"),
+        *([("break-even", "Break-even")] if has_jobs else []),
+        *charts,
+        ("table", "Usable trials"),
+        ("failures", "Trials not to use"),
+        ("where", "Environment"),
+        ("meaning", "Method"),
+    ]
+
+
+def _where(sweep: SweepInfo) -> str:
+    """The machine in a few words, as far as `sweep.json` knows it."""
+    gpu, torch = sweep.environment.get("gpu") or sweep.environment.get("cpu"), sweep.environment.get("torch")
+    return " · ".join(filter(None, [str(gpu) if gpu else "", f"torch {torch}" if torch else ""])) or "machine not known"
+
+
+def _command(sweep: SweepInfo) -> str:
+    """The command that measures a setting as this sweep did, up to `--settings`."""
+    words = ["python", "-m", "orchestrator.sweep"]
+    for option, name in (("--workload", "workload"), ("--size", "size"), ("--device", "device")):
+        if isinstance(value := sweep.config.get(name), str) and value:
+            words += [option, value]
+    return shlex.join(words)
+
+
+def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A mapping as text; of lists and objects, which the page shows elsewhere, how many there are."""
+    return [(str(name), _fact(value)) for name, value in values.items()]
+
+
+def _fact(value: Any) -> str:
+    if value is None:
+        return MISSING
+    if isinstance(value, list | dict):
+        return f"{len(value)} in {SWEEP_FILE}" if value else "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _policy(*scripts: str, live: bool) -> str:
+    """A content security policy under which these inline scripts run, and nothing else is run or loaded."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    own = " connect-src 'self';" if live else ""
+    return f"default-src 'none'; script-src {allowed};{own} style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html")
+
+
+def _script() -> str:
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+@cache
+def _packed_plotly() -> str:
+    return packed(plotly_script())
+
+
+def _asset(name: str) -> str:
+    return (files("analysis") / "templates" / name).read_text(encoding="utf-8")

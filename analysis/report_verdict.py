@@ -1,0 +1,87 @@
+"""The verdict's figures at a glance: what is gained, what it costs, and how far that can be trusted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.formatting import duration, figure, gib, interval, number, percent, times
+from analysis.pareto import Summary, break_even_s
+from analysis.remarks import remarks
+from workloads.settings import Scope
+
+_SURE, _LIKELY = 0.95, 0.75
+"""Probability of being on the front from which on confidence is high, or fair."""
+
+
+class Tile(NamedTuple):
+    """A figure, what it is, and what stands behind it."""
+
+    caption: str
+    figure: str
+    under: str
+
+
+def tiles(found: Summary, uncertain: pd.DataFrame) -> list[Tile]:
+    """Gain, cost, memory and confidence of the fastest setting; none where it is eager or nothing is usable.
+
+    Args:
+        found: the sweep's `summary`.
+        uncertain: the `trials` of its `uncertain_front`.
+    """
+    if found.best is None or found.best.trial["scope"] == Scope.EAGER:
+        return []
+    trial = found.best.trial
+    eager = None if found.best_eager is None else found.best_eager.trial
+    return [*_gain(trial, found.best.speedup), _cost(trial, eager), *_memory(trial, eager), _confidence(trial, uncertain)]
+
+
+def _gain(trial: pd.Series, speedup: float | None) -> list[Tile]:
+    in_turn = number(trial["speedup_eager"])
+    between = interval(trial["speedup_eager_low"], trial["speedup_eager_high"])
+    if speedup is not None:
+        under = "the best eager setting's throughput"
+        if in_turn is not None:
+            under += f"; {times(in_turn)} eager on the same batches in turn" + (f" ({between})" if between else "")
+        return [Tile("Gain", times(speedup), under)]
+    if in_turn is not None:
+        return [Tile("Gain", times(in_turn), "eager on the same batches in turn" + (f" (95 %: {between})" if between else ""))]
+    return []
+
+
+def _cost(trial: pd.Series, eager: pd.Series | None) -> Tile:
+    compile_s = number(trial["compile_s"])
+    paid_back = None if eager is None else break_even_s(trial, eager)
+    under = ["of cold compiling"]
+    if paid_back is not None:
+        under.append(f"paid back after about {duration(paid_back)}")
+    if (warm := number(trial["warm_start_s"])) is not None:
+        under.append(f"{figure(warm, 's')} when started warm")
+    return Tile("Cost", figure(compile_s, "s"), ", ".join(under))
+
+
+def _memory(trial: pd.Series, eager: pd.Series | None) -> list[Tile]:
+    peak = number(trial["peak_memory_bytes"])
+    if peak is None:
+        return []
+    base = None if eager is None else number(eager["peak_memory_bytes"])
+    under = "" if base is None else f"{(peak - base) / 2**30:+.1f} GiB against the best eager setting".replace("-", "−")
+    return [Tile("Memory", gib(peak), under)]
+
+
+def _confidence(trial: pd.Series, uncertain: pd.DataFrame) -> Tile:
+    rows = uncertain[uncertain.index == trial.name]
+    row = None if rows.empty else rows.iloc[0]
+    probability = None if row is None else number(row["front_probability"])
+    ties = 0 if row is None else int(row["ties"]) - 1
+    doubts = [remark.text for remark in remarks(trial)]
+    level = "low"
+    if probability is not None and probability >= _LIKELY:
+        level = "high" if probability >= _SURE and not ties and not doubts else "fair"
+    because = [] if probability is None else [f"on the front in {percent(probability)} of draws from the intervals"]
+    if ties:
+        because.append(f"{ties} other{'s' if ties > 1 else ''} cannot be told apart from it")
+    if (used := number(trial["numerics_worst_ratio"])) is not None:
+        because.append(f"numerics use {100 * used:.0f} % of what is allowed")
+    return Tile("Confidence", level, "; ".join([*because, *doubts]))

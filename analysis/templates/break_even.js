@@ -1,0 +1,126 @@
+// Break-even: which setting takes least for a job of a given length, as analysis/break_even.py reckons it.
+
+const time = (seconds) => {
+  const [value, unit] = seconds < 120 ? [seconds, "s"] : seconds < 7200 ? [seconds / 60, "min"] : seconds < 172800 ? [seconds / 3600, "h"] : [seconds / 86400, "d"];
+  return `${value.toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
+};
+const whole = (value) => Math.round(value).toLocaleString("en");
+const money = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 100 ? 2 : 0 });
+
+// What every length of a job takes under a setting: starts, then steps.
+const startsOf = (setting, job) => {
+  const warm = setting.warm_s ?? setting.cold_s; // what was not measured warm starts cold
+  const first = job.starts === "warm" ? warm : setting.cold_s;
+  const again = job.starts === "cold" ? setting.cold_s : warm;
+  return first + job.restarts * again;
+};
+const totalOf = (setting, job, steps) => startsOf(setting, job) + steps * setting.step_s;
+
+// The shortest setting for every length: the lower envelope of their lines.
+const reignsOf = (settings, job) => {
+  const first = (a, b) => totalOf(a, job, 1) - totalOf(b, job, 1) || a.step_s - b.step_s;
+  let at = [...settings].sort(first)[0];
+  const found = [{ setting: at, from: 1 }];
+  for (;;) {
+    const next = settings.filter((one) => one.step_s < at.step_s)
+      .map((one) => ({ setting: one, from: Math.floor((startsOf(one, job) - startsOf(at, job)) / (at.step_s - one.step_s)) + 1 }))
+      .sort((a, b) => a.from - b.from || a.setting.step_s - b.setting.step_s)[0];
+    if (!next) return found;
+    next.from = Math.max(next.from, found[found.length - 1].from);
+    if (next.from === found[found.length - 1].from) found.pop();
+    found.push(next);
+    at = next.setting;
+  }
+};
+
+const setUpBreakEven = (data, figure) => {
+  const form = document.getElementById("job");
+  const { settings, baseline } = data;
+  const base = settings[baseline ?? 0];
+  const field = (name) => form.elements[name];
+  const job = {};
+
+  for (const [name, value] of Object.entries(kept.read("job", {}))) if (field(name)) field(name).value = value;
+
+  const amount = (name, least) => Math.max(least, Number(field(name).value) || 0);
+  const read = () => {
+    job.steps = Math.round(Number((10 ** Number(field("decades").value)).toPrecision(2)));
+    job.restarts = Math.floor(amount("restarts", 0));
+    job.gpus = Math.floor(amount("gpus", 1));
+    job.price = amount("price", 0);
+    job.starts = field("starts")?.value ?? "cold";
+    kept.write("job", Object.fromEntries([...form.elements].filter((one) => one.name).map((one) => [one.name, one.value])));
+  };
+
+  const marker = () => ({
+    type: "line", x0: job.steps, x1: job.steps, yref: "paper", y0: 0, y1: 1, line: { color: color("--accent"), width: 2 },
+  });
+  const crossings = () => reignsOf(settings, job).slice(1).filter(({ from }) => from >= data.min_steps && from <= data.max_steps)
+    .map(({ from }) => ({ type: "line", x0: from, x1: from, yref: "paper", y0: 0, y1: 1, line: { color: "#8a8a8a", width: 1, dash: "dot" } }));
+
+  const ratio = (place, steps) => totalOf(settings[place], job, steps) / totalOf(base, job, steps);
+
+  const decorate = ({ data: traces, layout }, element) => {
+    const room = isNarrow(element) ? 0.13 : 0.1; // of the upright axis that a line's name takes
+    let lowest = 0;
+    const at = new Map(traces.map(({ meta }) => [meta, ratio(meta, data.max_steps)]).sort((a, b) => a[1] - b[1]).map(([place, end]) => {
+      const y = Math.max(end, lowest);
+      lowest = y + room;
+      return [`line-${place}`, y];
+    }));
+    const names = isNarrow(element) ? { font: small } : {};
+    return {
+      data: traces.map((trace) => ({ ...trace, y: trace.x.map((steps) => ratio(trace.meta, steps)),
+        hovertext: trace.x.map((steps, point) => (
+          `${trace.hovertext[point].split("<br>")[0]}<br>${whole(steps)} steps: ${time(totalOf(settings[trace.meta], job, steps))}`)) })),
+      layout: { ...layout, shapes: [...crossings(), marker()],
+        annotations: layout.annotations.map((one) => ({ ...one, ...names, y: at.get(one.name) })) },
+    };
+  };
+
+  const answer = document.getElementById("job-answer");
+  const ranking = document.getElementById("job-ranking");
+  const flips = document.getElementById("job-flips");
+  const worth = (seconds) => time(seconds) + (job.price ? ` (${money(seconds * job.gpus * job.price / 3600)})` : "");
+
+  const say = () => {
+    const ranked = settings.map((one) => ({ one, total: totalOf(one, job, job.steps) })).sort((a, b) => a.total - b.total);
+    const [best, ...others] = ranked;
+    field("decades").ariaValueText = `${whole(job.steps)} steps`;
+    document.getElementById("job-length").textContent = `${whole(job.steps)} steps`;
+    const parts = [`${whole(job.steps)} steps take ${worth(best.total)} with `, made("b", { textContent: best.one.label })];
+    const against = (words, other) => {
+      const saved = other.total - best.total;
+      if (other.one !== best.one && saved > 0) parts.push(`, ${worth(saved)} or ${(100 * saved / other.total).toFixed(1)} % less than with ${words}`);
+    };
+    if (baseline !== null) against("the best eager setting", ranked.find(({ one }) => one === base));
+    const plain = ranked.find(({ one }) => one.is_plain);
+    if (plain) against("torch.compile(model) as it comes", plain);
+    answer.replaceChildren(...parts, ".");
+    const longest = Math.max(...ranked.slice(0, 5).map(({ total }) => total));
+    ranking.replaceChildren(...[best, ...others.slice(0, 4)].map(({ one, total }) => made("li", {},
+      made("span", { textContent: one.label }),
+      made("meter", { min: 0, max: longest, value: total, ariaLabel: `${one.label}: ${time(total)}` }),
+      made("span", { className: "figures", textContent: `${worth(total)}, of it ${time(startsOf(one, job))} for starts` }))));
+    const reigns = reignsOf(settings, job);
+    flips.replaceChildren(...reigns.map(({ setting, from }, place) => {
+      const next = reigns[place + 1];
+      const range = place === 0 ? (next ? `up to ${whole(next.from - 1)} steps` : "at any length")
+        : `from ${whole(from)} steps (${time(totalOf(setting, job, from))})${next ? ` to ${whole(next.from - 1)}` : ""}`;
+      return made("li", {}, `${range}: `, made("b", { textContent: setting.label }));
+    }));
+  };
+
+  read();
+  const chart = new Chart(document.getElementById("break-even-chart"), () => figure, decorate);
+  charts.push(chart);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", (event) => {
+    read();
+    say();
+    if (!chart.isDrawn) return;
+    if (event.target.name === "decades") Plotly.relayout(chart.element, { shapes: [...crossings(), marker()] });
+    else chart.draw();
+  });
+  say();
+};

@@ -1,0 +1,127 @@
+// Each figure as Python made it, fitted to the page's width and colours: (element, figure) → {data, layout}.
+
+const root = document.documentElement;
+const narrowWidth = 640; // px; as in report.css
+const labelledWidth = 1000; // px; with less, the front's labels would collide and numbers stand for them
+const small = { size: 11 };
+const printWidth = 700; // px; what a page of paper holds
+
+const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+const widthOf = (element) => (root.dataset.printing ? Math.min(printWidth, element.clientWidth) : element.clientWidth);
+const isNarrow = (element) => widthOf(element) < narrowWidth;
+
+const framed = (element, figure) => {
+  const { layout } = figure;
+  const axis = (one) => ({ ...one, gridcolor: color("--grid") });
+  const framedLayout = {
+    ...layout,
+    width: widthOf(element),
+    height: layout.height,
+    paper_bgcolor: color("--page"),
+    plot_bgcolor: color("--page"),
+    font: { ...layout.font, color: color("--ink") },
+    hoverlabel: { ...layout.hoverlabel, bgcolor: color("--page"), font: { ...layout.hoverlabel.font, color: color("--ink") } },
+    xaxis: axis(layout.xaxis),
+    yaxis: axis(layout.yaxis),
+  };
+  if (isNarrow(element)) {
+    framedLayout.xaxis.tickfont = framedLayout.yaxis.tickfont = small;
+    framedLayout.xaxis.title = { ...layout.xaxis.title, font: small };
+    framedLayout.yaxis.title = { ...layout.yaxis.title, font: small };
+    framedLayout.legend = { ...layout.legend, font: small };
+    framedLayout.hoverlabel.font.size = 11;
+  }
+  return framedLayout;
+};
+
+const frontLabel = (one, labelled) => {
+  if (labelled || !one.name) return one;
+  if (!one.name.startsWith("front-")) return { ...one, visible: false };
+  const reach = 16 / Math.hypot(one.ax, one.ay); // px; the way the label lay, so that neighbours stay apart
+  return { ...one, text: `<b>${one.name.slice("front-".length)}</b>`, ax: reach * one.ax, ay: reach * one.ay, arrowcolor: "rgba(0,0,0,0)" };
+};
+
+const fitFront = (element, figure) => {
+  const layout = framed(element, figure);
+  layout.annotations = (figure.layout.annotations || []).map((one) => frontLabel(one, widthOf(element) >= labelledWidth));
+  if (isNarrow(element)) {
+    layout.height = 600;
+    layout.margin = { l: 54, r: 10, t: 58, b: 138 };
+    const plot = layout.height - layout.margin.t - layout.margin.b;
+    const rows = { font: small, x: 0, title: { text: "" } };
+    if (figure.layout.meta) {
+      layout.xaxis.title = { ...layout.xaxis.title, text: figure.layout.meta.x };
+      layout.yaxis.title = { ...layout.yaxis.title, text: figure.layout.meta.y };
+    }
+    layout.legend = { ...layout.legend, ...rows };
+    layout.legend2 = { ...layout.legend2, ...rows, y: -58 / plot, yanchor: "top" };
+  }
+  return { data: figure.data, layout };
+};
+
+const broken = (text, most) => {
+  const lines = [];
+  for (const word of text.split(" ")) {
+    const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+    if (lines.length && longer.replace(/<[^>]*>/g, "").length <= most) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+};
+
+const outlined = (trace) => (
+  trace.type === "bar" ? { ...trace, marker: { ...trace.marker, line: { ...trace.marker.line, color: color("--page") } } } : trace);
+
+const fitRows = (element, figure) => {
+  const layout = framed(element, figure);
+  let data = figure.data.map(outlined);
+  if (isNarrow(element)) { // names take several lines, so places become pixels
+    const [drawn, lineHeight, gap] = [18, 15, 14];
+    const share = 0.42; // of a row that is drawn in; as in setting_rows.py
+    const names = figure.layout.annotations.map((one) => broken(one.text, Math.floor(widthOf(element) / 6.8)));
+    let bottom = 0;
+    const middles = names.map((lines) => {
+      bottom += lines.length * lineHeight + drawn + gap;
+      return bottom - gap - drawn / 2;
+    });
+    const moved = (y) => {
+      const place = Math.min(Math.max(Math.round(y), 0), middles.length - 1);
+      return middles[place] + (y - place) * drawn / share;
+    };
+    data = data.map((trace) => ({ ...trace, y: trace.y.map(moved), ...(trace.width ? { width: trace.width * drawn / share } : {}) }));
+    layout.annotations = figure.layout.annotations.map((one, place) => (
+      { ...one, text: names[place].join("<br>"), y: middles[place] - drawn / 2, font: { size: 12 } }));
+    layout.yaxis = { ...layout.yaxis, range: [bottom, 0] };
+    layout.margin = { ...layout.margin, l: 4, r: 8, t: layout.showlegend === false ? 6 : 84 };
+    layout.height = bottom + layout.margin.t + layout.margin.b;
+  }
+  return { data, layout };
+};
+
+const fitLanes = (element, figure) => {
+  const layout = framed(element, figure);
+  if (isNarrow(element)) {
+    layout.margin = { ...layout.margin, l: 40, r: 8, t: 104 };
+    layout.height += 48;
+  }
+  return { data: figure.data.map(outlined), layout };
+};
+
+const fitParallel = (element, figure) => {
+  const layout = framed(element, figure);
+  const page = color("--page");
+  layout.annotations = figure.layout.annotations.map((one) => ({ ...one, bgcolor: page, borderpad: 0, font: { ...one.font, color: color("--ink") } }));
+  const shown = shownKeys();
+  const data = figure.data.map((trace) => (
+    shown && !shown.has(trace.meta) ? { ...trace, opacity: 0.07, hoverinfo: "skip" } : trace));
+  return { data, layout };
+};
+
+const fitPlain = (element, figure) => {
+  const layout = framed(element, figure);
+  if (isNarrow(element)) layout.margin = { ...layout.margin, l: 54, r: 10 };
+  return { data: figure.data, layout };
+};
+
+const fits = { front: fitFront, rows: fitRows, lanes: fitLanes, parallel: fitParallel };
+const fitted = (element, figure) => (fits[figure.layout.meta?.kind] ?? fitPlain)(element, figure);

@@ -1,0 +1,38 @@
+// The page begins: everything is unpacked, the table and the first chart are there, the other charts follow.
+
+document.getElementById("theme").addEventListener("click", window.toggleTheme);
+
+// While a sweep runs, its server says when there is something new.
+const watch = () => {
+  const every = 2000; // ms
+  const note = document.getElementById("live");
+  const look = async () => {
+    try {
+      const version = await (await fetch("version", { cache: "no-store" })).text();
+      if (version !== root.dataset.version) {
+        if (!document.querySelector(".hovertext, input:focus, button:focus")) {
+          location.reload();
+          return;
+        }
+        note.textContent = "new trials have finished; the page follows when you are done here";
+      } else note.textContent = "watching";
+    } catch {
+      note.textContent = "the server of this page has ended";
+    }
+    setTimeout(look, every);
+  };
+  setTimeout(look, every);
+};
+
+(async () => {
+  const data = unpacked("data").then(JSON.parse);
+  const plotly = unpacked("plotly");
+  const { figures, table, break_even: breakEven } = await data;
+  setUpTrials(table);
+  run(await plotly);
+  setUpCharts(figures);
+  if (breakEven) setUpBreakEven(breakEven, figures["break-even"]);
+  drawInTurn();
+  matchMedia("print").addEventListener("change", (event) => (event.matches ? beforePrint() : afterPrint()));
+  if (root.dataset.version) watch();
+})();
