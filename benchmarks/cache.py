@@ -29,6 +29,7 @@ from benchmarks import cache_restart, cache_sweeps, cache_transfer
 from orchestrator import cli
 from orchestrator.config import Device
 from orchestrator.errors import ConfigError
+from workloads.base import load_workload
 from workloads.settings import CompileSettings
 
 PROG = "python -m benchmarks.cache"
@@ -106,8 +107,12 @@ def _dispatch(words: Sequence[str]) -> int:
 
 def _restart(options: RestartOptions) -> list[Table]:
     _check_positive(options, "steps", "budget_s")
+    settings = tuple(CompileSettings.parse(text) for text in options.settings)
+    workload = load_workload(options.workload)(options.size, 0)
+    for setting in settings:
+        setting.validate_for(workload.max_length)
     plan = cache_restart.Plan(
-        settings=tuple(CompileSettings.parse(text) for text in options.settings),
+        settings=settings,
         precompile=options.precompile,
         workload=options.workload,
         size=options.size,

@@ -5,8 +5,8 @@ take. GPU-seconds are the trials' `wall_s` times their workers, worker start and
 cold sweep its cold trial, of the shared one the trial that ran first, and apart from these what `--caches auto` measured again.
 The first trials of the shared sweep find nothing, and are cold there too; they count all the same.
 
-Output: the estimate's error for each setting, and of its warm start if there was one; GPU-seconds of both, and where they went; the
-two fronts, and by how much a setting on one of them misses the other; bytes published, and those that the store did not hold.
+Output: the estimate's error for each setting, and of its warm start if there was one; GPU-seconds of both, and where they went;
+the two fronts, and by how much a setting on one of them misses the other; bytes published, and those new to the store.
 """
 
 from __future__ import annotations

@@ -292,6 +292,8 @@ def test_put_and_get_in_a_folder_time_each_call_of_the_shelf(tmp_path: Path) -> 
         (["move"], "no command 'move'"),
         (["restart", "--output", "{}/x.json", "--settings", "scope=everything"], "everything"),
         (["restart", "--output", "{}/x.json", "--steps", "0"], "--steps 0 is too few"),
+        (["restart", "--output", "{}/x.json", "--workload", "imaging"], "imaging"),
+        (["restart", "--output", "{}/x.json", "--size", "enormous"], "enormous"),
         (["restart", "--output", "{}/none/x.json"], "there is no such folder"),
         (["transfer", "--output", "{}/x.json", "--mb", "nan"], "--mb nan is too few"),
         (["sweeps", "{}/none", "{}/none", "--output", "{}/x.json"], "there is no folder"),
