@@ -43,7 +43,7 @@ class RestartOptions:
     output: Path
     """Where the JSON goes."""
     settings: tuple[str, ...] = ("scope=full", "scope=regional")
-    """As in a sweep's --settings."""
+    """Compile settings, like scope=regional,dynamic=auto."""
     precompile: bool = False
     """Do each again with what Dynamo traced kept too."""
     profile: bool = True
