@@ -5,6 +5,9 @@ from __future__ import annotations
 import cProfile
 import io
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -304,3 +307,45 @@ def test_mistakes_are_one_sentence(words: list[str], sentence: str, tmp_path: Pa
     told = capsys.readouterr().err
     assert sentence in told
     assert told.count("\n") == 1
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    repository = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join((str(repository), str(repository / "tests")))
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.cache", *words],
+        env={**os.environ, "PYTHONPATH": path, "COMPILE_SWEEP_CACHE_KEY": "ab" * 32},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
+    output = tmp_path / "restart.json"
+    words = ("--device", "cpu", "--workload", "toy_workloads:Toy", "--size", "only", "--settings", FULL, "--steps", "2")
+    done = command("restart", "--output", str(output), *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (variant,) = json.loads(output.read_text())["variants"]
+    assert list(variant["runs"])[:3] == ["cold", "warm", "phases"], done.stdout
+    assert ("profile" in variant["runs"]) == (variant["first_step_ratio"] < cache_restart.GOAL)
+    runs = variant["runs"]
+    assert (runs["cold"]["hits"], runs["warm"]["misses"]) == ({}, {})
+    assert sum(runs["warm"]["hits"].values()) == runs["warm"]["cache_hits"] > 0
+    assert sum(runs["cold"]["misses"].values()) > 0
+    assert runs["cold"]["cache_made"] == runs["warm"]["cache_restored"]
+    assert variant["first_step_ratio"] > 1.5
+    assert (runs["warm"]["warmup_steps"], runs["phases"]["warmup_steps"]) == (2, 1)
+    assert "full, default, static" in done.stdout
+
+
+@pytest.mark.slow
+def test_artifacts_go_between_two_nodes(tmp_path: Path) -> None:
+    output = tmp_path / "transfer.json"
+    done = command("transfer", "--output", str(output), "--mb", "1", "--artifacts", "10", "--rounds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    routes = {route["name"]: route for route in json.loads(output.read_text())["routes"]}
+    assert list(routes) == [route.name for routes in cache_transfer.ROUNDS for route in routes]
+    assert all(0 < route["median_s"] < 30 for route in routes.values())
