@@ -76,7 +76,12 @@ def _settings_columns() -> dict[str, Column]:
         and isinstance(words, ast.Expr)
         and isinstance(words.value, ast.Constant)
     }
-    return {f.name: Column(_dtype(kinds[f.name]), meanings.get(f.name, "")) for f in fields(CompileSettings)}
+    return {settings_column(f.name): Column(_dtype(kinds[f.name]), meanings.get(f.name, "")) for f in fields(CompileSettings)}
+
+
+def settings_column(name: str) -> str:
+    """The column of a field of `CompileSettings`: its name, unless a record has a field of that name."""
+    return "workload_options" if name == "workload" else name
 
 
 def _phase_columns() -> dict[str, Column]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, warm_start_column
+from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, settings_column, warm_start_column
 from analysis.formatting import number
 from orchestrator import records
 from orchestrator.errors import RecordsError
@@ -124,7 +124,7 @@ def _rows(trials: Sequence[TrialRecord], starts: Sequence[WarmStart]) -> Iterato
 def _row(record: TrialRecord, attempt: int, start: WarmStart | None) -> dict[str, Any]:
     settings = CompileSettings.from_dict(record.settings)
     row = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
-    row |= settings.to_dict()
+    row |= {settings_column(name): value for name, value in settings.to_dict().items()}
     row["settings_label"] = settings.label
     row["attempt"] = attempt
     row |= _numerics(record.numerics)

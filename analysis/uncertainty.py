@@ -125,16 +125,15 @@ def drawn(
         between = noise(trials if attempts is None else attempts, like.get(name, name))
         values, relative = floats(trials[name]), deviations(trials, name, between)
         unit = chance.standard_normal((count, len(trials)))
-        # Below its floor a figure is nearly all noise, and a logarithm's would reach across decades: there it adds up instead.
-        is_small = relative > _LOGARITHMIC_UP_TO
-        scatter = np.where(is_small, values + unit * relative * values, values * np.exp(unit * np.where(is_small, 0, relative)))
-        scatter = np.where(values > 0, scatter, np.abs(unit) * between.floor)
-        found[:, :, at] = np.maximum(scatter, 0.0)
+        # Near its floor a figure is mostly noise, and a logarithm's would reach across decades: there it adds up instead.
+        near_floor = values < between.floor / _LOGARITHMIC_UP_TO
+        added = np.maximum(values + unit * np.hypot(between.floor, between.relative * values), 0.0)
+        found[:, :, at] = np.where(near_floor, added, values * np.exp(unit * np.where(near_floor, 0.0, relative)))
     return found
 
 
 _LOGARITHMIC_UP_TO = 0.5
-"""Relative deviation above which draws are normal in the figure itself, cut off at zero."""
+"""Relative deviation by the floor alone above which draws are normal in the figure itself, cut off at zero."""
 
 
 def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]]:

@@ -1,0 +1,233 @@
+"""`best.py`: a setting as a program that trains by it, re-run in a fresh process before it is offered.
+
+It holds the source that the trial executed, letter for letter, and a training loop around it. Training needs torch, which this
+package does not import: the program runs in a process of its own, with empty compile caches, as a trial does.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.formatting import figure, interval, number, percent, text
+from orchestrator.errors import ConfigError
+
+BEST_FILE = "best.py"
+
+_OTHER_DEVICE = 3
+"""`workloads.rerun` says so by this exit code."""
+
+_LAST_LINES = 3
+"""Of what a failed run said on stderr, as many are quoted."""
+
+
+class Outcome(StrEnum):
+    """What came of running the program again."""
+
+    INSIDE = "inside"
+    """As fast as recorded: inside the record's interval."""
+
+    OUTSIDE = "outside"
+    """It ran, but outside of that interval."""
+
+    OTHER_DEVICE = "other-device"
+    """This host does not have the device that was measured, so nothing was run."""
+
+    FAILED = "failed"
+    """It did not run, or a loss is not finite."""
+
+    NOT_RUN = "not-run"
+
+
+class Rerun(NamedTuple):
+    """A run of the program in a fresh process."""
+
+    outcome: Outcome
+    sentence: str
+    """The same for a person, with the figures."""
+    came: dict[str, Any]
+    """What the program printed; empty if it did not come to that."""
+
+
+def best_script(trial: pd.Series, *, seed: int, remark: str = "") -> str:
+    """The program for a trial's setting.
+
+    Args:
+        trial: its row, as `load` returns it.
+        seed: of the sweep.
+        remark: a sentence for its head, such as how a run of it went.
+
+    Raises:
+        ConfigError: the record holds no source.
+    """
+    source = text(trial["source"])
+    if not source:
+        raise ConfigError(f"the record of “{trial['settings_label']}” holds no source to export; measure it again")
+    run: dict[str, str | int] = {
+        "workload": str(trial["workload"]), "size": str(trial["size"]), "seed": seed,
+        "settings": str(trial["settings_key"]), "pipeline": text(trial["pipeline"]) or "resident",
+    }  # fmt: skip
+    imports, loop = _training_loop(source)
+    measured = f"Measured {_rate(trial)} on {_devices(trial)}."
+    workers = int(trial["num_workers"])
+    how = "python best.py" if workers == 1 else f"python -m torch.distributed.run --nproc-per-node {workers} best.py"
+    said = [f"# {sentence}" for sentence in (measured, remark) if sentence]
+    call = "\n".join(f"            {name}={_quoted(value)}," for name, value in run.items())
+    return "\n".join(
+        [
+            source.rstrip(),
+            "",
+            "",
+            "# Above: the settings, as they were measured. Below: a training loop around them, for the workload they were",
+            f"# measured with; it needs the package compile-sweep. Run it with: {how}",
+            *said,
+            "",
+            imports,
+            "",
+            loop,
+            "",
+            "",
+            'if __name__ == "__main__":',
+            "    sys.exit(",
+            "        main(",
+            "            make_step,",
+            call,
+            "        )",
+            "    )",
+            "",
+        ]
+    )
+
+
+def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> Rerun:
+    """Runs the program in a fresh process with empty compile caches and compares its throughput with the record's interval.
+
+    Args:
+        trial: the row it was made from.
+        script: what `best_script` returned.
+        timeout_s: seconds until it is given up; None for four times what the trial took, and ten minutes.
+    """
+    limit_s = timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600
+    with tempfile.TemporaryDirectory(prefix="best-") as scratch:
+        path = Path(scratch) / BEST_FILE
+        path.write_text(script, encoding="utf-8")
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "TRITON_CACHE_DIR": f"{scratch}/triton"}
+        environment = {**os.environ, **caches, "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path)}
+        workers = int(trial["num_workers"])
+        launcher = [] if workers == 1 else ["-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
+        device = text(trial["device"]) or "cpu"
+        command = [sys.executable, *launcher, str(path), "--device", "cpu" if device == "cpu" else "cuda"]
+        code, out, err = _finished([*command, "--expect-device", device], environment, limit_s)
+    if code == _OTHER_DEVICE:
+        return Rerun(Outcome.OTHER_DEVICE, f"Not run again: this host is not {_devices(trial)}, where it was measured.", {})
+    came = _printed(out)
+    if code is None:
+        return Rerun(Outcome.FAILED, f"Run again in a fresh process it did not end within {figure(limit_s, 's')}.", {})
+    if code != 0 or came is None:
+        why = " ".join(" ".join(err.split("\n")[-_LAST_LINES:]).split()) if came is None else "a loss is not finite"
+        return Rerun(Outcome.FAILED, f"Run again in a fresh process it failed: {why}", came or {})
+    return _judged(trial, came)
+
+
+def _judged(trial: pd.Series, came: dict[str, Any]) -> Rerun:
+    rate = float(came["samples_per_s"])
+    low, high, recorded = (number(trial[name]) for name in ("samples_per_s_low", "samples_per_s_high", "samples_per_s"))
+    found = f"Run again in a fresh process on {came['device']} it reached {figure(rate, 'samples/s', digits=4)}"
+    if low is None or high is None or recorded is None:
+        return Rerun(Outcome.OUTSIDE, f"{found}; the record has no interval to compare it with.", came)
+    between = interval(low, high)
+    if low <= rate <= high:
+        return Rerun(Outcome.INSIDE, f"{found}, inside the recorded {between}.", came)
+    edge = high if rate > high else low
+    beyond = f"{percent(abs(rate / edge - 1))} {'above' if rate > high else 'below'}"
+    return Rerun(Outcome.OUTSIDE, f"{found}, {beyond} the recorded {between}.", came)
+
+
+def _training_loop(source: str) -> tuple[str, str]:
+    """The imports of `workloads.rerun` that the source lacks, and what follows them, as text: importing it would import torch."""
+    code = (files("workloads") / "rerun.py").read_text(encoding="utf-8")
+    there = {(module, name) for module, name, _ in _imports(source)}
+    imports = _imports(code)
+    whole = [f"import {name}" for module, name, _ in imports if module is None and (module, name) not in there]
+    parts: dict[str, list[str]] = {}
+    for module, name, _ in imports:
+        if module is not None and (module, name) not in there:
+            parts.setdefault(module, []).append(name)
+    named = [f"from {module} import {', '.join(names)}" for module, names in parts.items()]
+    last = max(line for _, _, line in imports)
+    return "\n".join([*whole, "", *named]), "\n".join(code.splitlines()[last:]).strip()
+
+
+def _imports(code: str) -> list[tuple[str | None, str, int]]:
+    """Each name that the module imports at its top: from where, or None for a module itself, and the statement's last line."""
+    found: list[tuple[str | None, str, int]] = []
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            found += [(module, alias.name, node.end_lineno or node.lineno) for alias in node.names]
+    return found
+
+
+def _finished(command: list[str], environment: dict[str, str], limit_s: float) -> tuple[int | None, str, str]:
+    """Exit code (None past the limit), stdout and stderr; nothing that the command started outlives this."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    with _ended_as_a_group(process):
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return None, "", ""
+        return process.returncode, out.strip(), err.strip()
+
+
+@contextlib.contextmanager
+def _ended_as_a_group(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # compile workers too
+        process.communicate()
+
+
+def _printed(out: str) -> dict[str, Any] | None:
+    """The JSON object that the last line is, as printed by worker 0."""
+    for line in reversed(out.splitlines()):
+        with contextlib.suppress(ValueError):
+            if isinstance(came := json.loads(line), dict) and "samples_per_s" in came:
+                return came
+    return None
+
+
+def _quoted(value: str | int) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+
+
+def _rate(trial: pd.Series) -> str:
+    between = interval(trial["samples_per_s_low"], trial["samples_per_s_high"])
+    return figure(trial["samples_per_s"], "samples/s", digits=4) + (f" (95 %: {between})" if between else "")
+
+
+def _devices(trial: pd.Series) -> str:
+    workers = int(trial["num_workers"])
+    return (f"{workers} × " if workers > 1 else "") + (text(trial["device"]) or "an unknown device")

@@ -1,0 +1,186 @@
+"""`python -m analysis.export DIR --steps 1M`: a sweep's results in other forms, beside it.
+
+`best.py` is the setting that `analysis.recommend` names for the job, as a program; `best.json` says how a run of it went.
+`trials.csv`, `trials.parquet` and `trials.md` are the trials as a table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.arguments import amount, count, run
+from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
+from analysis.break_even import Job
+from analysis.formatting import number, text
+from analysis.load import load, load_sweep
+from analysis.recommend import job_of, parser, recommend, sentences
+from analysis.table import markdown_table
+from orchestrator.errors import ConfigError, SweepFolderError
+from orchestrator.objectives import Constraint
+from orchestrator.records import Status
+
+RERUN_FILE = "best.json"
+
+USUAL_STEPS = 100_000
+
+_EVERY_STEP = ("step_ms", "eager_step_ms")
+"""Columns too long for a cell of a spreadsheet."""
+
+_FORMS: Mapping[str, Callable[[pd.DataFrame, Path], None]] = {
+    "csv": lambda df, path: to_csv(df, path),
+    "parquet": lambda df, path: to_parquet(df, path),
+    "md": lambda df, path: _write(path, markdown_table(df)),
+}
+
+BEST = "best"
+
+
+def to_csv(df: pd.DataFrame, path: Path) -> None:
+    """Every trial and column but the single steps, as CSV: lists and mappings are JSON in a cell, what is missing is empty."""
+    _plain(df.drop(columns=list(_EVERY_STEP)), also=list).to_csv(path, index=False)
+
+
+def to_parquet(df: pd.DataFrame, path: Path) -> None:
+    """Every trial and column as Parquet, lists as lists; mappings are JSON, for their fields differ from trial to trial."""
+    _plain(df).to_parquet(path, index=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for what it cannot work with."""
+    return run(lambda: _command(arguments))
+
+
+def _command(arguments: Sequence[str] | None) -> int:
+    options = parser("python -m analysis.export", "Writes a sweep's results in other forms, and best.py.")
+    options.add_argument("--only", nargs="+", choices=[BEST, *_FORMS], default=[BEST, *_FORMS], help="not all of them, but these")
+    options.add_argument("--setting", metavar="KEY", help="make best.py of this setting instead of the recommended one")
+    options.add_argument("--no-rerun", action="store_true", help="do not run best.py before it is offered, and say so in it")
+    options.add_argument("--timeout-s", metavar="S", help="give the run up after so long (4 times the trial's, and 10 min)")
+    options.add_argument("--output", metavar="DIR", type=Path, help="where to write (the sweep's folder)")
+    told = options.parse_args(arguments)
+    folder, into = told.folder, told.output or told.folder
+    timeout_s = None if told.timeout_s is None else amount(told.timeout_s)
+    df = load(folder)
+    failed = False
+    for form in (name for name in _FORMS if name in told.only):
+        path = into / f"trials.{form}"
+        _published(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
+        print(path)
+    if BEST in told.only:
+        chosen, why, job = _chosen(folder, df, told)
+        came = export_best(folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=job)
+        print(*why, came.sentence, sep="\n")
+        if failed := came.outcome is Outcome.FAILED:
+            print(f"{BEST_FILE} is not offered")
+        else:
+            print(into / BEST_FILE)
+    return 1 if failed else 0
+
+
+def export_best(
+    folder: Path,
+    trial: pd.Series,
+    into: Path,
+    *,
+    run_it: bool = True,
+    timeout_s: float | None = None,
+    because: Sequence[str] = (),
+    job: Job | None = None,
+) -> Rerun:
+    """Writes `best.py` for a trial's setting once it has run in a fresh process, and `best.json`, which says how that went.
+
+    A program that fails is not offered: an earlier `best.py` goes, and `best.json` says why.
+
+    Args:
+        folder: the sweep's.
+        trial: the row of its setting.
+        into: where to write.
+        run_it: False to offer it unseen.
+        timeout_s: as in `rerun`.
+        because: sentences of why this setting.
+        job: the job it was chosen for.
+
+    Raises:
+        ConfigError: the record holds no source.
+        SweepFolderError: nothing can be written there.
+    """
+    seed = int(load_sweep(folder).config.get("seed") or 0)
+    came = Rerun(Outcome.NOT_RUN, "Not run again before it was written.", {})
+    if run_it:
+        came = rerun(trial, best_script(trial, seed=seed), timeout_s=timeout_s)
+    script = best_script(trial, seed=seed, remark=came.sentence)
+    recorded = {name: number(trial[name]) for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high")}
+    told = {
+        "settings_key": str(trial["settings_key"]),
+        "settings_label": str(trial["settings_label"]),
+        "device": text(trial["device"]),
+        "recorded": recorded,
+        "outcome": str(came.outcome),
+        "sentence": came.sentence,
+        "rerun": came.came,
+        "because": list(because),
+        "job": None if job is None else asdict(job),
+    }
+    if came.outcome is Outcome.FAILED:
+        (into / BEST_FILE).unlink(missing_ok=True)
+    else:
+        _published(into / BEST_FILE, lambda path: _write(path, script))
+    _published(into / RERUN_FILE, lambda path: _write(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n"))
+    return came
+
+
+def _chosen(folder: Path, df: pd.DataFrame, told: Any) -> tuple[pd.Series, list[str], Job | None]:
+    if told.setting is not None:
+        found = df[(df["settings_key"] == told.setting) & (df["status"] == Status.OK)]
+        if found.empty:
+            raise ConfigError(
+                f"the sweep has no usable trial of --setting {told.setting!r}; copy the key from its table or report"
+            )
+        return found.iloc[-1], [f"The setting asked for: “{found.iloc[-1]['settings_label']}”."], None
+    lengths = [count(words) for words in told.steps or [str(USUAL_STEPS)]]
+    if len(lengths) > 1:
+        raise ConfigError("best.py is for one job; give one length with --steps")
+    job = job_of(told, lengths[0])
+    bounds = [Constraint.parse(words) for words in told.constraint]
+    found_best = recommend(df, job, constraints=bounds, attempts=load(folder, all_attempts=True))
+    return found_best.trial, sentences(found_best), job
+
+
+def _plain(df: pd.DataFrame, *, also: type = dict) -> pd.DataFrame:
+    """The frame with mappings, and what else is named, as JSON text."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, dict | also):
+            return json.dumps(value, ensure_ascii=False)
+        return value
+
+    mixed = [name for name in df.columns if df[name].dtype == "object"]
+    return df.assign(**{name: df[name].map(written, na_action="ignore") for name in mixed})
+
+
+def _write(path: Path, contents: str) -> None:
+    path.write_text(contents, encoding="utf-8", errors="replace")
+
+
+def _published(path: Path, write: Callable[[Path], None]) -> None:
+    """Has a file written under another name, and gives it its own once it is whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name a folder that can with --output") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

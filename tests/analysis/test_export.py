@@ -1,0 +1,196 @@
+"""`python -m analysis.export`: tables that read back, and a `best.py` that has run before it is offered."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis.best_script import Outcome, best_script, rerun
+from analysis.export import main, to_csv, to_parquet
+from orchestrator.errors import ConfigError
+from orchestrator.records import Status, TrialRecord
+
+EAGER, FULL = "scope=eager,padding=longest", "scope=full,options.epilogue_fusion=on"
+
+SOURCE = '''"""Toy: eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+OPTIMIZER_OPTIONS = {"foreach": True}
+
+
+def make_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    def step(inputs: dict[str, Any], before_update: Callable[[], None] | None = None) -> torch.Tensor:
+        loss = model(**inputs)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach().clone()
+
+    return step
+'''
+
+
+def toy(low: float = 0.001, high: float = 1e9, **fields: Any) -> TrialRecord:
+    """A record of an eager toy, as if its throughput had been between these."""
+    usual: dict[str, Any] = {
+        "workload": "toy_workloads:Toy", "size": "only", "device": "cpu", "source": SOURCE, "samples_per_s_ci95": (low, high),
+    }  # fmt: skip
+    return trial(EAGER, 500, 0.5, **(usual | fields))
+
+
+def row(make_sweep: MakeSweep, record: TrialRecord) -> pd.Series:
+    return analysis.load(make_sweep([record])).iloc[0]
+
+
+def test_the_script_begins_with_the_source_that_was_measured(make_sweep: MakeSweep) -> None:
+    script = best_script(row(make_sweep, toy()), seed=7, remark="Ran.")
+    assert script.startswith(SOURCE.rstrip())
+    assert "# Ran.\n" in script
+    assert "seed=7," in script
+    assert 'workload="toy_workloads:Toy",' in script
+    imported = [
+        (getattr(node, "module", None), alias.name)
+        for node in ast.parse(script).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert len(imported) == len(set(imported)), "nothing is imported twice"
+
+
+def test_what_a_record_says_is_a_string_in_the_script(make_sweep: MakeSweep) -> None:
+    hostile = '"); import os  # \\ "'
+    script = best_script(row(make_sweep, toy(workload=hostile)), seed=0)
+    call = ast.parse(script).body[-1]
+    strings = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+    assert hostile in strings
+
+
+def test_without_a_source_there_is_nothing_to_export(make_sweep: MakeSweep) -> None:
+    with pytest.raises(ConfigError, match="holds no source"):
+        best_script(row(make_sweep, toy(source=None)), seed=0)
+
+
+def test_a_run_in_a_fresh_process_is_compared_with_the_recorded_interval(make_sweep: MakeSweep) -> None:
+    inside = row(make_sweep, toy())
+    came = rerun(inside, best_script(inside, seed=0))
+    assert came.outcome is Outcome.INSIDE, came.sentence
+    assert came.came["samples_per_s"] > 0
+    assert came.came["device"] == "cpu"
+    assert "inside the recorded" in came.sentence
+
+
+def test_a_throughput_outside_of_the_interval_is_said_and_still_offered(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_sweep([toy(0.0001, 0.0002)])
+    assert main([str(folder), "--only", "best", "--steps", "1k"]) == 0
+    told = json.loads((folder / "best.json").read_text())
+    assert told["outcome"] == "outside"
+    assert "above the recorded" in told["sentence"]
+    assert told["sentence"] in capsys.readouterr().out
+    assert f"# {told['sentence']}\n" in (folder / "best.py").read_text()
+    assert told["job"]["steps"] == 1000
+
+
+def test_what_fails_is_not_offered_and_an_earlier_one_goes(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_sweep([toy(workload="toy_workloads:NoSuch")])
+    (folder / "best.py").write_text("of an earlier sweep")
+    assert main([str(folder), "--only", "best"]) == 1
+    assert not (folder / "best.py").exists()
+    told = json.loads((folder / "best.json").read_text())
+    assert told["outcome"] == "failed"
+    assert "NoSuch" in told["sentence"]
+    assert "not offered" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_fails(make_sweep: MakeSweep) -> None:
+    bad = row(make_sweep, toy(source=SOURCE.replace("loss.detach().clone()", "loss.detach() * float('nan')")))
+    came = rerun(bad, best_script(bad, seed=0))
+    assert came.outcome is Outcome.FAILED
+    assert "not finite" in came.sentence
+
+
+def test_a_run_that_does_not_end_is_given_up(make_sweep: MakeSweep) -> None:
+    stuck = row(make_sweep, toy(source=SOURCE + "\nimport time\n\ntime.sleep(600)\n"))
+    came = rerun(stuck, best_script(stuck, seed=0), timeout_s=3)
+    assert came.outcome is Outcome.FAILED
+    assert "did not end within 3.00 s" in came.sentence
+
+
+def test_another_device_is_not_run_and_said(make_sweep: MakeSweep) -> None:
+    elsewhere = row(make_sweep, toy(device="NVIDIA Imaginary"))
+    came = rerun(elsewhere, best_script(elsewhere, seed=0))
+    assert came.outcome is Outcome.OTHER_DEVICE
+    assert "this host is not NVIDIA Imaginary" in came.sentence
+
+
+def test_no_rerun_offers_it_unseen_and_says_so(make_sweep: MakeSweep) -> None:
+    folder = make_sweep([toy()])
+    assert main([str(folder), "--only", "best", "--no-rerun"]) == 0
+    assert "# Not run again before it was written.\n" in (folder / "best.py").read_text()
+
+
+def test_a_setting_can_be_named_instead_of_recommended(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = trial("scope=eager,padding=max", 100, 0.5, source=SOURCE)
+    folder = make_sweep([toy(), slow])
+    assert main([str(folder), "--only", "best", "--no-rerun", "--setting", slow.settings_key]) == 0
+    assert json.loads((folder / "best.json").read_text())["settings_key"] == slow.settings_key
+    capsys.readouterr()
+    assert main([str(folder), "--only", "best", "--setting", "scope=full"]) == 2
+    assert "no usable trial of --setting" in capsys.readouterr().err
+
+
+def test_tables_read_back_as_they_were(make_sweep: MakeSweep, tmp_path: Path) -> None:
+    broken = trial(FULL, status=Status.FAILED, label="exception", reason='a, "quoted"\nreason; é')
+    df = analysis.load(make_sweep([toy(perf_hints=["one", "two"]), broken]))
+    to_csv(df, tmp_path / "t.csv")
+    to_parquet(df, tmp_path / "t.parquet")
+    csv, parquet = pd.read_csv(tmp_path / "t.csv"), pd.read_parquet(tmp_path / "t.parquet")
+    assert list(parquet.columns) == list(df.columns)
+    assert "step_ms" not in csv
+    assert csv["reason"][1] == parquet["reason"][1] == broken.reason
+    assert csv["samples_per_s"][0] == parquet["samples_per_s"][0] == 500
+    assert list(parquet["step_ms"][0]) == df["step_ms"][0]
+    assert json.loads(csv["perf_hints"][0]) == list(parquet["perf_hints"][0]) == ["one", "two"]
+    assert json.loads(parquet["numerics"][0]) == df["numerics"][0]
+    assert json.loads(csv["options"][1]) == {"epilogue_fusion": True}
+
+
+def test_every_form_is_written_beside_the_sweep(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_sweep()
+    assert main([str(folder), "--only", "csv", "parquet", "md"]) == 0
+    assert [Path(line).name for line in capsys.readouterr().out.split()] == ["trials.csv", "trials.parquet", "trials.md"]
+    assert (folder / "trials.md").read_text().startswith("| setting |")
+    assert len(pd.read_csv(folder / "trials.csv")) == 9
+    assert not list(folder.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--only", "xlsx"], "invalid choice: 'xlsx'"),
+        (["--steps", "1k", "10k"], "best.py is for one job"),
+        (["--only", "csv", "--output", "no/such/folder"], "cannot be written"),
+        (["--timeout-s", "soon"], "'soon' is no amount"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    assert main([str(make_sweep([toy()])), "--no-rerun", *words]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1

@@ -1,0 +1,110 @@
+"""What a `best.py` does beyond the settings it holds: builds the workload, trains by them in this process, and says how fast.
+
+`analysis.export` copies everything below the imports into a `best.py`, after the source of the settings as it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workloads.base import Batch, load_workload
+from workloads.pipeline import real_passes
+from workloads.settings import CompileSettings
+from workloads.steady import throughput, timed
+
+OTHER_DEVICE = 3
+"""Exit code where the device is not the one that was asked for."""
+
+
+def train(
+    make_step: Callable[..., Callable[..., torch.Tensor]],
+    *,
+    workload: str,
+    size: str,
+    seed: int,
+    settings: str,
+    pipeline: str,
+    passes: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Warms up on every padded length, then trains for passes over the workload's batches; returns how fast that was."""
+    chosen = CompileSettings.parse(settings)
+    trained = load_workload(workload)(size, seed).under(chosen)
+    rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    policy = chosen.shape_policy(trained.max_length)
+    with trained.process_settings():
+        model = trained.build_model().to(device)
+        if workers > 1:
+            torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        optimizer = trained.optimizer(model, chosen.optimizer)
+        torch.manual_seed(seed)
+        train_on = make_step(model, optimizer)
+
+        def step(batch: Batch) -> torch.Tensor:
+            return train_on(dict(batch.inputs))
+
+        pool = trained.pool(policy, rank=rank, device=device)
+        every_length = [trained.batch_of_length(length, rank=rank, device=device) for length in policy.lengths()]
+        visits = 3 if chosen.claims_cudagraphs else 2  # torch captures a CUDA graph on the second visit of a length
+        began = time.perf_counter()
+        timed(step, [*pool, *every_length * visits], [], device)
+        warmup_s = time.perf_counter() - began
+
+        losses: list[torch.Tensor] = []
+        passes_ms = [timed(step, pool, losses, device) for _ in range(passes)]
+        samples, tokens = (float(sum(getattr(batch, unit) for batch in pool)) for unit in ("samples", "tokens"))
+        rate = throughput(passes_ms, samples=samples * workers, tokens=tokens * workers)
+        if pipeline == "real":
+            fed = real_passes(step, trained, policy, steps=len(pool), passes=passes, rank=rank, device=device)
+            rate = throughput(fed.step_ms, samples=fed.samples * workers / passes, tokens=fed.tokens * workers / passes)
+        finite = all(bool(torch.isfinite(loss).all()) for loss in losses)
+        if workers > 1:
+            torch.distributed.destroy_process_group()
+    low, high = rate.ci95
+    return {
+        "device": device_name(device),
+        "workers": workers,
+        "rank": rank,
+        "torch": torch.__version__,
+        "warmup_s": warmup_s,
+        "samples_per_s": rate.samples_per_s,
+        "samples_per_s_ci95": [low, high if math.isfinite(high) else None],
+        "finite": finite,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """As records name it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def main(make_step: Callable[..., Callable[..., torch.Tensor]], **run: Any) -> int:
+    """The command: prints what `train` returns as JSON; returns 1 if a loss is not finite, 3 on another device."""
+    options = argparse.ArgumentParser(description="Trains by the settings in this file and prints how fast that is.")
+    options.add_argument("--passes", type=int, default=5, help="timed passes over the workload's batches")
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--expect-device", metavar="NAME", help=f"exit with {OTHER_DEVICE} on another one")
+    told = options.parse_args()
+    if told.device == "cuda" and not torch.cuda.is_available():
+        print("there is no CUDA device here", file=sys.stderr)
+        return OTHER_DEVICE
+    if told.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", torch.cuda.current_device()) if told.device == "cuda" else torch.device("cpu")
+    if told.expect_device not in (None, device_name(device)):
+        print(f"this device is {device_name(device)}, not {told.expect_device}", file=sys.stderr)
+        return OTHER_DEVICE
+    came = train(make_step, passes=told.passes, device=device, **run)
+    if came["rank"] == 0:
+        print(json.dumps(came))
+    return 0 if came["finite"] else 1
