@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from workloads.base import Workload
 from workloads.compiling import refuse_unknown_names
 from workloads.errors import SettingsError, WorkloadError
+from workloads.options import Option, check_inference, check_options
 from workloads.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from workloads.shapes import length_grouped, optimal_buckets
 from workloads.spelling import positive
@@ -36,6 +37,12 @@ class Target:
     """Short names of what scope=modular compiles apart; None for any."""
     attentions: tuple[Attention, ...] = tuple(Attention)
     """Attention implementations the workload can run."""
+    workload: str = "workload"
+    """Its class's name, for messages."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """What settings may vary of the workload itself."""
+    trains: bool = True
+    """False for inference only."""
 
     @classmethod
     def of(cls, workload: Workload, *, has_gpu: bool) -> Target:
@@ -51,6 +58,9 @@ class Target:
             row_lengths=row_lengths,
             parts=tuple(name.rpartition(".")[2] for name in workload.parts()),
             attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
+            workload=type(workload).__name__,
+            options=workload.options,
+            trains=workload.trains,
         )
 
 
@@ -87,6 +97,9 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
         try:
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
             setting.validate_for(target.max_length)
+            check_options(target.workload, target.options, setting)
+            if not target.trains:
+                check_inference(target.workload, setting)
             refuse_unknown_names(setting)
         except SettingsError as error:
             excluded[text] = Excluded(candidate=text, reason=str(error))

@@ -15,6 +15,7 @@ from workloads.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy
 
 if TYPE_CHECKING:
     from workloads.base import Batch, Workload, load_workload
+    from workloads.from_model import WorkloadFromModel
     from workloads.measuring import Measurement, Protocol, measure
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "ShapePolicy",
     "Workload",
     "WorkloadError",
+    "WorkloadFromModel",
     "load_workload",
     "measure",
 ]
@@ -45,6 +47,7 @@ _WITH_TORCH = {
     "Measurement": "workloads.measuring",
     "Protocol": "workloads.measuring",
     "Workload": "workloads.base",
+    "WorkloadFromModel": "workloads.from_model",
     "load_workload": "workloads.base",
     "measure": "workloads.measuring",
 }

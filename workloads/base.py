@@ -1,4 +1,4 @@
-"""The `Workload` contract: what a sweep must know of a training step, and how workloads are found by name.
+"""The `Workload` contract: what a sweep must know of a training or inference step, and how workloads are found by name.
 
 A workload says how to build its model, its batches and its optimizer, and which parts of the model are worth compiling on
 their own. It knows nothing of compile settings beyond the shape policy its batches are padded by.
@@ -12,18 +12,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from workloads.errors import SettingsError, WorkloadError
-from workloads.settings import Attention, OptimizerKind
+from workloads.options import Option, check_inference, check_options, usual
+from workloads.settings import Attention, CompileSettings, OptimizerKind
 from workloads.shapes import ShapePolicy
 from workloads.source import optimizer_options
+from workloads.spelling import Scalar
 
 BUILT_IN = {"captioning": "workloads.captioning:Captioning"}
 """Short names of the workloads that come with the project."""
+
+ENTRY_POINTS = "compile_sweep.workloads"
+"""Group of the entry points by which an installed package gives its workloads short names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class Batch:
 
 
 class Workload(ABC):
-    """A training step that can be measured under compile settings.
+    """A training step, or one of inference, that can be measured under compile settings.
 
     Args:
         size: one of `sizes`.
@@ -68,16 +74,61 @@ class Workload(ABC):
     """Distinct batches a steady-state pass goes through."""
     learning_rate: float = 1e-4
     """Of the optimizer; costs no time, and a small one keeps the numerics check sharp."""
+    trains: bool = True
+    """False for inference only: no optimizer, the model in evaluation mode, and its forward gives outputs in place of a loss."""
+    grad_mode: str = "inference_mode"
+    """How an inference-only step keeps autograd out: torch's `inference_mode` or `no_grad`."""
+    average_decay: float | None = None
+    """Of an exponential moving average (EMA) of the weights that a training step keeps; None keeps none."""
+    options: ClassVar[Mapping[str, Option]] = {}
+    """What settings may vary of the workload itself, as `workload.NAME=value`."""
+    chosen: Mapping[str, Scalar]
+    """The option values in force."""
 
     def __init__(self, size: str, seed: int) -> None:
         if size not in self.sizes:
             raise WorkloadError(f"{type(self).__name__} has no size {size!r}; use one of {', '.join(self.sizes)}")
         self.size = size
         self.seed = seed
+        self.chosen = usual(self.options)
+
+    def under(self, settings: CompileSettings) -> Self:
+        """This workload in the form that the settings ask for; itself where that is the form it has.
+
+        Raises:
+            SettingsError: the settings do not fit the workload.
+        """
+        self.validate(settings)
+        wanted = {**usual(self.options), **dict(settings.workload or ())}
+        if wanted == dict(self.chosen):
+            return self
+        made = type(self)(self.size, self.seed)
+        made.take(wanted)
+        return made
+
+    def validate(self, settings: CompileSettings) -> None:
+        """Refuses settings that cannot work with this workload.
+
+        Raises:
+            SettingsError: they do not go with its lengths, options or kind of step.
+        """
+        settings.validate_for(self.max_length)
+        check_options(type(self).__name__, self.options, settings)
+        if not self.trains:
+            check_inference(type(self).__name__, settings)
+
+    def take(self, chosen: Mapping[str, Scalar]) -> None:
+        """Takes the values of `options`, before anything is built; one called batch_size becomes the batch size."""
+        self.chosen = chosen
+        if "batch_size" in chosen:
+            self.batch_size = int(chosen["batch_size"])
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The model on the CPU, in training mode, whose forward takes a batch's inputs and returns the scalar loss."""
+        """The model on the CPU, whose forward takes a batch's inputs and returns the scalar loss.
+
+        It is in training mode; that of an inference-only workload in evaluation mode, and its forward returns tensors.
+        """
 
     @abstractmethod
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
@@ -136,8 +187,10 @@ class Workload(ABC):
         """The dtype autocast runs in on this device; None for no autocast."""
         return torch.bfloat16 if device.type == "cuda" else None
 
-    def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer:
-        """Adam over the model's parameters."""
+    def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
+        """Adam over the model's parameters; None for an inference-only workload."""
+        if not self.trains:
+            return None
         options: dict[str, Any] = optimizer_options(kind)
         return torch.optim.Adam(model.parameters(), lr=self.learning_rate, **options)
 
@@ -148,17 +201,23 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner
 
 
+def named_workloads() -> dict[str, str]:
+    """Short names of workloads and where each is, `package.module:Class`: the project's own and those of installed packages."""
+    return {**{point.name: point.value for point in entry_points(group=ENTRY_POINTS)}, **BUILT_IN}
+
+
 def load_workload(name: str) -> type[Workload]:
-    """The workload class called `name`: a built-in one, or `package.module:Class`.
+    """The workload class called `name`: a built-in one, one that an installed package names, or `package.module:Class`.
 
     Raises:
         WorkloadError: no such workload, its module does not import, or it is no `Workload`.
     """
-    target = BUILT_IN.get(name, name)
+    target = BUILT_IN.get(name) or (name if ":" in name else named_workloads().get(name, name))
     module_name, colon, class_name = target.partition(":")
     if not colon or not module_name or not class_name:
-        close = get_close_matches(name, BUILT_IN, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(BUILT_IN)}, or package.module:Class"
+        known = named_workloads()
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}, or package.module:Class"
         raise WorkloadError(f"no workload is called {name!r}; {hint}")
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)

@@ -3,7 +3,7 @@
 Background: compared are the loss, the gradient norm and the update of each group of modules over the first steps, and where
 the parameters are after them. What is allowed follows from how far eager runs are from each other and from a more precise one
 (`references.py`), by the tests in `tolerance.py`; no constant is guessed. Beside it every number of the run, timed steps
-included, must be finite. Output: a status and the gaps behind it.
+included, must be finite. Of inference, the outputs are compared. Output: a status and the gaps behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ import torch
 from workloads.base import Batch, Workload
 from workloads.references import References, run_references
 from workloads.settings import CompileSettings
-from workloads.tolerance import GRADIENTS, LOSS, UPDATES, Circumstances, Gap, Respect, calm_steps, of_movement, of_series
+from workloads.tolerance import (
+    GRADIENTS,
+    LOSS,
+    UPDATES,
+    Circumstances,
+    Gap,
+    Respect,
+    calm_steps,
+    of_movement,
+    of_outputs,
+    of_series,
+)
 from workloads.trajectory import Trajectory
 
 
@@ -62,6 +73,8 @@ class Numerics:
     """Of how far each step moves the parameters."""
     parameters: Mapping[str, Gap]
     """Of where the parameters are after the compared steps, in units of how far the reference moved them."""
+    outputs: Gap | None = None
+    """Of inference: of the elements of the outputs. Its loss above is the outputs' root mean square."""
     worst: str
     """Which of them is nearest to its tolerance, or furthest above."""
 
@@ -142,6 +155,7 @@ def judge(
         gradients={c.module: c.gap for c in compared if c.respect == "gradients"},
         updates={c.module: c.gap for c in compared if c.respect == "updates"},
         parameters={c.module: c.gap for c in compared if c.respect == "parameters"},
+        outputs=next((c.gap for c in compared if c.respect == "outputs"), None),
         worst=worst,
     )
 
@@ -175,6 +189,9 @@ def _comparisons(compiled: Trajectory, references: References, about: Circumstan
         return _Comparison(respect.name, module, *of_series(respect, of(compiled), [of(run) for run in runs], sizes, about))
 
     yield compared(LOSS, "", lambda run: run.losses, [max(map(abs, last.losses))] * steps)
+    if _outputs_compare(references):
+        gap, step_gaps = of_outputs(compiled.outputs, [run.outputs for run in runs], about)
+        yield _Comparison("outputs", "", gap, step_gaps)
     whole = [math.hypot(*norms) for norms in zip(*last.gradients.values(), strict=True)]
     for module in compiled.gradients:
         weights = last.start_norms[module]
@@ -184,6 +201,11 @@ def _comparisons(compiled: Trajectory, references: References, about: Circumstan
         yield _Comparison("parameters", module, moved, [0.0] * steps)
 
 
+def _outputs_compare(references: References) -> bool:
+    """Whether outputs can be compared element by element; those of random steps are different by right."""
+    return bool(references.eager.outputs) and not references.eager.random
+
+
 def _circumstances(compiled: Trajectory, references: References) -> Circumstances:
     random = references.eager.random
     norms = [[run.gradients[module] for run in references.runs] for module in compiled.gradients]
@@ -191,7 +213,7 @@ def _circumstances(compiled: Trajectory, references: References) -> Circumstance
         random=random,
         has_precise=references.precise is not None,
         rounding=references.rounding,
-        comparisons=1 + 3 * len(compiled.gradients),
+        comparisons=1 + _outputs_compare(references) + 3 * len(compiled.gradients),
         calm=calm_steps(norms) if random else range(len(compiled.losses)),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch._inductor import list_options
 
 from workloads.base import Batch, Workload, unwrapped
 from workloads.errors import SettingsError
+from workloads.outputs import digest, tensors_of
 from workloads.settings import CompileSettings, Scope
 from workloads.source import Facts, to_source
 from workloads.spelling import nearest
@@ -46,17 +47,35 @@ class TrainStep:
         return self._step(dict(batch.inputs), before_update)
 
 
+class InferenceStep(TrainStep):
+    """Forward on one batch, without gradients, under some compile settings.
+
+    What the model returns is in `outputs` until the next call; what a call returns is their digest, a scalar as a loss is.
+    """
+
+    outputs: Sequence[Tensor] = ()
+
+    def __call__(self, batch: Batch, *, before_update: Callable[[], None] | None = None) -> Tensor:
+        self.outputs = ()  # their memory is free for the call's own
+        self.outputs = tensors_of(self._step(dict(batch.inputs)))
+        return digest(self.outputs)
+
+
 @contextmanager
 def applied(
-    settings: CompileSettings, workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    settings: CompileSettings,
+    workload: Workload,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
 ) -> Iterator[TrainStep]:
-    """A training step of `model` under `settings`; nothing compiles before its first call.
+    """A training or inference step of `model` under `settings`; nothing compiles before its first call.
 
     Args:
         settings: what to apply; already valid for the workload's lengths.
         workload: names the model's regions, parts and dynamic dimensions.
         model: on `device`; inside `DistributedDataParallel` where there are several workers.
-        optimizer: over the model's parameters.
+        optimizer: over the model's parameters; None for an inference-only workload.
         device: where the step runs.
 
     Raises:
@@ -70,20 +89,26 @@ def applied(
         undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
         undo.callback(_put_back, model, optimizer)
         make_step = _executed(source, settings)["make_step"]
-        yield TrainStep(make_step(model, optimizer), source)
+        if optimizer is None:
+            yield InferenceStep(make_step(model), source)
+        else:
+            yield TrainStep(make_step(model, optimizer), source)
 
 
 def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device | str) -> str:
     """The settings as Python for this workload's model.
 
     Raises:
-        SettingsError: the settings name a part or an attention the workload does not have.
+        SettingsError: the settings name a part or an attention the workload does not have, or it has no repeated blocks.
     """
     device = torch.device(device)
+    workload = workload.under(settings)
     inner = unwrapped(model)
     names: list[str] = [""]
     if settings.scope is Scope.REGIONAL:
         names = list(workload.regions(inner))
+        if not names:
+            raise SettingsError(f"scope=regional: the model of {type(workload).__name__} has no repeated blocks; use scope=full")
     elif settings.scope is Scope.MODULAR:
         names = list(workload.parts())
     dtype = workload.autocast_dtype(device)
@@ -93,9 +118,12 @@ def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, 
         device_type=device.type,
         torch_version=(int(major), int(minor)),
         max_length=workload.max_length,
-        targets={name: workload.dynamic_dims(name) for name in names},
+        # Finding them may take a run of the model, which only marks are worth.
+        targets={name: workload.dynamic_dims(name) if settings.marks else {} for name in names},
         autocast=None if dtype is None else str(dtype).removeprefix("torch."),
         attention=None if settings.attention is None else workload.attention_statement(settings.attention),
+        grad_mode=None if workload.trains else workload.grad_mode,
+        average_decay=workload.average_decay if workload.trains else None,
     )
     return to_source(settings, facts)
 
@@ -139,7 +167,8 @@ def _environment_put_back(name: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     for module in model.modules():
         module.__dict__.pop("forward", None)
-    optimizer.__dict__.pop("step", None)
+    if optimizer is not None:
+        optimizer.__dict__.pop("step", None)

@@ -36,7 +36,7 @@ class Expectation:
     cudagraphs: bool
 
     @classmethod
-    def of(cls, settings: CompileSettings, workload: Workload, model: nn.Module, optimizer: Optimizer) -> Expectation:
+    def of(cls, settings: CompileSettings, workload: Workload, model: nn.Module, optimizer: Optimizer | None) -> Expectation:
         """What `settings` mean for this workload's model, before they are applied."""
         inner = unwrapped(model)
         names: list[str] = []
@@ -48,7 +48,7 @@ class Expectation:
         words = [f"scope={settings.scope}"] if settings.scope is not Scope.EAGER else []
         if settings.optimizer in (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP):
             words.append(f"optimizer={settings.optimizer}")
-        if settings.optimizer is OptimizerKind.COMPILED:
+        if settings.optimizer is OptimizerKind.COMPILED and optimizer is not None:
             targets["the optimizer's step"] = type(optimizer).step
         return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs)
 

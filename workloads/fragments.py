@@ -64,6 +64,23 @@ def keep_gradients(model: torch.nn.Module) -> None:
             torch._dynamo.mark_static_address(parameter.grad)
 
 
+def moving_average(model: torch.nn.Module, decay: float) -> Callable[[], None]:
+    """Keeps an exponential moving average of the weights; call what this returns after each update of them.
+
+    The averages are in its attribute `averages`, by parameter name.
+    """
+    averages = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = dict(model.named_parameters())
+    weights: list[torch.Tensor] = [parameters[name] for name in averages]
+
+    @torch.no_grad()
+    def update() -> None:
+        torch._foreach_lerp_(list(averages.values()), weights, 1 - decay)
+
+    update.averages = averages  # type: ignore[attr-defined]
+    return update
+
+
 def foreach_map_adam(optimizer: torch.optim.Optimizer, **compile_options: Any) -> Callable[[], None]:
     """Adam's update of every parameter as a compiled `foreach_map`; call it instead of `optimizer.step()`.
 

@@ -39,7 +39,7 @@ from workloads.references import eager_reference, model_on, recorded
 from workloads.settings import CompileSettings
 from workloads.shapes import ShapePolicy
 from workloads.steady import Limits, Window
-from workloads.trajectory import Recorder, Trajectory
+from workloads.trajectory import OutputRecorder, Recorder, Trajectory, recorder_of
 from workloads.vocabulary import Pipeline
 
 __all__ = ["Measurement", "Protocol", "measure"]
@@ -97,6 +97,7 @@ def measure(
     protocol: Protocol | None = None,
     pipeline: str = Pipeline.RESIDENT,
     on_phase: Callable[[Phase], None] = lambda phase: None,
+    on_early: Callable[[dict[str, float]], None] = lambda early: None,
 ) -> Measurement:
     """Measures one setting in this process, which should be fresh and have empty compile caches for a cold figure.
 
@@ -108,13 +109,14 @@ def measure(
         protocol: how long to measure.
         pipeline: `resident` for prepared batches, `real` for the workload's own loader.
         on_phase: told when a phase begins.
+        on_early: told figures of the measurement, by their names, as the first timed pass has them.
 
     Raises:
-        SettingsError: the settings do not fit the workload's lengths.
+        SettingsError: the settings do not fit the workload.
         WorkloadError: there is no such pipeline, or the workload has no loader for it.
     """
     source_of_batches = as_pipeline(pipeline)
-    settings.validate_for(workload.max_length)
+    workload = workload.under(settings)
     with workload.process_settings():
         on_phase(Phase.BUILDING)
         memory.begin(device)
@@ -129,15 +131,15 @@ def measure(
             protocol=protocol or Protocol(),
             pipeline=source_of_batches,
         )
-        return _measure(run, on_phase)
+        return _measure(run, on_phase, on_early)
 
 
-def _measure(run: _Run, on_phase: Callable[[Phase], None]) -> Measurement:
+def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[dict[str, float]], None]) -> Measurement:
     workload, device = run.workload, run.device
     model = model_on(workload, device)
     optimizer = workload.optimizer(model, run.settings.optimizer)
     warmup_batches = [*run.compared, *_every_length(run)]
-    recorder = Recorder(workload, model, steps=run.protocol.compared_steps)
+    recorder = recorder_of(workload, model, steps=run.protocol.compared_steps)
     expected = Expectation.of(run.settings, workload, model, optimizer)
     torch.manual_seed(workload.seed)
     with watching(expected) as diagnostics, applied(run.settings, workload, model, optimizer, device) as step:
@@ -147,7 +149,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None]) -> Measurement:
         warmup = _warm_up(step, recorder, warmup_batches, device)
         del recorder, warmup_batches
         on_phase(Phase.STEADY)
-        found = _steady(run, step)
+        found = _steady(run, step, lambda window, peaks: on_early(_early(run, warmup, window, peaks)))
     on_phase(Phase.CHECKING)
     del step, model, optimizer, expected
     torch._dynamo.reset()
@@ -177,7 +179,7 @@ def _every_length(run: _Run) -> Iterator[Batch]:
         yield from (by_length[length] for length in lengths)
 
 
-def _warm_up(step: TrainStep, recorder: Recorder, batches: Sequence[Batch], device: torch.device) -> _WarmUp:
+def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequence[Batch], device: torch.device) -> _WarmUp:
     first_step_s = 0.0
     with timing_phases() as phases:
         started = time.perf_counter()
@@ -213,11 +215,12 @@ def _undisturbed() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _steady(run: _Run, step: TrainStep) -> _Steady:
+def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryPeaks], None]) -> _Steady:
     memory.begin(run.device)
     with _undisturbed():
         window = steady.first_pass(step, run.pool, run.device)
     peaks = memory.peaks(run.device)
+    on_first_pass(window, peaks)
     several = num_workers() > 1
     eager: Trajectory | None = None
     # Nothing is caught where others wait for this worker, so there the room is twice as wide.
@@ -275,10 +278,8 @@ def _summarized(
     run: _Run, warmup: _WarmUp, found: _Steady, diagnostics: Diagnostics, numerics: dict[str, Any], source: str
 ) -> Measurement:
     window, real = found.window, found.real
-    typical_s = sum(steady.step_ms_at(window, length) for length in warmup.lengths) / 1e3
-    compile_s = max(0.0, warmup.total_s - typical_s)
-    samples, tokens = (sum(getattr(batch, unit) for batch in run.pool) for unit in ("samples", "tokens"))
-    resident = steady.throughput(window.passes, samples=samples, tokens=tokens)
+    compile_s = _compile_s(warmup, window)
+    resident = _throughput(run, window)
     throughput = real.throughput() if real else resident
     speedup = steady.speedup(window)
     return Measurement(
@@ -312,6 +313,31 @@ def _summarized(
         **asdict(diagnostics),
         step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
     )
+
+
+def _compile_s(warmup: _WarmUp, window: Window) -> float:
+    typical_s = sum(steady.step_ms_at(window, length) for length in warmup.lengths) / 1e3
+    return max(0.0, warmup.total_s - typical_s)
+
+
+def _throughput(run: _Run, window: Window) -> steady.Throughput:
+    samples, tokens = (sum(getattr(batch, unit) for batch in run.pool) for unit in ("samples", "tokens"))
+    return steady.throughput(window.passes, samples=samples, tokens=tokens)
+
+
+def _early(run: _Run, warmup: _WarmUp, window: Window, peaks: MemoryPeaks) -> dict[str, float]:
+    """What one pass says. The rate is that of prepared batches, which with pipeline=real is the most it can be."""
+    rate = _throughput(run, window)
+    reserved_bytes = _largest(peaks.reserved_bytes, warmup.peaks.reserved_bytes)
+    return {
+        "compile_s": _compile_s(warmup, window),
+        "warmup_s": warmup.total_s,
+        "step_ms_median": steady.stratified_median(window.passes, window.lengths),
+        "samples_per_s": rate.samples_per_s,
+        "tokens_per_s": rate.tokens_per_s,
+        "peak_memory_bytes": float(peaks.in_use_bytes),
+        **({"peak_reserved_bytes": float(reserved_bytes)} if reserved_bytes is not None else {}),
+    }
 
 
 def _largest(*values: int | None) -> int | None:

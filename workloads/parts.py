@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from workloads.errors import SettingsError
@@ -79,3 +80,12 @@ def part_of(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> 
     """The settings of a module that is a part: under its dotted name, or under the last component of it."""
     by_name = dict(parts or ())
     return by_name.get(module) or by_name.get(module.rpartition(".")[2]) or PartSettings()
+
+
+def plain(value: Any) -> Any:
+    """A setting's value as JSON holds it."""
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return {name: item.to_dict() if isinstance(item, PartSettings) else item for name, item in value}
+    return list(value) if isinstance(value, tuple) else value

@@ -63,9 +63,9 @@ def restart(
         on_phase: told when a phase begins.
 
     Raises:
-        SettingsError: the settings do not fit the workload's lengths.
+        SettingsError: the settings do not fit the workload.
     """
-    settings.validate_for(workload.max_length)
+    workload = workload.under(settings)
     with workload.process_settings():
         on_phase(Phase.BUILDING)
         batches = list(_batches(workload, settings, device, rank, protocol or Protocol()))

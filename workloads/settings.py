@@ -13,7 +13,7 @@ from typing import Any
 
 from workloads.errors import SettingsError
 from workloads.modes import WITHOUT_CUDAGRAPHS, settled
-from workloads.parts import PartSettings, read_parts
+from workloads.parts import PartSettings, plain, read_parts
 from workloads.shapes import ShapePolicy, policy
 from workloads.spelling import Scalar, choice, flattened, lengths, nearest, option_value, positive, read_pairs, spelled, switch
 from workloads.vocabulary import (
@@ -149,6 +149,9 @@ class CompileSettings:
     options: tuple[tuple[str, Scalar], ...] | None = None
     """Further Inductor options by name (`torch._inductor.list_options`), spelled `inductor.NAME=value`."""
 
+    workload: tuple[tuple[str, Scalar], ...] | None = None
+    """What is varied of the workload itself (`Workload.options`), spelled `workload.NAME=value`; None for its usual form."""
+
     def __post_init__(self) -> None:
         self._coerce()
         if self.scope is Scope.EAGER:
@@ -177,7 +180,7 @@ class CompileSettings:
         for name, value in values.items():
             field, dot, inner = str(name).partition(".")
             field = "options" if dot and field == INDUCTOR else field
-            if field not in names or (dot and field not in ("options", "parts")):
+            if field not in names or (dot and field not in ("options", "parts", "workload")):
                 raise SettingsError(f"no setting is called {name!r}; {nearest(str(name), names)}")
             if dot:
                 taken[field] = {**(taken.get(field) or {}), inner: value}
@@ -225,7 +228,9 @@ class CompileSettings:
         for name in ("dynamic_min", "dynamic_max", "recompile_limit", "matmul_precision", "autocast", "attention"):
             if (value := getattr(self, name)) is not None:
                 words.append(f"{name.replace('_', ' ')} {value}")
-        words += [f"{name.rpartition('.')[2]}={spelled(value)}" for name, value in self.options or ()]
+        words += [
+            f"{name.rpartition('.')[2]}={spelled(value)}" for name, value in (*(self.options or ()), *(self.workload or ()))
+        ]
         return ", ".join(words)
 
     @property
@@ -248,7 +253,7 @@ class CompileSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field with a JSON value; None where the field does not apply or torch's own choice is kept."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     def fields_that_apply(self) -> dict[str, Any]:
         """`to_dict` without the fields that are None."""
@@ -265,7 +270,8 @@ class CompileSettings:
 
         Its attention is the workload's own, because another implementation must give the same numbers.
         """
-        return CompileSettings(scope=Scope.EAGER, matmul_precision=self.matmul_precision, autocast=self.autocast)
+        precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
+        return CompileSettings(scope=Scope.EAGER, workload=self.workload, **precision)
 
     def num_graphs(self, max_length: int) -> int:
         """Graphs the compiler is expected to build of each compiled function."""
@@ -312,8 +318,9 @@ class CompileSettings:
                 self._set(name, positive(name, value, unit))
         if self.buckets is not None:
             self._set("buckets", lengths("buckets", self.buckets))
-        if self.options is not None:
-            self._set("options", tuple(sorted((str(n), option_value(v)) for n, v in dict(self.options).items())) or None)
+        for name in ("options", "workload"):
+            if (value := getattr(self, name)) is not None:
+                self._set(name, tuple(sorted((str(n), option_value(v)) for n, v in dict(value).items())) or None)
         if self.parts is not None:
             self._set("parts", read_parts(self.parts))
 
@@ -389,11 +396,3 @@ _PADDING_CLASH = {
     Padding.LONGEST: "padding={padding} with dynamic={dynamic} leaves nothing dynamic; use dynamic=static or buckets",
     Padding.BUCKETS: "dynamic={dynamic} pads to its buckets and padding={padding} contradicts it; leave padding out",
 }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return str(value)
-    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
-        return {name: item.to_dict() if isinstance(item, PartSettings) else item for name, item in value}
-    return list(value) if isinstance(value, tuple) else value

@@ -46,15 +46,22 @@ class Facts:
     """The workload's own autocast dtype by torch's name; None for none."""
     attention: str | None
     """A statement that switches `model` to the settings' attention; None to leave it."""
+    grad_mode: str | None = None
+    """torch's context in which an inference-only step runs; None for a training step."""
+    average_decay: float | None = None
+    """Of a moving average of the weights; None for none."""
 
 
 def to_source(settings: CompileSettings, facts: Facts) -> str:
     """A module whose `make_step(model, optimizer)` returns the training step under these settings.
 
+    That of an inference-only workload is `make_step(model)`.
+
     Raises:
         SettingsError: the settings name a part the workload does not have.
     """
-    body = [*_compile_model(settings, facts), "", "", *_make_step(settings, facts)]
+    step = _make_step(settings, facts) if facts.grad_mode is None else _make_inference(settings, facts)
+    body = [*_compile_model(settings, facts), "", "", *step]
     text = "\n".join(body)
     fragments = list(_fragments(text))
     code = "\n\n\n".join(["\n".join(_batching(settings, facts)), *fragments, text])
@@ -111,8 +118,9 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _constants(settings: CompileSettings, facts: Facts) -> Iterator[str]:
-    options = _dictionary(optimizer_options(settings.optimizer))
-    yield f'OPTIMIZER_OPTIONS = {options}\n"""For the constructor of the optimizer."""'
+    if facts.grad_mode is None:
+        options = _dictionary(optimizer_options(settings.optimizer))
+        yield f'OPTIMIZER_OPTIONS = {options}\n"""For the constructor of the optimizer."""'
     if settings.scope is Scope.REGIONAL:
         if settings.marks:
             groups: dict[str, tuple[list[str], Mapping[str, tuple[int, ...]]]] = {}
@@ -222,6 +230,8 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield '    """'
     yield "    forward = compile_model(model)"
     yield f"    update = {_update(settings, facts)}"
+    if facts.average_decay is not None:
+        yield f"    average = moving_average(model, {facts.average_decay})"
     if settings.static_gradients:
         yield "    keep_gradients(model)"
     if scaled:
@@ -245,8 +255,34 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "        if before_update is not None:"
     yield "            before_update()"
     yield from ["        scaler.step(optimizer)", "        scaler.update()"] if scaled else ["        update()"]
+    if facts.average_decay is not None:
+        yield "        average()"
     yield f"        optimizer.zero_grad(set_to_none={not settings.static_gradients})"
     yield "        return loss.detach().clone()  # the next step may use the loss's memory again"
+    yield ""
+    yield "    return step"
+
+
+def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    dtype = facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
+    yield "def make_step(model: torch.nn.Module) -> Callable[..., Any]:"
+    yield '    """The inference step: call it with the model\'s inputs by name; it returns what the model does.'
+    yield ""
+    yield "    With CUDA graphs, the next call writes to the same memory: copy what is to last."
+    yield '    """'
+    yield "    forward = compile_model(model)"
+    yield ""
+    yield f"    @torch.{facts.grad_mode}()"
+    yield "    def step(inputs: dict[str, Any]) -> Any:"
+    if settings.scope is Scope.FULL and settings.marks:
+        yield f"        mark(inputs, DIMS{_bounds(settings)})"
+    if settings.claims_cudagraphs:
+        yield "        torch.compiler.cudagraph_mark_step_begin()"
+    if dtype is None:
+        yield "        return forward(**inputs)"
+    else:
+        yield f'        with torch.autocast("{facts.device_type}", dtype=torch.{dtype}):'
+        yield "            return forward(**inputs)"
     yield ""
     yield "    return step"
 

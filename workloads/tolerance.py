@@ -240,6 +240,33 @@ def of_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, steps: 
     return Gap(gap=_distance(run, center) / scale, tolerance=math.sqrt(factor) * largest + floor, kind="distance")
 
 
+def of_outputs(run: Sequence[Tensor], eager: Sequence[Sequence[Tensor]], about: Circumstances) -> tuple[Gap, list[float]]:
+    """Compares the outputs of deterministic inference, element by element, relative to the size of the last eager run's.
+
+    Args:
+        run: elements of each step's outputs in the run under test.
+        eager: in the eager runs, the precise one last.
+        about: the circumstances.
+
+    Returns:
+        The gap over all steps, and that of each step.
+    """
+    sizes = [float(torch.linalg.vector_norm(outputs)) or 1.0 for outputs in eager[-1]]
+
+    def gaps(of: Sequence[Tensor]) -> list[float]:
+        pairs = zip(of, eager[-1], sizes, strict=True)
+        return [float(torch.linalg.vector_norm(one - center)) / size for one, center, size in pairs]
+
+    steps = gaps(run)
+    scatter = max(_rms(gaps(other)) for other in eager[:-1])
+    limit = math.sqrt(f_quantile(about.level, len(steps), len(steps))) * scatter + about.floor(1.0)
+    return Gap(gap=_rms(steps), tolerance=limit, kind="rms"), steps
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
 def _distance(one: Tensor, other: Tensor) -> float:
     difference = (one - other).abs()
     kept = difference.numel() - min(FLIPPED_ELEMENTS, difference.numel() // 10)

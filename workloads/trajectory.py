@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from workloads.base import Batch, Workload, unwrapped
-from workloads.compiling import TrainStep
+from workloads.compiling import InferenceStep, TrainStep
+from workloads.outputs import all_finite, sampled
 
 COMPARED_STEPS = 10
 
@@ -46,10 +47,17 @@ class Trajectory:
     """Of the parameters."""
     random: bool
     """Whether the first step drew random numbers from torch's generators, as what draws at all does; so does autotuning."""
+    outputs: Sequence[Tensor] = ()
+    """Of inference, sampled elements of each step's outputs, on the CPU in float64; of training, nothing."""
+
+
+def recorder_of(workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> Recorder | OutputRecorder:
+    """What records the first steps of a run of this workload; arguments as `Recorder` takes them."""
+    return (Recorder if workload.trains else OutputRecorder)(workload, model, steps=steps)
 
 
 class Recorder:
-    """Records the first steps of one run.
+    """Records the first steps of one training run.
 
     Args:
         workload: names the repeated blocks that are groups of their own.
@@ -111,6 +119,50 @@ class Recorder:
             gradients = [p.grad for p in parameters if p.grad is not None]
             norms.append(get_total_norm(gradients).double() if gradients else self._start[0].new_zeros(()))
         self._gradients.append(torch.stack(norms))
+
+
+class OutputRecorder:
+    """Records the first steps of one inference run; arguments as `Recorder` takes them."""
+
+    def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
+        first = next(iter(model.parameters()))
+        self._device, self._weights = first.device, first.dtype
+        self._steps = steps
+        self._digests: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._random = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are recorded."""
+        return len(self._digests) >= self._steps
+
+    def step(self, step: TrainStep, batch: Batch) -> Tensor:
+        """Runs `step` on the batch and returns the digest of its outputs; records them unless recording is done."""
+        if self.done:
+            return step(batch)
+        states = None if self._digests else _generator_states(self._device)
+        found = step(batch)
+        assert isinstance(step, InferenceStep)
+        if states is not None:
+            self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(self._device), strict=True))
+        self._outputs.append(sampled(step.outputs))
+        self._digests.append(torch.where(all_finite(step.outputs), found, torch.nan))
+        step.outputs = ()
+        return found
+
+    def trajectory(self) -> Trajectory:
+        """What was recorded; waits for the device."""
+        return Trajectory(
+            losses=_columns([found.reshape(1) for found in self._digests])[0] if self._digests else [],
+            gradients={},
+            updates={},
+            movement={},
+            start_norms={},
+            weights=self._weights,
+            random=self._random,
+            outputs=[elements.cpu().double() for elements in self._outputs],
+        )
 
 
 class _Sample:

@@ -1,0 +1,64 @@
+"""Two models of one's own under a sweep: `python -m orchestrator.sweep --workload examples.bring_your_own:Reviews`.
+
+`python -m orchestrator.check examples.bring_your_own:Reviews` says beforehand what a sweep would find and cost. How the winner
+gets into a training script is in docs/workloads.md.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from workloads import WorkloadFromModel
+
+WORDS, CLASSES = 1000, 5
+
+
+class ReviewModel(nn.Module):
+    """A plain module: the mean of a few transformer layers over the words of a review, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 64)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(4))
+        self.classifier = nn.Linear(64, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Scores, (batch, classes), of words, (batch, length)."""
+        hidden = self.embedding(words)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.classifier(hidden.mean(dim=1))
+
+
+def reviews(number: int) -> dict[str, Tensor]:
+    """A batch as a data loader would give it: 8 reviews, as long as the longest of them."""
+    length = int(torch.randint(10, 65, ()))
+    return {"words": torch.randint(WORDS, (8, length)), "stars": torch.randint(CLASSES, (8,))}
+
+
+def review_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """What the training loop computes of a batch."""
+    return cross_entropy(model(batch["words"]), batch["stars"])
+
+
+Reviews = WorkloadFromModel(ReviewModel, reviews, review_loss)
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """A model of Hugging Face's; `from_pretrained` would do as well."""
+    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, use_cache=False))
+
+
+def texts(number: int) -> dict[str, Tensor]:
+    """A batch as a collator would give it; with labels in it the model computes its loss itself."""
+    ids = torch.randint(WORDS, (4, int(torch.randint(16, 65, ()))))
+    return {"input_ids": ids, "labels": ids}
+
+
+Texts = WorkloadFromModel(gpt2, texts)
+
+TextScores = WorkloadFromModel(gpt2, lambda number: {"input_ids": texts(number)["input_ids"]}, trains=False)
+"""Inference alone: no loss and no optimizer."""

@@ -1,0 +1,246 @@
+"""A workload made of a model, a batch function and a loss: what is found out, what can be told, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workloads import WorkloadFromModel, load_workload, measure
+from workloads.compiling import source_for
+from workloads.errors import SettingsError, WorkloadError
+from workloads.finding import repeated_blocks
+from workloads.from_model import ModelWorkload
+from workloads.measuring import Measurement, Protocol
+from workloads.settings import CompileSettings
+from workloads.shapes import PadToLongest, PadToMax
+
+CPU = torch.device("cpu")
+SHORT = Protocol(compared_steps=2, min_passes=2, max_passes=2, cpu_window_s=0.0)
+EXAMPLES = "examples.bring_your_own"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch, repository: Any) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(repository))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.linear(hidden).relu()
+
+
+class Stack(nn.Module):
+    """Two kinds of lists, and one inside another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([nn.ModuleList([Layer(), Layer()]), nn.ModuleList([Layer(), Layer()])])
+        self.heads = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.mixed = nn.ModuleList([Layer(), nn.Sequential(nn.Linear(4, 4))])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for stage in self.stages:
+            for layer in stage:
+                hidden = layer(hidden)
+        return hidden
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return model(batch["hidden"]).square().mean()
+
+
+def rows_of(*lengths: int, samples: int = 2) -> Callable[[int], dict[str, Tensor]]:
+    return lambda number: {"hidden": torch.randn(samples, lengths[number % len(lengths)], 4), "kind": torch.arange(samples)}
+
+
+def made(batch_fn: Callable[[int], Any] | None = None, **told: Any) -> ModelWorkload:
+    workload = WorkloadFromModel(Stack, batch_fn or rows_of(3, 7, 5), loss_of, **{"num_batches": 3, **told})("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    return workload
+
+
+def measured(workload: ModelWorkload, spelled: str) -> Measurement:
+    return measure(workload, CompileSettings.parse(spelled), device=CPU, protocol=SHORT)
+
+
+def test_blocks_are_members_of_lists_of_one_class_and_no_lone_layers() -> None:
+    assert repeated_blocks(Stack()) == ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]
+    assert repeated_blocks(nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(4, 4))) == ["0.0", "0.1"]
+    assert repeated_blocks(nn.Linear(4, 4)) == []
+
+
+def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> None:
+    workload = made()
+    assert (workload.batch_size, workload.max_length, workload.found.length) == (2, 7, {"hidden": (1,)})
+    pool = workload.pool(PadToLongest(max_length=7, multiple=4), rank=0, device=CPU)
+    assert [batch.length for batch in pool] == [4, 7, 7]
+    assert [tuple(batch.inputs["hidden"].shape) for batch in pool] == [(2, 4, 4), (2, 7, 4), (2, 7, 4)]
+    assert [batch.tokens for batch in pool] == [6, 14, 10]
+    assert not pool[0].inputs["hidden"][:, 3:].any()
+    assert pool[0].inputs["hidden"][:, :3].all()
+    assert workload.batch_of_length(2, rank=0, device=CPU).inputs["hidden"].shape == (2, 2, 4)
+    assert workload.dynamic_dims("model.stages.0.1") == {"hidden": (1,)}
+
+
+def test_labels_are_padded_with_what_losses_ignore_and_anything_can_be_told() -> None:
+    def batch(number: int) -> dict[str, Tensor]:
+        return {"labels": torch.ones(2, 3 + number, dtype=torch.long), "hidden": torch.ones(2, 3 + number, 4)}
+
+    workload = made(batch, pad_with={"hidden": 9.0})
+    first = workload.pool(PadToMax(max_length=5), rank=0, device=CPU)[0].inputs
+    assert first["labels"].tolist() == [[1, 1, 1, -100, -100]] * 2
+    assert first["hidden"][0, :, 0].tolist() == [1, 1, 1, 9, 9]
+
+
+def test_dimensions_that_change_apart_are_padded_to_their_largest() -> None:
+    def batch(number: int) -> dict[str, Tensor]:
+        return {"hidden": torch.ones(2, 3 + number, 4), "mask": torch.ones(2, 3 + number), "boxes": torch.ones(2, 9 - number)}
+
+    workload = made(batch)
+    assert workload.found.length == {"hidden": (1,), "mask": (1,)}
+    assert {one.inputs["boxes"].size(1) for one in workload.pool(PadToMax(max_length=5), rank=0, device=CPU)} == {9}
+    assert made(batch, dynamic={"boxes": (1,)}).max_length == 9
+
+
+def test_batches_of_one_size_have_one_length() -> None:
+    workload = made(rows_of(3))
+    assert (workload.max_length, workload.found.length) == (1, {})
+    assert workload.dynamic_dims("model.stages.0.1") == {}
+    with pytest.raises(SettingsError, match="above the workload's 1 tokens"):
+        workload.validate(CompileSettings.parse("scope=full,dynamic=mark"))
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"batch_fn": lambda number: [1]}, "returned list"),
+        ({"batch_fn": lambda number: {"x": torch.ones(3 - number % 2, 2)}}, "2 and 3 samples"),
+        ({"batch_fn": lambda number: {"x": torch.ones(())}}, "no tensor with a dimension"),
+        ({"batch_fn": lambda number: {f"x{number}": torch.ones(2)}}, "differ in their tensors"),
+        ({"dynamic": {"hidden": (5,)}}, "dynamic dimension 5 of hidden"),
+        ({"max_length": 5}, "above 5"),
+        ({"regions": ["stages.7"]}, "no module 'stages.7'"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(told: dict[str, Any], named: str) -> None:
+    def use() -> None:
+        workload = made(**told)
+        workload.pool(PadToMax(max_length=workload.max_length), rank=0, device=CPU)
+        workload.regions(workload.build_model())
+
+    with pytest.raises(WorkloadError, match=named) as caught:
+        use()
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_of_whole_batches_are_not_grouped() -> None:
+    policy = CompileSettings.parse("scope=eager,padding=longest,pad_multiple=1,group_window=100").shape_policy(7)
+    with pytest.raises(WorkloadError, match="leave group_window out"):
+        made().pool(policy, rank=0, device=CPU)
+
+
+def test_equal_seeds_give_equal_weights_and_batches_and_leave_the_callers_random_state() -> None:
+    before = torch.get_rng_state()
+    one, other = made(), made()
+    batches = [workload.pool(PadToMax(max_length=7), rank=0, device=CPU)[1].inputs["hidden"] for workload in (one, other)]
+    assert torch.equal(*batches)
+    assert all(torch.equal(*pair) for pair in zip(one.build_model().parameters(), other.build_model().parameters(), strict=True))
+    assert torch.equal(before, torch.get_rng_state())
+    assert not torch.equal(batches[0], one.pool(PadToMax(max_length=7), rank=1, device=CPU)[1].inputs["hidden"])
+
+
+def test_regional_settings_of_a_model_without_blocks_are_refused() -> None:
+    workload = WorkloadFromModel(lambda: nn.Linear(4, 4), rows_of(3), loss_of)("only", 0)
+    with pytest.raises(SettingsError, match="no repeated blocks"):
+        source_for(CompileSettings.parse("scope=regional"), workload, workload.build_model(), CPU)
+
+
+def test_the_examples_blocks_and_lengths_are_found() -> None:
+    reviews, texts = (load_workload(f"{EXAMPLES}:{name}")("only", 0) for name in ("Reviews", "Texts"))
+    assert reviews.regions(reviews.build_model()) == [f"model.layers.{i}" for i in range(4)]
+    assert reviews.dynamic_dims("") == {"words": (1,)}
+    assert texts.dynamic_dims("model.transformer.h.0")["hidden_states"] == (1,)
+    assert texts.dynamic_dims("model") == {"input_ids": (1,), "labels": (1,)}
+
+
+def test_a_training_example_is_measured_compiled() -> None:
+    workload = load_workload(f"{EXAMPLES}:Reviews")("only", 0)
+    found = measure(workload, CompileSettings.parse("scope=regional,backend=aot_eager"), device=CPU, protocol=SHORT)
+    assert (found.numerics["status"], found.graphs, found.fallbacks) == ("ok", 1, [])
+    assert found.numerics["outputs"] is None
+    assert "optimizer.zero_grad" in found.source
+
+
+class _Wrong(Stack):
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = super().forward(hidden)
+        return hidden * 1.01 if torch.compiler.is_compiling() else hidden
+
+
+class _Nan(Stack):
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = super().forward(hidden)
+        if torch.compiler.is_compiling():
+            hidden = hidden.clone()
+            hidden[-1, -1, -1] = torch.nan
+        return hidden
+
+
+def inference_of(model_fn: Callable[[], nn.Module]) -> ModelWorkload:
+    workload = WorkloadFromModel(
+        model_fn, rows_of(3, 7, 5), lambda model, batch: {"scores": model(batch["hidden"])}, trains=False, num_batches=3
+    )("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    return workload
+
+
+def test_inference_has_neither_gradients_nor_an_optimizer() -> None:
+    workload = inference_of(Stack)
+    found = measured(workload, "scope=full,backend=aot_eager")
+    assert (found.numerics["status"], found.numerics["gradients"]) == ("ok", {})
+    assert found.numerics["outputs"]["gap"] <= found.numerics["outputs"]["tolerance"] < 1e-4
+    assert "inference_mode" in found.source
+    assert "OPTIMIZER" not in found.source
+    assert "backward" not in found.source
+    assert not workload.build_model().training
+    assert found.speedup_eager is None or found.speedup_eager > 0
+    for spelled in ("optimizer=fused", "scope=full,static_gradients=on"):
+        with pytest.raises(SettingsError, match="only infers"):
+            workload.validate(CompileSettings.parse(spelled))
+
+
+@pytest.mark.parametrize(("model_fn", "status"), [(_Wrong, "diverges"), (_Nan, "nan")])
+def test_wrong_outputs_of_compiled_inference_are_found(model_fn: Callable[[], nn.Module], status: str) -> None:
+    found = measured(inference_of(model_fn), "scope=full,backend=aot_eager")
+    assert found.numerics["status"] == status
+
+
+def test_an_installed_package_names_its_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from workloads import base
+
+    point = EntryPoint(name="reviews", value=f"{EXAMPLES}:Reviews", group=base.ENTRY_POINTS)
+    monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == "compile_sweep.workloads" else [])
+    assert load_workload("reviews") is load_workload(f"{EXAMPLES}:Reviews")
+    with pytest.raises(WorkloadError, match="did you mean reviews"):
+        load_workload("revews")
+
+
+def test_options_that_a_workload_does_not_have_are_refused() -> None:
+    workload = made()
+    with pytest.raises(SettingsError, match="no option 'ema'"):
+        workload.under(CompileSettings.parse("workload.ema=on"))
+    assert workload.under(CompileSettings.parse("scope=full")) is workload

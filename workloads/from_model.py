@@ -1,0 +1,262 @@
+"""A workload from a model, a function that makes batches, and one that computes the loss: for whoever has a training script.
+
+What the `Workload` contract asks beyond these is found out (`finding.py`) and can be told instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from workloads.base import Batch, Workload
+from workloads.errors import WorkloadError
+from workloads.finding import Changes, changes, changing_arguments, repeated_blocks
+from workloads.settings import OptimizerKind
+from workloads.shapes import ShapePolicy
+from workloads.source import optimizer_options
+
+ModelFn = Callable[[], nn.Module]
+BatchFn = Callable[[int], Mapping[str, Tensor]]
+LossFn = Callable[[nn.Module, dict[str, Any]], Any]
+
+MODEL = "model"
+"""Name of the user's model inside the module that is measured."""
+
+IGNORED = -100
+"""What whole numbers called labels or targets are padded with: no loss, for torch's and for Hugging Face's functions."""
+
+_LABELS = ("label", "labels", "target", "targets")
+
+
+class MakeOptimizer(Protocol):
+    """Makes an optimizer, as the classes of `torch.optim` do."""
+
+    def __call__(self, parameters: Any, **options: Any) -> torch.optim.Optimizer:
+        """An optimizer over the parameters; `options` is `fused=True` or `foreach=True`."""
+        ...
+
+
+class ModelAndLoss(nn.Module):
+    """The user's model, and what is computed of it.
+
+    Args:
+        model: the user's.
+        loss_fn: given the model and a batch, calls the model and returns the loss, or of inference its outputs.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, **batch: Tensor) -> Any:
+        """The loss, or of inference the outputs."""
+        return self.loss_fn(self.model, batch)
+
+
+def own_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """The loss that a model of Hugging Face's computes when its batch holds labels."""
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+def outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
+    """What the model returns."""
+    return model(**batch)
+
+
+def WorkloadFromModel(
+    model_fn: ModelFn,
+    batch_fn: BatchFn,
+    loss_fn: LossFn | None = None,
+    *,
+    trains: bool = True,
+    num_batches: int = 20,
+    max_length: int | None = None,
+    regions: Sequence[str] | None = None,
+    parts: Sequence[str] | None = None,
+    dynamic: Mapping[str, Sequence[int]] | None = None,
+    pad_with: Mapping[str, float] | None = None,
+    optimizer_fn: MakeOptimizer | None = None,
+    autocast: torch.dtype | None = torch.bfloat16,
+) -> type[Workload]:
+    """The class of a workload; give it a name in your module, and `--workload my_module:THAT_NAME` finds it.
+
+    Args:
+        model_fn: makes the model. Called with the random seed set, so equal seeds give equal weights.
+        batch_fn: makes the batch of a number, on the CPU and not padded beyond its own longest row: tensors by name.
+            Called with the random seed set, so that it may draw.
+        loss_fn: given the model and a batch, calls the model and returns the scalar loss; of inference, the outputs. By default
+            `model(**batch).loss`, as Hugging Face's models have it; of inference, `model(**batch)`.
+        trains: False for inference only.
+        num_batches: that a steady-state pass goes through.
+        max_length: the longest batch there can be; by default the longest of these.
+        regions: dotted names of the model's repeated blocks; by default the members of each ModuleList of one class.
+        parts: dotted names of the modules that scope=modular compiles apart; by default the model and nothing of the loss.
+        dynamic: for each tensor of a batch the dimensions that are its length; by default those that change together.
+        pad_with: by name, what tensors are padded with; by default -100 for labels and targets that are whole numbers, else 0.
+        optimizer_fn: such as `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with 1e-4.
+        autocast: its dtype on a GPU; None for none.
+    """
+    values: dict[str, Any] = {
+        "model_fn": staticmethod(model_fn),
+        "batch_fn": staticmethod(batch_fn),
+        "loss_fn": staticmethod(loss_fn or (own_loss if trains else outputs)),
+        "trains": trains,
+        "pool_batches": num_batches,
+        "told_length": max_length,
+        "told_regions": regions,
+        "told_parts": parts,
+        "told_dynamic": dynamic,
+        "pad_with": dict(pad_with or {}),
+        "optimizer_fn": staticmethod(optimizer_fn or partial(torch.optim.Adam, lr=1e-4)),
+        "autocast": autocast,
+        "__doc__": model_fn.__doc__,
+        "__module__": getattr(model_fn, "__module__", __name__),
+    }
+    name = getattr(model_fn, "__name__", "")
+    return cast(type[Workload], ABCMeta(name if name.isidentifier() else "ModelWorkload", (ModelWorkload,), values))
+
+
+class ModelWorkload(Workload):
+    """What `WorkloadFromModel` makes a class of."""
+
+    sizes = ("only",)
+    model_fn: ClassVar[ModelFn]
+    batch_fn: ClassVar[BatchFn]
+    loss_fn: ClassVar[LossFn]
+    optimizer_fn: ClassVar[MakeOptimizer]
+    told_length: ClassVar[int | None]
+    told_regions: ClassVar[Sequence[str] | None]
+    told_parts: ClassVar[Sequence[str] | None]
+    told_dynamic: ClassVar[Mapping[str, Sequence[int]] | None]
+    pad_with: ClassVar[Mapping[str, float]]
+    autocast: ClassVar[torch.dtype | None]
+
+    def __init__(self, size: str = "only", seed: int = 0) -> None:
+        super().__init__(size, seed)
+        self._made: nn.Module | None = None
+        self._batches: dict[int, list[dict[str, Tensor]]] = {}
+        self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
+        self._changes: Changes = changes(self._raw(0), self.told_dynamic)
+        self.batch_size = self._changes.samples
+        self.max_length = self.told_length or max(self._changes.lengths)
+
+    def build_model(self) -> nn.Module:
+        if self._made is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                made = type(self).model_fn()
+            if not isinstance(made, nn.Module):
+                raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
+            self._made = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
+        return deepcopy(self._made)
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        if policy.batches([1, 2, 1, 2], 1) != [[0], [1], [2], [3]]:
+            raise WorkloadError("the batch function makes whole batches, whose rows cannot be grouped; leave group_window out")
+        found = []
+        for number, raw in enumerate(self._raw(rank)):
+            length = self._length(raw)
+            if length > self.max_length:
+                where = f"batch {number} of worker {rank} has length {length}, above {self.max_length}"
+                raise WorkloadError(f"{where}, the longest of worker 0's; tell WorkloadFromModel max_length={length} or more")
+            found.append(self._batch(raw, policy.padded(length), device))
+        return found
+
+    def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
+        return self._batch(self._raw(rank)[0], length, device)
+
+    def regions(self, model: nn.Module) -> Sequence[str]:
+        inner = model.get_submodule(MODEL)
+        names = repeated_blocks(inner) if self.told_regions is None else self.told_regions
+        return _inside(inner, names, "regions")
+
+    def parts(self) -> Sequence[str]:
+        if self.told_parts is None:
+            return [MODEL]
+        return _inside(self.build_model().get_submodule(MODEL), self.told_parts, "parts")
+
+    def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
+        if module == "":
+            return self._changes.length
+        if not self._changes.length:
+            return {}
+        if module not in self._dims:
+            model = self.build_model()
+            names = list(dict.fromkeys([module, *self.regions(model), *self.parts()]))
+            short, long = (self._padded(self._raw(0)[0], length) for length in self._two_lengths())
+            self._dims = {**self._dims, **changing_arguments(model, names, short, long)}
+        return self._dims[module]
+
+    def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
+        return self.autocast if device.type == "cuda" else None
+
+    def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
+        return type(self).optimizer_fn(model.parameters(), **optimizer_options(kind)) if self.trains else None
+
+    @property
+    def found(self) -> Changes:
+        """How the batches change."""
+        return self._changes
+
+    def _two_lengths(self) -> tuple[int, int]:
+        """Two that differ from each other and from the number of samples, which would pass for a length."""
+        able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
+        near = next((length for length in sorted(self._changes.lengths) if length in able and length != able[0]), able[-1])
+        return near, able[0]
+
+    def _raw(self, rank: int) -> list[dict[str, Tensor]]:
+        """The worker's batches as the user's function makes them."""
+        if rank not in self._batches:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed((self.seed << 16) + rank)
+                self._batches[rank] = [_tensors(type(self).batch_fn(number)) for number in range(self.pool_batches)]
+        return self._batches[rank]
+
+    def _length(self, raw: Mapping[str, Tensor]) -> int:
+        return max((raw[name].size(dim) for name, dims in self._changes.length.items() for dim in dims), default=1)
+
+    def _batch(self, raw: Mapping[str, Tensor], length: int, device: torch.device) -> Batch:
+        inputs = {name: tensor.to(device) for name, tensor in self._padded(raw, length).items()}
+        tokens = self.batch_size * min(length, self._length(raw))
+        mask = raw.get("attention_mask")
+        if mask is not None and mask.dim() == 2:
+            tokens = int(mask[:, :length].sum())
+        return Batch(inputs=inputs, length=length, samples=self.batch_size, tokens=tokens)
+
+    def _padded(self, raw: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
+        padded = dict(raw)
+        for name, tensor in raw.items():
+            wanted = dict(self._changes.others.get(name, {}))
+            wanted.update(dict.fromkeys(self._changes.length.get(name, ()), length))
+            sizes = tuple(wanted.get(dim, size) for dim, size in enumerate(tensor.shape))
+            if sizes != tuple(tensor.shape):
+                kept = tuple(slice(0, min(size, there)) for size, there in zip(sizes, tensor.shape, strict=True))
+                padded[name] = tensor.new_full(sizes, self._padding(name, tensor))
+                padded[name][kept] = tensor[kept]
+        return padded
+
+    def _padding(self, name: str, tensor: Tensor) -> float:
+        is_label = name.lower() in _LABELS and tensor.dtype in (torch.int32, torch.int64)
+        return self.pad_with.get(name, IGNORED if is_label else 0)
+
+
+def _tensors(batch: Any) -> dict[str, Tensor]:
+    if not isinstance(batch, Mapping) or not all(isinstance(tensor, Tensor) for tensor in batch.values()):
+        raise WorkloadError(f"the batch function returned {type(batch).__name__}; return a dictionary of tensors by name")
+    return dict(batch)
+
+
+def _inside(model: nn.Module, names: Sequence[str], what: str) -> list[str]:
+    known = {name for name, _ in model.named_modules()}
+    for name in names:
+        if name not in known:
+            raise WorkloadError(f"{what}: the model has no module {name!r}; names are those of model.named_modules()")
+    return [f"{MODEL}.{name}" for name in names]
