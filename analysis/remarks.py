@@ -11,6 +11,10 @@ from analysis.formatting import number, percent
 CLOCK_DRIFT_LIMIT = 0.02
 """Share by which the clock may change within a trial before that is worth saying: several times a good interval's width."""
 
+UNMOVED_WIDTH = 0.01
+"""Width of a step's interval over the step below which the trial itself did not drift, whatever its eager reference did: eager steps
+wait for a host that CUDA graphs need not wait for."""
+
 DISAGREEMENT_LIMIT = 0.05
 """Share by which a speed-up over eager in another trial may differ from the one over eager in the same trial, likewise."""
 
@@ -41,8 +45,8 @@ def remarks(trial: pd.Series) -> list[Remark]:
             "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"
         )
         found.append(Remark("contended", f"other trials held up its compile{pressure}: compile times are too long"))
-    if (drift := number(trial["clock_drift"])) is not None and drift > CLOCK_DRIFT_LIMIT:
-        found.append(Remark(f"drift {percent(drift)}", "the same eager steps took that much longer at one time than at another"))
+    if has_drifted(trial):
+        found.append(Remark(f"drift {percent(trial['clock_drift'])}", "the same eager steps took that much longer at one time than at another"))
     if trial["pipeline"] is not pd.NA and trial["pipeline"] == REAL_PIPELINE:
         waits = "" if number(trial["data_wait_share"]) is None else f", {percent(trial['data_wait_share'])} waiting"
         found.append(
@@ -52,6 +56,14 @@ def remarks(trial: pd.Series) -> list[Remark]:
             )
         )
     return found
+
+
+def has_drifted(trial: pd.Series) -> bool:
+    """Whether the machine's speed changed under the trial by more than is worth saying."""
+    drift = number(trial["clock_drift"])
+    median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
+    moved = median is None or low is None or high is None or (high - low) / median > UNMOVED_WIDTH
+    return drift is not None and drift > CLOCK_DRIFT_LIMIT and moved
 
 
 def _is(value: object, wanted: bool) -> bool:

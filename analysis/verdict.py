@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.formatting import duration, figure, interval, number, percent, text, times
 from analysis.load import SweepInfo
 from analysis.pareto import Choice, Summary, break_even_s, pareto_front, speedup_over_eager
-from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE
+from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE, has_drifted
 from orchestrator.records import Status
 from workloads.settings import Scope
 
@@ -86,10 +86,10 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
             f"Outliers on the front: {int(slow['outliers'].sum())} in {_names(slow)}. "
             "They are timed steps over 1.5 times their batch's median, and are kept in the figures."
         )
-    drifts = df["clock_drift"].dropna()
-    if not (drifting := drifts[drifts > CLOCK_DRIFT_LIMIT]).empty:
+    drifts = df[df["clock_drift"].notna()]
+    if not (drifting := drifts[drifts.apply(has_drifted, axis=1).astype(bool)]).empty:
         notes.append(
-            f"The machine's speed changed by up to {percent(drifting.max())} while a trial was measured "
+            f"The machine's speed changed by up to {percent(drifting['clock_drift'].max())} while a trial was measured "
             f"(more than {percent(CLOCK_DRIFT_LIMIT)} in {len(drifting)} of {len(drifts)}): "
             "compare by “vs eager interleaved”, where that cancels."
         )

@@ -65,7 +65,7 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
     records = [
         trial("scope=eager", 600, 0),
         trial("scope=regional", 700, 9, contended=True, outliers=1),
-        trial("scope=full", 900, 50, outliers=2, clock_drift=0.034),
+        trial("scope=full", 900, 50, outliers=2, clock_drift=0.034, step_ms_ci95=(70.0, 72.0)),
         trial("scope=modular", 600, 50, contended=True, outliers=7),  # not on the front
     ]
     contended, outliers, drift = cautions(analysis.load(make_sweep(records)), SweepInfo())
@@ -73,6 +73,11 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
     assert "3 in “regional, default, static”, “full, default, static”" in outliers
     assert "up to 3.4 %" in drift
     assert "(more than 2.0 % in 1 of 3)" in drift
+
+
+def test_a_host_that_drifts_under_the_eager_reference_alone_is_not_mentioned(make_sweep: MakeSweep) -> None:
+    steady = trial("scope=full", 900, 50, clock_drift=0.755, step_ms_ci95=(71.09, 71.13))
+    assert cautions(analysis.load(make_sweep([steady])), SweepInfo()) == []
 
 
 def test_a_member_of_the_front_that_was_confirmed_alone_is_not_mentioned(make_sweep: MakeSweep) -> None:
