@@ -1,4 +1,4 @@
-"""`python -m analysis.report DIR`: the sweep in DIR as one HTML file; with `--watch`, as a page that follows the sweep."""
+"""`python -m analysis.report DIR`: the sweep in DIR as one HTML file; with `--watch`, as a page that follows its sweep."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from analysis.report_page import report_page
+from analysis.report_server import ReportServer
 from orchestrator.errors import SweepFolderError
 from workloads.errors import CompileSweepError
 
@@ -34,15 +36,35 @@ def write_report(folder: str | Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0, or 2 for a folder that cannot be reported on."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.report", description="Writes DIR/report.html.")
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.report", description="Writes DIR/report.html, or serves it while its sweep runs."
+    )
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
-    folder = parser.parse_args(arguments).folder
+    parser.add_argument(
+        "--watch", action="store_true", help="serve the report on 127.0.0.1, following the sweep, until interrupted"
+    )
+    parser.add_argument(
+        "--port", type=int, default=None, metavar="N", help="where to serve it; 0, the default, is any that is free"
+    )
+    options = parser.parse_args(arguments)
+    if options.port is not None and not options.watch:
+        parser.error("--port says where --watch serves; give both, or neither")
     try:
-        print(write_report(folder))
+        if options.watch:
+            _watch(options.folder, options.port or 0)
+        else:
+            print(write_report(options.folder))
     except CompileSweepError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def _watch(folder: Path, port: int) -> None:
+    """Serves the report until interrupted."""
+    with suppress(KeyboardInterrupt), ReportServer(folder, port) as server:
+        print(server.url, flush=True)
+        server.serve_forever()
 
 
 def _write_whole(path: Path, page: str) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.formatting import duration, text
 from orchestrator.records import Status
 
-MOST_LISTED = 50
+MOST_LISTED = 12
 """Trials of one label that are listed; the others are in the table."""
 _FIRST_LINE = 240
 """Characters of a reason that are shown at once."""

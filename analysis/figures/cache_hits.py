@@ -49,6 +49,8 @@ class CacheInfo(NamedTuple):
 def cache_info(df: pd.DataFrame) -> CacheInfo:
     """What to show of the trials `load` returned: settings with a warm start, or a trial that began with warm caches."""
     usable = df[(df["status"] == Status.OK) & (df["scope"] != Scope.EAGER)]
+    started_warm = usable["warm_start_s"].notna() | (usable["caches"] == Caches.WARM)
+    usable = usable[usable["settings_key"].isin(usable.loc[started_warm, "settings_key"])]
     rows = []
     for _, trials in usable.groupby(["settings_key", "num_workers"], sort=False):
         cold, warm = trials[trials["caches"] == Caches.COLD], trials[trials["caches"] == Caches.WARM]

@@ -14,7 +14,7 @@ from analysis.formatting import figure, number
 from orchestrator.records import Caches
 from workloads.settings import Scope
 
-_MOST_BARS = 24
+_MOST_BARS = 14
 
 
 class CompileBar(NamedTuple):

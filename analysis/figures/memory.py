@@ -12,7 +12,7 @@ from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows
 from analysis.formatting import gib, number
 from workloads.settings import Scope
 
-_MOST_BARS = 16
+_MOST_BARS = 12
 _GIB = 2**30
 _RESERVED_COLOR, _COMPILING_COLOR, _POOL_COLOR = "#C48600", "#B8649A", "#4499D0"
 

@@ -1,6 +1,6 @@
 // The table: sorted, filtered, its columns chosen, a page of rows at a time. Records reach the page only as textContent.
 
-const pageOfRows = 100;
+const pageOfRows = 30;
 let filterText = kept.read("filter", "");
 
 const fieldsOf = (key) => key.split(",").map((field) => field.trim().toLowerCase());

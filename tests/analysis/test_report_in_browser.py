@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 from playwright import sync_api
+from report_browser import FLAGS, Visit, boxes, overlap
 from sweep_folders import MakeSweep, trial, typical_trials
 
 import analysis
 from analysis import picture
 from orchestrator.records import Status
 
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 HOSTILE = """</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">"""
 
 SAME_PADDING, COMPILE = 5, 5
@@ -33,43 +30,6 @@ def browser(chromium: str) -> Iterator[sync_api.Browser]:
         running = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield running
         running.close()
-
-
-class Visit:
-    """An open report, and what went wrong in it."""
-
-    def __init__(self, browser: sync_api.Browser, report: Path, *, width: int = 1280, dark: bool = False) -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", offline=True
-        )
-        self.page = self.context.new_page()
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(report.as_uri())
-        self.page.wait_for_selector("html[data-drawn=all]", state="attached")
-
-    def __enter__(self) -> Visit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
-
-    def column(self, number: int) -> list[str]:
-        return [cell.strip() for cell in self.page.locator(f"#trials tbody tr > :nth-child({number})").all_inner_texts()]
-
-
-def boxes(places: sync_api.Locator) -> list[sync_api.FloatRect]:
-    return [box for place in places.all() if (box := place.bounding_box())]
-
-
-def overlap(one: sync_api.FloatRect, other: sync_api.FloatRect) -> bool:
-    """Whether they cover each other by more than 3 pixels, which is what outlines add to what is seen."""
-    wide = min(one["x"] + one["width"], other["x"] + other["width"]) - max(one["x"], other["x"])
-    high = min(one["y"] + one["height"], other["y"] + other["height"]) - max(one["y"], other["y"])
-    return wide > 3 and high > 3
 
 
 def test_the_report_draws_offline_without_errors_or_requests(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:

@@ -1,0 +1,159 @@
+"""The report as a page that follows its sweep: served on this machine only, made anew when a record is added.
+
+The server gives the page at `/`, a digest of the folder's state at `/version`, which the page asks for every two seconds, and
+the trials' logs under `/logs/`. It answers nothing but GET and HEAD, and only to a browser that knows it as 127.0.0.1 or
+localhost: a page from elsewhere cannot read it through a name of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from analysis.report_page import report_page
+from orchestrator.errors import SweepFolderError
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
+from workloads.errors import CompileSweepError
+
+ADDRESS = "127.0.0.1"
+_NAMES = ("127.0.0.1", "localhost")
+_MOST_LOG_BYTES = 4 * 2**20
+"""Of a longer log the end is shown."""
+
+
+class LivePage:
+    """The page of a folder, made anew when the folder's records have changed. For several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._version = ""
+        self._page = ""
+
+    def version(self) -> str:
+        """A digest of the size and time of the records' files."""
+        return _digest(*map(_state, (self._folder / name for name in (SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE))))
+
+    def page(self) -> str:
+        """The page for what the folder holds now; where that cannot be read, the last page that could.
+
+        Raises:
+            CompileSweepError: it cannot be read, and never could.
+        """
+        with self._lock:
+            version = self.version()
+            if version != self._version:
+                try:
+                    self._page, self._version = report_page(self._folder, version=version), version
+                except CompileSweepError:
+                    if not self._page:
+                        raise
+            return self._page
+
+
+class ReportServer(ThreadingHTTPServer):
+    """Serves one folder's report on 127.0.0.1.
+
+    Args:
+        folder: the sweep's folder.
+        port: 0 for any that is free.
+
+    Raises:
+        RecordsError: the folder holds no sweep that can be read.
+        SweepFolderError: the port cannot be had.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.live = LivePage(folder)
+        self.live.page()
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SweepFolderError(f"port {port} of {ADDRESS} cannot be served ({reason}); give another, or 0 for any") from None
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ReportServer
+
+    def do_GET(self) -> None:
+        if (self.headers.get("Host") or "").rpartition(":")[0] not in _NAMES:
+            self._answer(HTTPStatus.FORBIDDEN, "This server answers only to its own address.", "text/plain")
+            return
+        path = unquote(urlsplit(self.path).path)
+        if path == "/":
+            self._page()
+        elif path == "/version":
+            self._answer(HTTPStatus.OK, self.server.live.version(), "text/plain")
+        elif path.startswith("/logs/"):
+            self._log(path)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "There is nothing here.", "text/plain")
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *_: object) -> None:
+        """Requests are not worth a line each."""
+
+    def _page(self) -> None:
+        try:
+            self._answer(HTTPStatus.OK, self.server.live.page(), "text/html")
+        except CompileSweepError as error:
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"<p>{html.escape(str(error))}</p>", "text/html")
+
+    def _log(self, path: str) -> None:
+        """A trial's log as text, or what its folder holds."""
+        logs = (self.server.folder / "logs").resolve()
+        try:
+            wanted = (self.server.folder / path.lstrip("/")).resolve()
+            inside = wanted.is_relative_to(logs) and wanted != logs
+            if inside and wanted.is_dir():
+                self._answer(HTTPStatus.OK, "\n".join(sorted(one.name for one in wanted.iterdir())), "text/plain")
+                return
+            if inside and wanted.is_file():
+                with wanted.open("rb") as log:
+                    log.seek(max(0, wanted.stat().st_size - _MOST_LOG_BYTES))
+                    self._answer(HTTPStatus.OK, log.read(_MOST_LOG_BYTES).decode(errors="replace"), "text/plain")
+                return
+        except (OSError, ValueError):  # gone meanwhile, or no path at all
+            pass
+        self._answer(HTTPStatus.NOT_FOUND, "There is no such log.", "text/plain")
+
+    def _answer(self, status: HTTPStatus, words: str, kind: str) -> None:
+        content = words.encode("utf-8", "replace")
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command != "HEAD":
+            try:
+                self.wfile.write(content)
+            except ConnectionError:  # the browser went on
+                self.close_connection = True
+
+
+def _state(path: Path) -> str:
+    try:
+        found = path.stat()
+    except OSError:
+        return f"{path.name} missing"
+    return f"{path.name} {found.st_size} {found.st_mtime_ns}"
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

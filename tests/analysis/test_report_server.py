@@ -1,0 +1,163 @@
+"""The report that follows its sweep: on this machine only, anew with every record, with logs and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from playwright import sync_api
+from report_browser import FLAGS
+from sweep_folders import MakeSweep, trial
+
+from analysis import report
+from analysis.report_server import ReportServer
+from orchestrator.records import Status, append
+
+
+class Answer(NamedTuple):
+    status: int
+    words: str
+    kind: str
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[ReportServer]:
+    with ReportServer(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def get(server: ReportServer, path: str, *, host: str | None = None, method: str = "GET") -> Answer:
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=30)
+    try:
+        connection.request(method, path, headers={} if host is None else {"Host": host})
+        response = connection.getresponse()
+        return Answer(response.status, response.read().decode(), response.headers["Content-Type"])
+    finally:
+        connection.close()
+
+
+def test_it_serves_the_report_on_this_machine_only(make_sweep: MakeSweep) -> None:
+    with serving(make_sweep()) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        page = get(server, "/")
+        assert (page.status, page.kind) == (200, "text/html; charset=utf-8")
+        assert "Verdict" in page.words
+        assert get(server, "/", method="HEAD").words == ""
+        assert get(server, "/trials.jsonl").status == 404
+
+
+def test_a_page_from_elsewhere_cannot_read_it_under_another_name(make_sweep: MakeSweep) -> None:
+    with serving(make_sweep()) as server:
+        answer = get(server, "/", host=f"evil.example:{server.server_address[1]}")
+        assert (answer.status, "Verdict" in answer.words) == (403, False)
+        assert get(server, "/", host=f"localhost:{server.server_address[1]}").status == 200
+
+
+def test_the_version_and_the_page_change_with_a_record(make_sweep: MakeSweep) -> None:
+    folder = make_sweep()
+    with serving(folder) as server:
+        before = get(server, "/version").words
+        assert f'data-version="{before}"' in get(server, "/").words
+        assert get(server, "/version").words == before
+        append(folder, trial("scope=full,mode=max-autotune,dynamic=mark", 5000, 1, trial_id="new"))
+        after = get(server, "/version").words
+        page = get(server, "/").words
+        assert after != before
+        assert f'data-version="{after}"' in page
+        assert "5,000 samples/s" in page
+
+
+def test_a_record_half_written_leaves_the_page_that_was(make_sweep: MakeSweep) -> None:
+    folder = make_sweep()
+    with serving(folder) as server:
+        before = get(server, "/").words
+        with (folder / "trials.jsonl").open("a") as log:
+            log.write('{"schema_version": 2, "trial_id"')
+        assert get(server, "/") == Answer(200, before, "text/html; charset=utf-8")
+
+
+def test_logs_are_text_and_nothing_outside_them_is_served(make_sweep: MakeSweep) -> None:
+    folder = make_sweep([trial("scope=full", status=Status.FAILED, trial_id="a b")])
+    (folder / "logs" / "a b").mkdir(parents=True)
+    (folder / "logs" / "a b" / "worker-0.log").write_text("<script>alert(1)</script>")
+    with serving(folder) as server:
+        assert 'href="logs/a%20b/worker-0.log"' in get(server, "/").words
+        log = get(server, "/logs/a%20b/worker-0.log")
+        assert log == Answer(200, "<script>alert(1)</script>", "text/plain; charset=utf-8")
+        assert get(server, "/logs/a%20b/").words == "worker-0.log"
+        for path in (
+            "/logs/../sweep.json",
+            "/logs/%2e%2e/sweep.json",
+            "/logs/",
+            "/logs/%00",
+            "/logs//etc/hostname",
+            "/logs/none",
+        ):
+            assert get(server, path).status == 404, path
+
+
+def test_the_command_says_where_and_ends_when_interrupted(make_sweep: MakeSweep) -> None:
+    command = [sys.executable, "-m", "analysis.report", str(make_sweep()), "--watch", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_a_folder_or_port_that_cannot_be_served_is_refused(
+    make_sweep: MakeSweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report.main([str(tmp_path / "none"), "--watch"]) == 2
+    folder = make_sweep()
+    with serving(folder) as server:
+        assert report.main([str(folder), "--watch", "--port", str(server.server_address[1])]) == 2
+    assert report.main([str(folder), "--watch", "--port", "99999"]) == 2
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "there is no folder" in first
+    assert "cannot be served" in second
+    assert "port 99999" in third
+
+
+def test_a_port_without_watching_is_refused(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        report.main([str(make_sweep()), "--port", "0"])
+    assert refused.value.code == 2
+    assert "--watch" in capsys.readouterr().err
+
+
+@pytest.mark.browser
+def test_an_open_page_shows_a_new_trial_and_keeps_what_was_chosen(chromium: str, make_sweep: MakeSweep) -> None:
+    folder = make_sweep()
+    with serving(folder) as server, sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.url)
+        page.get_by_text("peak memory", exact=True).first.click()
+        page.locator("#filter").fill("dynamic=mark")
+        page.locator("#filter").blur()
+        append(folder, trial("scope=full,mode=max-autotune,dynamic=mark", 5000, 1, trial_id="new"))
+        sync_api.expect(page.locator("#trials tbody")).to_contain_text("5,000", timeout=20_000)
+        assert page.locator("#filter").input_value() == "dynamic=mark"
+        assert page.get_by_role("radio", name="peak memory").is_checked()
+        assert errors == []
+        browser.close()
