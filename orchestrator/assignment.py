@@ -43,6 +43,8 @@ class TrialPlan:
     """Whether what Dynamo traced is kept too."""
     restores: bool = False
     """Whether a trial begins with what others left there."""
+    prunes: bool = False
+    """Whether a trial may be told to stop early."""
     warm_start: bool = False
     """Whether a trial only starts from its setting's own artifacts, instead of measuring it."""
 

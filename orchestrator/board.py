@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -18,6 +18,15 @@ NAMESPACE = "compile-sweep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """That a trial is to stop, and why; plain values, because they cross processes."""
+
+    label: str
+    reason: str
+    bounds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """One running trial, by the head's clock."""
 
@@ -28,6 +37,10 @@ class Progress:
     elapsed_s: float
     neighbours: int
     """Other trials that had a worker on one of its hosts at some time of its warm-up."""
+    early: Mapping[str, float] = field(default_factory=dict)
+    """Figures after the first timed pass, by name; empty before."""
+    ended_by: Ending | None = None
+    """Why it was told to stop, if it was."""
 
 
 @dataclass(slots=True)
@@ -38,6 +51,8 @@ class _Running:
     began: float
     hosts: set[str] = field(default_factory=set)
     neighbours: set[str] = field(default_factory=set)
+    early: Mapping[str, float] = field(default_factory=dict)
+    ended_by: Ending | None = None
 
 
 class Board:
@@ -64,6 +79,20 @@ class Board:
             trial.phase, trial.since = phase, time.monotonic()
             self._meet()
 
+    def measure(self, trial_id: str, early: Mapping[str, float]) -> None:
+        """A trial's worker 0 has done its first timed pass."""
+        if trial_id in self._running:
+            self._running[trial_id].early = dict(early)
+
+    def stop(self, trial_id: str, ending: Ending) -> None:
+        """Tells a trial to stop, which its worker 0 asks now and then; the first word stands."""
+        if trial_id in self._running and self._running[trial_id].ended_by is None:
+            self._running[trial_id].ended_by = ending
+
+    def ending(self, trial_id: str) -> Ending | None:
+        """Whether a trial is to stop."""
+        return self._running[trial_id].ended_by if trial_id in self._running else None
+
     def end(self, trial_id: str) -> None:
         """A trial is over."""
         self._running.pop(trial_id, None)
@@ -79,6 +108,8 @@ class Board:
                 in_phase_s=now - trial.since,
                 elapsed_s=now - trial.began,
                 neighbours=len(trial.neighbours),
+                early=trial.early,
+                ended_by=trial.ended_by,
             )
             for trial_id, trial in self._running.items()
         ]

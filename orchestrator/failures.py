@@ -36,6 +36,7 @@ class Label(StrEnum):
     WORKER_DIED = "worker-died"
     TRIAL_DIED = "trial-died"
     NOT_WARM = "not-warm"
+    DOMINATED = "dominated"
 
 
 _INFEASIBLE = {
@@ -177,7 +178,14 @@ def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str
     return _verdict(Label.TRIAL_DIED, f"the trial's own process failed: {_sentence(error_text)}")
 
 
+def judge_stop(label: Label, reason: str) -> Verdict:
+    """A trial that was stopped because going on was not worth it."""
+    return _verdict(label, reason)
+
+
 def _verdict(label: Label, reason: str) -> Verdict:
+    if label is Label.DOMINATED:
+        return Verdict(status=Status.STOPPED, label=label, reason=reason)
     return Verdict(status=Status.INFEASIBLE if label in _INFEASIBLE else Status.FAILED, label=label, reason=reason)
 
 

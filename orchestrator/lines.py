@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from orchestrator.errors import RecordsError
 
@@ -94,6 +94,35 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
         fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
         text = log.read()
     return list(_records(path, text, parse, what))
+
+
+class Tail(Generic[Record]):
+    """Follows a log, reading each line once, however long the log.
+
+    Args:
+        path: the log.
+        parse: makes a record of a line.
+        what: a line is, for the complaint.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[str], Record], what: str) -> None:
+        self._path, self._parse, self._what = path, parse, what
+        self._offset = 0
+
+    def fresh(self) -> list[Record]:
+        """The records that were added since the last call, in order; all of them at the first.
+
+        Raises:
+            RecordsError: a new line is not a whole record.
+        """
+        if not self._path.exists() or self._path.stat().st_size == self._offset:
+            return []
+        with self._path.open("rb") as log:
+            fcntl.flock(log, fcntl.LOCK_SH)
+            log.seek(self._offset)
+            added = log.read()
+        self._offset += len(added)
+        return list(_records(self._path, added.decode("utf-8", "replace"), self._parse, self._what))
 
 
 def _records(path: Path, text: str, parse: Callable[[str], Record], what: str) -> Iterator[Record]:

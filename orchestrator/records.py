@@ -35,6 +35,9 @@ class Status(StrEnum):
     FAILED = "failed"
     """The attempt broke for a reason that says nothing certain about the setting: an exception, a dead worker."""
 
+    STOPPED = "stopped"
+    """Nothing went wrong: the attempt was stopped because at best it would not have been worth having; `bounds` says how good."""
+
 
 class Caches(StrEnum):
     """What compile caches the trial began with."""
@@ -78,6 +81,8 @@ class TrialRecord:
     """ISO 8601 with its UTC offset."""
     wall_s: float = 0.0
     """Seconds the whole attempt took, worker start included."""
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Of an attempt that was stopped early, the best its figures could have become, by name; see `pruning.py`."""
     compile_s: float | None = None
     """Warm-up seconds less what its steps take once nothing is left to compile."""
     compile_phases_s: dict[str, float] = field(default_factory=dict)
@@ -261,6 +266,11 @@ def read(folder: Path) -> list[TrialRecord]:
         RecordsError: a line is not a whole record; says which, and that those before it are intact.
     """
     return lines.read(folder / TRIALS_FILE, TrialRecord.from_json, "trial")
+
+
+def follow(folder: Path) -> lines.Tail[TrialRecord]:
+    """What reads the folder's trials as they are recorded, each once."""
+    return lines.Tail(folder / TRIALS_FILE, TrialRecord.from_json, "trial")
 
 
 def read_warm_starts(folder: Path) -> list[WarmStart]:

@@ -28,7 +28,7 @@ from orchestrator import records
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Progress, find_board, find_progress
 from orchestrator.config import REDIS
-from orchestrator.failures import Death, Verdict, judge_death, judge_measurement, judge_warm_start
+from orchestrator.failures import Death, Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
 from orchestrator.pressure import is_contended
 from orchestrator.watchdog import MARKER, kill_marked
 from orchestrator.worker import MeasurementFailed, train_loop
@@ -55,7 +55,7 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
             phase=progress.phase if progress else None,
             started_at=started_at,
             wall_s=time.monotonic() - began,
-            figures=_figures(measurement, assignment.plan, progress.neighbours if progress else 0),
+            figures=_figures(measurement, assignment.plan, progress) | _bounds(verdict, progress),
         )
         records.append(Path(assignment.plan.folder), record)
     finally:
@@ -83,6 +83,8 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
             return measurement, judge_warm_start(measurement), progress
         claims_cudagraphs = assignment.settings.claims_cudagraphs
         return measurement, judge_measurement(measurement, claims_cudagraphs=claims_cudagraphs), progress
+    if progress is not None and progress.ended_by is not None and _worker_exception(error) is None:
+        return None, judge_stop(Label(progress.ended_by.label), progress.ended_by.reason), progress
     return None, judge_death(_death(plan, error, progress)), progress
 
 
@@ -128,9 +130,10 @@ def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> d
     }
 
 
-def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, neighbours: int) -> dict[str, Any]:
+def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: Progress | None) -> dict[str, Any]:
     if measurement is None:
         return {}
+    neighbours = progress.neighbours if progress else 0
     figures = {**measurement, "contended": is_contended(neighbours, measurement["cpu_pressure"])}
     if plan.warm_start:
         return figures
@@ -145,6 +148,12 @@ def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, neighbours:
         "graph_breaks": len(figures["graph_break_reasons"]),
         "recompiles": len(figures["recompile_reasons"]),
     }
+
+
+def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:
+    """What is known of a trial that was stopped."""
+    ending = progress.ended_by if progress else None
+    return {"bounds": dict(ending.bounds)} if ending and verdict.reason == ending.reason else {}
 
 
 def _death(plan: TrialPlan, error: Exception | None, progress: Progress | None) -> Death:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,17 @@ import ray.train
 
 from orchestrator import cores, environment, watchdog
 from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.board import find_board
+from orchestrator.board import Ending, find_board
 from orchestrator.folder import now
 from orchestrator.pressure import PressureGauge
 from orchestrator.sharing import Sharing
 from workloads.phases import Phase
+
+STOP_POLL_S = 1.0
+"""How often a worker asks whether its trial is to stop."""
+
+_STOPPED_EXIT = 75
+"""Exit code of a worker that was told to stop; only for people who look."""
 
 
 class MeasurementFailed(Exception):
@@ -109,6 +116,13 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         if phase is Phase.WARMING_UP:
             gauge.start()
 
+    def on_early(early: dict[str, float]) -> None:
+        if rank == 0:  # workers step in lockstep, so the group's rates are worker 0's times their number
+            rates = {name: early[name] * plan.num_workers for name in ("samples_per_s", "tokens_per_s")}
+            ray.get(board.measure.remote(assignment.trial_id, early | rates))
+
+    if rank == 0 and plan.prunes:
+        _heed_the_board(assignment.trial_id, log)
     workload = load_workload(plan.workload)(plan.size, plan.seed)
     device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
     sharing = Sharing(assignment, workload, rank)
@@ -118,7 +132,15 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         if plan.warm_start:
             measured = restart(workload, assignment.settings, device=device, rank=rank, on_phase=on_phase)
         else:
-            measured = measure(workload, assignment.settings, device=device, rank=rank, pipeline=plan.pipeline, on_phase=on_phase)
+            measured = measure(
+                workload,
+                assignment.settings,
+                device=device,
+                rank=rank,
+                pipeline=plan.pipeline,
+                on_phase=on_phase,
+                on_early=on_early,
+            )
     return {
         **measured.to_dict(),
         **sharing.figures(measured),
@@ -127,6 +149,29 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,
     }
+
+
+def _heed_the_board(trial_id: str, log: IO[str]) -> None:
+    """Ends this process, and by that the trial, once the board says so; compilers it started are the reaper's to end.
+
+    A thread, so a compiler that holds the GIL puts it off; the trial's deadlines, which need no GIL, still hold.
+    """
+    board = find_board()
+
+    def watch() -> None:
+        while True:
+            time.sleep(STOP_POLL_S)
+            try:
+                asked: Any = board.ending.remote(trial_id)
+                ending: Ending | None = ray.get(asked, timeout=10 * STOP_POLL_S)
+            except Exception:  # without a board nobody stops trials
+                return
+            if ending is not None:
+                log.write(f"{now()} {ending.reason}\n")
+                log.flush()
+                os._exit(_STOPPED_EXIT)
+
+    threading.Thread(target=watch, name="heeds-the-board", daemon=True).start()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from orchestrator.failures import (
     Verdict,
     judge_death,
     judge_measurement,
+    judge_stop,
     judge_trial_death,
     judge_warm_start,
 )
@@ -38,6 +39,7 @@ STATUSES = {
     Label.WORKER_DIED: Status.FAILED,
     Label.TRIAL_DIED: Status.FAILED,
     Label.NOT_WARM: Status.FAILED,
+    Label.DOMINATED: Status.STOPPED,
 }
 """Written out a second time on purpose: whether a setting is to blame is not to change unnoticed."""
 
@@ -187,7 +189,7 @@ def test_a_start_that_found_something_in_its_caches_was_warm() -> None:
 
 
 def test_every_label_is_met_above_and_has_a_status() -> None:
-    met = {label for label, _, _ in (*MEASURED, *DEATHS)} | {Label.TRIAL_DIED, Label.NOT_WARM}
+    met = {label for label, _, _ in (*MEASURED, *DEATHS)} | {Label.TRIAL_DIED, Label.NOT_WARM, Label.DOMINATED}
     assert met == set(Label) == set(STATUSES)
 
 
@@ -264,3 +266,8 @@ def test_a_long_message_is_cut() -> None:
     assert verdict.reason is not None
     assert len(verdict.reason) < 400
     assert "…" in verdict.reason
+
+
+def test_a_trial_that_was_stopped_failed_of_nothing_and_one_given_up_is_to_blame() -> None:
+    check(judge_stop(Label.DOMINATED, "stopped: it had nothing to gain"), Label.DOMINATED, ["nothing to gain"])
+    check(judge_stop(Label.COMPILE_DEADLINE, "given up"), Label.COMPILE_DEADLINE, ["given up"])
