@@ -147,7 +147,7 @@ def _main_figures(trial: pd.Series) -> list[str]:
 def _certainty(uncertain: pd.DataFrame, index: object) -> list[str]:
     if index not in uncertain.index:
         return []
-    return [f"{percent(uncertain.at[index, 'front_probability'])} sure to be on it"]
+    return [f"on it in {percent(uncertain.at[index, 'front_probability'])} of draws"]
 
 
 def _said(recommended: list[str], found: list[str]) -> list[str]:

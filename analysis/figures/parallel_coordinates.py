@@ -28,6 +28,8 @@ _OUTCOMES = {"compile_s": "compile s", "peak_memory_bytes": "peak GiB", "samples
 """Columns of what a setting came to → the axis's title; the compile time's is logarithmic."""
 _NONE = "none"
 _HEIGHT_PX = 460
+_AXIS_PX = 96
+"""Room that an axis with its labels needs; a page with less lets the chart scroll."""
 
 
 class Axis(NamedTuple):
@@ -117,7 +119,7 @@ def parallel_figure(info: ParallelInfo) -> go.Figure:
         chart.add_annotation(empty_note("There are no two settings to compare."))
         return chart
     chart.update_layout(
-        meta={"kind": "parallel"},
+        meta={"kind": "parallel", "min_width": _AXIS_PX * len(info.axes)},
         height=_HEIGHT_PX,
         margin={"l": 70, "r": 70, "t": 70, "b": 24},
         showlegend=False,

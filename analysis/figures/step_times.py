@@ -62,7 +62,7 @@ def step_times_figure(info: StepTimesInfo) -> go.Figure:
         info: what `step_times_info` returned.
     """
     names = [
-        RowName(row.settings_label, f"{figure(row.median_ms, 'ms')} of {row.num_steps} steps", row.on_front) for row in info.rows
+        RowName(row.settings_label, f"{figure(row.median_ms, 'ms')}, {row.num_steps} steps", row.on_front) for row in info.rows
     ]
     chart = rows_figure(
         names, x_title="time of a step (milliseconds)", nothing="No usable trial holds its timed steps.", has_legend=False

@@ -59,11 +59,13 @@ const fitFront = (element, figure) => {
   return { data: figure.data, layout };
 };
 
+const withoutTags = (text) => text.replace(/<[^>]*>/g, "");
+
 const broken = (text, most) => {
   const lines = [];
   for (const word of text.split(" ")) {
     const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
-    if (lines.length && longer.replace(/<[^>]*>/g, "").length <= most) lines[lines.length - 1] = longer;
+    if (lines.length && withoutTags(longer).length <= most) lines[lines.length - 1] = longer;
     else lines.push(word);
   }
   return lines;
@@ -75,10 +77,12 @@ const outlined = (trace) => (
 const fitRows = (element, figure) => {
   const layout = framed(element, figure);
   let data = figure.data.map(outlined);
-  if (isNarrow(element)) { // names take several lines, so places become pixels
+  const charWidth = 6.8; // px
+  const longest = Math.max(0, ...(figure.layout.annotations || []).map((one) => withoutTags(one.text).length));
+  if (isNarrow(element) || longest * charWidth > widthOf(element) - 40) { // names take several lines, so places become pixels
     const [drawn, lineHeight, gap] = [18, 15, 14];
     const share = 0.42; // of a row that is drawn in; as in setting_rows.py
-    const names = figure.layout.annotations.map((one) => broken(one.text, Math.floor(widthOf(element) / 6.8)));
+    const names = figure.layout.annotations.map((one) => broken(one.text, Math.floor((widthOf(element) - 20) / charWidth)));
     let bottom = 0;
     const middles = names.map((lines) => {
       bottom += lines.length * lineHeight + drawn + gap;
@@ -92,7 +96,8 @@ const fitRows = (element, figure) => {
     layout.annotations = figure.layout.annotations.map((one, place) => (
       { ...one, text: names[place].join("<br>"), y: middles[place] - drawn / 2, font: { size: 12 } }));
     layout.yaxis = { ...layout.yaxis, range: [bottom, 0] };
-    layout.margin = { ...layout.margin, l: 4, r: 8, t: layout.showlegend === false ? 6 : 84 };
+    const room = isNarrow(element) ? { l: 4, r: 8, t: 84 } : { t: 64 };
+    layout.margin = { ...layout.margin, ...room, ...(layout.showlegend === false ? { t: 6 } : {}) };
     layout.height = bottom + layout.margin.t + layout.margin.b;
   }
   return { data, layout };
@@ -110,7 +115,11 @@ const fitLanes = (element, figure) => {
 const fitParallel = (element, figure) => {
   const layout = framed(element, figure);
   const page = color("--page");
-  layout.annotations = figure.layout.annotations.map((one) => ({ ...one, bgcolor: page, borderpad: 0, font: { ...one.font, color: color("--ink") } }));
+  const isTight = widthOf(element) < figure.layout.meta.min_width; // as on paper, which does not scroll
+  layout.annotations = figure.layout.annotations.map((one) => ({
+    ...one, bgcolor: page, borderpad: 0, font: { size: isTight ? 8 : one.font.size, color: color("--ink") },
+    ...(isTight && one.text.startsWith("<b>") ? { textangle: -25 } : {}),
+  }));
   const shown = shownKeys();
   const data = figure.data.map((trace) => (
     shown && !shown.has(trace.meta) ? { ...trace, opacity: 0.07, hoverinfo: "skip" } : trace));
@@ -119,7 +128,7 @@ const fitParallel = (element, figure) => {
 
 const fitPlain = (element, figure) => {
   const layout = framed(element, figure);
-  if (isNarrow(element)) layout.margin = { ...layout.margin, l: 54, r: 10 };
+  if (isNarrow(element)) layout.margin = { ...layout.margin, l: 54, r: 18 };
   return { data: figure.data, layout };
 };
 

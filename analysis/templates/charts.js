@@ -124,7 +124,9 @@ const setUpCharts = (figures) => {
     charts.push(new Chart(main, () => figures[`front ${price()} ${gain()}`]));
   }
   for (const element of document.querySelectorAll(".chart[data-figure]")) {
-    charts.push(new Chart(element, () => figures[element.dataset.figure]));
+    const figure = figures[element.dataset.figure];
+    element.style.minWidth = `${figure.layout.meta?.min_width ?? 0}px`;
+    charts.push(new Chart(element, () => figure));
   }
 };
 
