@@ -25,7 +25,7 @@ _POPULATION = 10
 """Settings of a generation of NSGA-II; Optuna's 50 would leave a sweep of some dozens nothing but its random start."""
 
 _ASKS = 5
-"""How often a sampler is asked again that answers with what was tried, before the nearest untried candidate is taken."""
+"""How often a sampler that leaves much to chance is asked, while it answers with what was tried; one of flat space, once."""
 
 
 def tpe(seed: int) -> optuna.samplers.BaseSampler:
@@ -86,7 +86,7 @@ class Asking:
     def propose(self) -> CompileSettings | None:
         if not len(self._untried):
             return None
-        for _ in range(_ASKS):
+        for _ in range(_ASKS if self._conditional else 1):
             trial = self._study.ask()
             index = self._suggested(trial)
             if index in self._untried:

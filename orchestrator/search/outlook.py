@@ -92,8 +92,10 @@ class Outlook:
         """Learns from a finished attempt; a later one at the same setting replaces it."""
         key = str(record["settings_key"])
         setting = self._under_way.pop(key, None) or CompileSettings.parse(key)
-        losses = self._aims.losses(record)
-        bounded = tuple(figure(record, constraint.name) for constraint in self._aims.constraints)
+        # Of an attempt that was stopped when it had been timed, bounds are the figures, nearly.
+        told = {**record, **(record.get("bounds") or {})}
+        losses = self._aims.losses(told)
+        bounded = tuple(figure(told, constraint.name) for constraint in self._aims.constraints)
         numbers = None if losses is None else (*losses, *bounded)
         is_usable = self._aims.is_usable(record)
         self._results.pop(key, None)  # so that the latest comes last
@@ -160,8 +162,8 @@ class Outlook:
     def _failure(record: Record, *, has_figures: bool) -> float:
         if record["status"] == Status.OK:
             return 0.0
-        # One that broke, or was too noisy to rank, after it had all its figures says nothing certain of the setting.
-        return _USUAL_FAILURES if record["status"] == Status.FAILED and has_figures else 1.0
+        # With all its figures, one that was stopped is no failure, and one that broke or was too noisy says nothing certain.
+        return _USUAL_FAILURES if record["status"] != Status.INFEASIBLE and has_figures else 1.0
 
     def _remembered(self) -> list[_Result]:
         results = list(self._results.values())

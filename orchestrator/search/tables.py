@@ -22,7 +22,7 @@ from orchestrator.search.learning import Origin
 from orchestrator.search.stopping import gpu_s
 from workloads.settings import CompileSettings
 
-_LEFT_OUT = ("step_ms", "eager_step_ms", "numerics", "source", "perf_hints", "graph_break_reasons", "recompile_reasons")
+_LEFT_OUT = ("step_ms", "numerics", "source", "perf_hints", "graph_break_reasons", "recompile_reasons")
 """Fields that make most of a record and that no search looks at."""
 
 _SWEEP = "give the folder that `python -m orchestrator.sweep` wrote"
@@ -94,6 +94,7 @@ def write_table(sweep: Path, folder: Path) -> Table:
     for record in records.standing(records.read(sweep)).values():
         values = json.loads(record.to_json())
         values["settings"] = CompileSettings.from_dict(record.settings).fields_that_apply()
+        values["eager_step_ms"] = [round(step, 2) for step in values["eager_step_ms"]]
         lines.append({name: value for name, value in values.items() if name not in _LEFT_OUT and value not in (None, [], {})})
     _replace(folder / TRIALS_FILE, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     if (sweep / WARM_STARTS_FILE).is_file():

@@ -1,50 +1,17 @@
-"""The thin Tune searcher around a proposer, and the reader of new records that teaches it. The only part that knows Ray."""
+"""The thin Tune searcher around a proposer: the only part of the search that knows Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, cast
 
 from ray.tune.search import Searcher
 
 from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.errors import RecordsError
-from orchestrator.records import TRIALS_FILE, TrialRecord
+from orchestrator.records import TrialRecord
 from orchestrator.search.proposer import Proposer
 from workloads.settings import CompileSettings
-
-
-class NewRecords:
-    """Reads what was appended to a sweep's log of trials since the last time.
-
-    Args:
-        folder: the sweep's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / TRIALS_FILE
-        self._read = 0
-
-    def __call__(self) -> list[TrialRecord]:
-        """The records that are new, in order; a line that is still being written waits for the next time.
-
-        Raises:
-            RecordsError: a line is no record.
-        """
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as log:
-            log.seek(self._read)
-            whole, _, _ = log.read().rpartition(b"\n")
-        if not whole:
-            return []
-        self._read += len(whole) + 1
-        try:
-            return [TrialRecord.from_json(line.decode("utf-8", "replace")) for line in whole.split(b"\n")]
-        except RecordsError as error:
-            raise RecordsError(f"{self._path}: {error}") from None
 
 
 class ProposingSearcher(Searcher):
@@ -59,7 +26,7 @@ class ProposingSearcher(Searcher):
         plan: what all trials have in common.
         new_trial_id: makes an identifier no other attempt of the folder has.
         may_start: asked of each proposal; one that may not start is passed over.
-        new_records: those appended since it was last called.
+        new_records: those appended to the folder since it was last called.
         enough: asked before each proposal whether the search has ended; the proposer knows all new records then.
     """
 

@@ -1,0 +1,168 @@
+"""The project's own proposer, and what it expects."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, write_sweep
+
+from orchestrator.objectives import Aims
+from orchestrator.search import Candidates, Outlook, Searcher
+from orchestrator.search.design import designed, good_elsewhere
+from orchestrator.search.gain import GainPerSecond
+from orchestrator.search.surrogate import Posterior, Scale, likeness
+from orchestrator.search.tables import read_table
+from orchestrator.simulate import Ground, replays
+from workloads.settings import CompileSettings, Scope
+
+AIMS = Aims.parse()
+
+
+def test_it_begins_with_eager_known_good_ones_and_one_of_each_scope_and_strategy() -> None:
+    candidates = Candidates(settings_of_a_grid(100))
+    guessed_s = [1.0 if s.scope is Scope.REGIONAL else 5.0 for s in candidates.settings]
+    good = [candidates.settings[50], CompileSettings.parse("scope=full,autocast=fp16")]
+    first = [candidates.settings[index] for index in designed(candidates, guessed_s, good, seed=1)]
+    assert [s.scope for s in first[:2]] == [Scope.EAGER, Scope.EAGER]
+    assert {s.padding for s in first[:2]} == {"max", "longest"}
+    assert first[2] == good[0], "known good ones that are no candidates are left out"
+    assert {s.scope for s in first} == set(Scope)
+    assert {s.dynamic for s in first} == {s.dynamic for s in candidates.settings}
+    assert len(first) == len(set(first)) <= 2 + 1 + 7
+
+
+def test_what_is_known_from_a_workload_is_no_news_to_itself() -> None:
+    good = {"a base": ["scope=full"], "b tiny": ["scope=regional"]}
+    assert [s.scope for s in good_elsewhere("a base", good)] == [Scope.REGIONAL]
+    assert len(good_elsewhere("my.module:Mine large")) > len(good_elsewhere("captioning base"))
+
+
+def test_likeness_falls_with_every_field_that_differs() -> None:
+    codes = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 1], [-1, 0, 0]], dtype=np.int32)
+    (one,) = likeness(codes[:1], codes)
+    assert one[0] == 1.0
+    assert list(one[:4]) == sorted(one[:4], reverse=True)
+    assert one[4] < 1, "an unknown value is like no other"
+    assert np.linalg.eigvalsh(likeness(codes[:4], codes[:4])).min() > 0
+
+
+def test_predictions_agree_with_what_was_seen_and_are_unsure_elsewhere() -> None:
+    codes = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.int32)
+    figures = np.array([100.0, 200.0, 300.0])
+    scale = Scale.of(figures)
+    posterior = Posterior(codes[:3], codes, np.ones(3, dtype=bool))
+    predicted = scale.figures(posterior.mean(scale.modelled(figures)))
+    assert predicted[:3] == pytest.approx(figures, rel=0.02)
+    assert predicted[3] > 300, "each field's effect is expected under the other's value"
+    assert posterior.deviation[3] > 5 * posterior.deviation[:3].max()
+
+
+@pytest.mark.parametrize("figures", [[0.0, 0.0], [-3.0, 0.0, 5.0], [1e10, 2e10], [7.0]])
+def test_any_figures_have_a_scale(figures: list[float]) -> None:
+    scale = Scale.of(np.array(figures))
+    assert scale.figures(scale.modelled(np.array(figures))) == pytest.approx(figures)
+
+
+def test_a_setting_like_one_under_way_promises_less_news() -> None:
+    settings = settings_of_a_grid(40)
+    candidates, rows = Candidates(settings), rows_of(recorded(settings))
+    outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+    for row in list(rows.values())[:8]:
+        outlook.tell(row)
+    asked = np.arange(8, 40)
+    before = outlook.expected(asked).gains
+    under_way = int(asked[before.argmax()])
+    outlook.begin(candidates.settings[under_way])
+    assert outlook.expected(asked).gains.max() < before.max()
+
+
+def test_the_time_of_a_trial_is_learnt_from_records() -> None:
+    settings = settings_of_a_grid(64)
+    candidates, rows = Candidates(settings), rows_of(recorded(settings))
+    outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+    for key in candidates.keys[:32]:
+        outlook.tell(rows[key])
+    expected = outlook.expected(np.arange(32, 64)).wall_s
+    true = np.array([rows[key]["wall_s"] for key in candidates.keys[32:]])
+    assert np.median(np.abs(np.log(expected / true))) < 0.25
+    guess = np.array(outlook.guessed_s[32:])
+    assert np.median(np.abs(np.log(expected / true))) < np.median(np.abs(np.log(guess / true)))
+
+
+def test_a_constraint_keeps_it_from_what_would_break_it() -> None:
+    settings = settings_of_a_grid(64)
+    candidates, rows = Candidates(settings), rows_of(recorded(settings))
+    outlook = Outlook(candidates, Aims.parse(["samples_per_s:max"], ["compile_s<=40"]), max_length=MAX_LENGTH)
+    for key in candidates.keys[:24]:
+        outlook.tell(rows[key])
+    gains = outlook.expected(np.arange(24, 64)).gains
+    scopes = np.array([candidates.settings[index].scope for index in range(24, 64)])
+    assert gains[scopes == "regional"].max() > 3 * gains[scopes == "full"].max()
+
+
+def test_what_is_left_to_gain_falls_to_nothing_and_its_bound_is_one() -> None:
+    settings = settings_of_a_grid(40)
+    rows = rows_of(recorded(settings))
+    proposer = GainPerSecond(Candidates(settings), AIMS, max_length=MAX_LENGTH)
+    assert proposer.left().by_one == np.inf
+    seen = []
+    while (setting := proposer.propose()) is not None:
+        proposer.tell(rows[setting.key])
+        seen.append(proposer.left())
+    assert all(left.by_one <= left.at_most for left in seen)
+    assert seen[-1] == (0.0, 0.0)
+    assert seen[-5].at_most < 0.1 * seen[5].at_most
+
+
+def test_a_stopped_trial_teaches_by_its_bounds_and_is_no_failure() -> None:
+    candidates = Candidates([CompileSettings.parse(f"scope={scope}") for scope in ("regional", "modular", "full")])
+
+    def best_gain(record: dict[str, object]) -> float:
+        outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+        base = {"samples_per_s": 900.0, "compile_s": 10.0, "peak_memory_bytes": 2**34}
+        outlook.tell({"settings_key": candidates.keys[0], "status": "ok", "wall_s": 60.0, **base})
+        outlook.tell({"settings_key": candidates.keys[1], "wall_s": 60.0, **record})
+        return float(outlook.expected(np.array([2])).gains[0])
+
+    slower = {"samples_per_s": 700.0, "compile_s": 60.0, "peak_memory_bytes": 2**34}
+    assert best_gain({"status": "stopped", "bounds": slower}) > best_gain({"status": "stopped", "bounds": {"compile_s": 60.0}})
+    assert best_gain({"status": "stopped", "bounds": slower}) > best_gain({"status": "infeasible"})
+
+
+def test_it_needs_a_quarter_of_the_cost_on_tables_like_recorded_ones_and_less_than_chance(
+    tmp_path: Path,
+) -> None:
+    shares, by_chance = [], []
+    for number in range(6):
+        done = recorded(settings_of_a_grid(64, seed=number), seed=number)
+        ground = Ground(read_table(write_sweep(tmp_path / f"table {number}", done)), AIMS)
+        shares.append(statistics.median(r.share_to(0.98) for r in replays(ground, Searcher.GAIN, 3, enough=0.98)))
+        by_chance.append(statistics.median(r.share_to(0.98) for r in replays(ground, Searcher.RANDOM, 9, enough=0.98)))
+    assert statistics.median(shares) <= 0.25
+    assert sum(own < chance for own, chance in zip(shares, by_chance, strict=True)) >= 5
+
+
+@pytest.mark.slow
+def test_the_time_of_a_proposal_stays_flat_over_thousands_of_trials() -> None:
+    base = settings_of_a_grid(150)
+    settings = [
+        CompileSettings.from_dict({**s.fields_that_apply(), "group_window": window}) for s in base for window in range(1, 21)
+    ]
+    like = rows_of(recorded(base))
+    rows = {
+        s.key: {**row, "settings_key": s.key}
+        for s, row in zip(settings, (r for r in like.values() for _ in range(20)), strict=True)
+    }
+    proposer = GainPerSecond(Candidates(settings), AIMS, max_length=MAX_LENGTH)
+    took = []
+    for _ in range(2000):
+        began = time.process_time()
+        setting = proposer.propose()
+        assert setting is not None
+        proposer.tell(rows[setting.key])
+        took.append(time.process_time() - began)
+    assert statistics.median(took[1500:]) < 2 * statistics.median(took[300:800])
