@@ -81,9 +81,9 @@ RULES = (
         is_free=lambda importer: _within(importer, "analysis.figures", "analysis.report", "analysis.picture"),
     ),
     Rule(
-        name="optuna is imported only in the search",
+        name="optuna is imported only in the search and for attribution",
         targets=("optuna",),
-        is_free=lambda importer: _within(importer, "orchestrator.search"),
+        is_free=lambda importer: _within(importer, "orchestrator.search", "analysis.attribution"),
     ),
 )
 
