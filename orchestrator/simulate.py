@@ -10,7 +10,7 @@ import heapq
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -22,21 +22,16 @@ from rich.table import Table as Printed
 from orchestrator import cli
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Aims, Losses, Record, front, reference_point
+from orchestrator.pruning import Prune, replayed
 from orchestrator.search.design import good_elsewhere
 from orchestrator.search.hypervolume import hypervolume
 from orchestrator.search.named import Searcher, make_proposer
 from orchestrator.search.proposer import Proposer
 from orchestrator.search.stopping import Budget, Spending, StableFront
 from orchestrator.search.tables import Table, read_table
+from workloads.settings import CompileSettings
 
 PROG = "python -m orchestrator.simulate"
-
-Prune = Callable[[Record, Sequence[Record]], Record | None]
-"""When a policy would have stopped a trial.
-
-Given the recorded row of a setting and the rows of what finished before, as they were replayed, it returns the row as it would
-have been recorded, stopped, with the seconds until then as `wall_s`; or None to let the trial finish.
-"""
 
 
 class Step(NamedTuple):
@@ -150,19 +145,13 @@ def replays(
     budget: Budget | None = None,
     rule: StableFront | None = None,
     prune: Prune | None = None,
+    known_good: Sequence[CompileSettings] = (),
 ) -> list[Replay]:
-    """A searcher's replays with the seeds 0, 1, …; settings known to be good are those of other workloads."""
+    """A searcher's replays, with the seeds from 0 on."""
     table = ground.table
     return [
         ground.replay(
-            make_proposer(
-                searcher,
-                table.candidates,
-                ground.aims,
-                max_length=table.max_length,
-                seed=seed,
-                known_good=good_elsewhere(table.workload),
-            ),
+            make_proposer(searcher, table.candidates, ground.aims, max_length=table.max_length, seed=seed, known_good=known_good),
             at_once=at_once,
             enough=enough,
             budget=budget,
@@ -195,6 +184,8 @@ class Options:
     """GPU-seconds after which no further trial starts."""
     at_once: int = 1
     """Trials under way at a time."""
+    prune: bool = False
+    """Stop trials early, as a sweep does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,9 +210,8 @@ def _simulate(options: Options) -> int:
         f"GPU-seconds; hypervolume of {', '.join(map(str, aims.objectives))} from {_point(ground)}",
         soft_wrap=True,
     )
-    printed = Printed(
-        "searcher", f"cost to {options.target:.0%}", "quartiles", "reached it", "hypervolume", "cost", "trials", "sweeps/min"
-    )
+    headings = (f"cost to {options.target:.0%}", "quartiles", "reached", "volume", "cost", "trials", "sweeps/min")
+    printed = Printed("searcher", *headings)
     for searcher in options.searcher:
         began = time.perf_counter()
         ends_early = rule is not None or options.gpu_budget_s is not None
@@ -233,6 +223,8 @@ def _simulate(options: Options) -> int:
             enough=None if ends_early else options.target,
             budget=budget,
             rule=rule,
+            prune=replayed(ground.table.candidates, aims, max_length=ground.table.max_length) if options.prune else None,
+            known_good=good_elsewhere(ground.table.workload),
         )
         per_minute = 60 * len(found) / (time.perf_counter() - began)
         printed.add_row(searcher, *_summary(found, options.target), f"{per_minute:,.0f}")

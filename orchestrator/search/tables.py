@@ -1,19 +1,24 @@
 """Recorded tables: what every setting of a space took and brought, to replay searches on.
 
-A table is a folder like a sweep's: `trials.jsonl` and, with its environment, `sweep.json`. `write_table` makes one of a sweep's
-folder, without what replays do not look at, so that a table of some hundred settings stays well under a megabyte.
+A table is a folder like a sweep's: `trials.jsonl` and, with its environment, `sweep.json`. One is made of a sweep's folder,
+without what replays do not look at, so that a table of some hundred settings stays under a megabyte:
+
+    python -m orchestrator.search.tables SWEEP benchmarks/tables/NAME
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from orchestrator import records
+import tyro
+
+from orchestrator import cli, records
 from orchestrator.errors import RecordsError
 from orchestrator.objectives import Record
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
@@ -21,6 +26,8 @@ from orchestrator.search.candidates import Candidates
 from orchestrator.search.learning import Origin
 from orchestrator.search.stopping import gpu_s
 from workloads.settings import CompileSettings
+
+PROG = "python -m orchestrator.search.tables"
 
 _LEFT_OUT = ("step_ms", "numerics", "source", "perf_hints", "graph_break_reasons", "recompile_reasons")
 """Fields that make most of a record and that no search looks at."""
@@ -106,6 +113,30 @@ def write_table(sweep: Path, folder: Path) -> Table:
     return read_table(folder)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Make a table to replay searches on of a sweep's folder."""
+
+    sweep: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SWEEP")]
+    """The sweep's folder."""
+    table: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
+    """The folder to write."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+
+    def make() -> int:
+        options = cli.parse(Options, PROG, words)
+        table = write_table(options.sweep, options.table)
+        size = sum(file.stat().st_size for file in options.table.iterdir())
+        print(f"{options.table}: {len(table.rows)} settings of {table.workload}, {table.gpu_s:,.0f} GPU-seconds, {size:,} bytes")
+        return 0
+
+    return cli.run(make)
+
+
 def _fields(record: TrialRecord) -> dict[str, Any]:
     return {name: value for name, value in asdict(record).items() if name not in _LEFT_OUT}
 
@@ -122,3 +153,7 @@ def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

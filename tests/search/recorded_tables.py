@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import records
-from orchestrator.records import Status, TrialRecord
 from orchestrator.recipes import grid
+from orchestrator.records import Status, TrialRecord
 from orchestrator.space import Target, choose
 from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 
