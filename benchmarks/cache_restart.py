@@ -44,7 +44,8 @@ GOAL = 12.0
 LIMIT_S = 600.0
 """For one process."""
 
-LOG_TAIL = 2000
+NO_TIME = "no time left"
+LOG_TAIL = 500
 """Characters that are shown of a process that failed."""
 
 PROFILE_LINES, SHOWN_LINES = 40, 12
@@ -132,12 +133,15 @@ def restart(output: Path, plan: Plan) -> list[Table]:
     for setting, precompile in plan.variants():
         variant: dict[str, Any] = {"settings_key": setting.key, "label": setting.label, "precompile": precompile, "runs": {}}
         found.append(variant)
-        for kind, figures in _runs(setting, precompile, plan, ends_at):
-            variant["runs"][str(kind)] = figures
-            variant |= compared(variant["runs"])
+        for kind, told in _runs(setting, precompile, plan, ends_at):
+            if isinstance(told, str):
+                variant["ended"] = f"{kind}: {told}"
+            else:
+                variant["runs"][str(kind)] = told
+                variant |= compared(variant["runs"])
             described = {"workload": plan.workload, "size": plan.size, "steps": plan.steps, "goal": GOAL}
             write_json(output, {"environment": fingerprint().to_dict(), **described, "variants": found})
-            print(f"{_named(variant)}: {kind}: first step {figures['first_step_s']:.2f} s", flush=True)
+            print(f"{_named(variant)}: {kind}: {told if isinstance(told, str) else _first_step(told)}", flush=True)
     return [table(found), *(profile_table(variant) for variant in found if Kind.PROFILE in variant["runs"])]
 
 
@@ -267,8 +271,8 @@ def profile_table(variant: Mapping[str, Any]) -> Table:
     return shown
 
 
-def _runs(setting: CompileSettings, precompile: bool, plan: Plan, ends_at: float) -> Iterator[tuple[Kind, dict[str, Any]]]:
-    """Figures of each process of a variant, as far as time goes and none fails."""
+def _runs(setting: CompileSettings, precompile: bool, plan: Plan, ends_at: float) -> Iterator[tuple[Kind, dict[str, Any] | str]]:
+    """Figures of each process of a variant; ends with why there are none of the next, if it failed or was not done in time."""
     runs: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="compile-sweep-restart-") as scratch:
         for kind in Kind:
@@ -286,14 +290,14 @@ def _runs(setting: CompileSettings, precompile: bool, plan: Plan, ends_at: float
                 result=f"{scratch}/{kind}.json",
             )
             figures = _run(job, Path(scratch) / f"caches-{kind}", ends_at)
-            if figures is None:
+            yield kind, figures
+            if isinstance(figures, str):
                 return
             runs[str(kind)] = figures
-            yield kind, figures
 
 
-def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | None:
-    """What the process of a job wrote; None if it was not done in time, or failed, which is said."""
+def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | str:
+    """What the process of a job wrote, or why it wrote nothing."""
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
@@ -301,22 +305,22 @@ def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | None:
         **({} if job.device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""}),
     }
     began = time.monotonic()
+    if began >= ends_at:
+        return NO_TIME
     command = [sys.executable, "-m", "benchmarks.cache_restart", json.dumps(asdict(job))]
     log = Path(job.result).with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
-        code: int | None = process.wait(max(0.0, min(LIMIT_S, ends_at - began)))
+        code = process.wait(min(LIMIT_S, ends_at - began))
     except subprocess.TimeoutExpired:
-        code = None
+        return NO_TIME
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if code != 0:
-        why = "no time left" if code is None else f"ended with code {code}: {log.read_text(errors='replace')[-LOG_TAIL:]}"
-        print(f"{job.setting}: {job.kind}: {why}", flush=True)
-        return None
+    if code:
+        return f"ended with code {code}: {log.read_text(errors='replace').strip()[-LOG_TAIL:]}"
     figures: dict[str, Any] = json.loads(Path(job.result).read_text())
     return {**figures, "process_s": time.monotonic() - began}
 
@@ -338,6 +342,10 @@ def _spelled(function: tuple[str, int, str]) -> str:
         return name
     short = file.rpartition("site-packages/")[2] if "site-packages/" in file else "/".join(Path(file).parts[-2:])
     return f"{short}:{line} {name}"
+
+
+def _first_step(figures: Mapping[str, Any]) -> str:
+    return f"first step {figures['first_step_s']:.2f} s"
 
 
 def _seconds(value: float | None) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +260,25 @@ def test_precompile_does_every_setting_again() -> None:
     )
     full, regional = settings
     assert list(plan.variants()) == [(full, False), (regional, False), (full, True), (regional, True)]
+
+
+def test_what_failed_or_had_no_time_is_in_the_json(tmp_path: Path) -> None:
+    plan = Plan(
+        settings=(CompileSettings.parse(FULL),),
+        precompile=False,
+        profile=True,
+        workload="no_such_module:Workload",
+        size="only",
+        device=Device.CPU,
+        steps=1,
+        budget_s=100.0,
+    )
+    output = tmp_path / "restart.json"
+    for budget_s, why in ((100.0, "no_such_module"), (1e-9, "cold: no time left")):
+        printed(*cache_restart.restart(output, replace(plan, budget_s=budget_s)))
+        (variant,) = json.loads(output.read_text())["variants"]
+        assert why in variant["ended"]
+        assert variant["runs"] == {}
 
 
 def test_a_route_is_summed_up_by_its_median_and_only_one_node_has_a_goal() -> None:
