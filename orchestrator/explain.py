@@ -52,7 +52,7 @@ def explain(settings: CompileSettings, workload_name: str, size: str, seed: int,
     console.print(f"{settings.label}: {workload_name} ({size}) on {device}", style="bold", markup=False, highlight=False)
     told = {"settings": settings.key, "workload": workload_name, "size": size, "seed": seed, "device": str(device)}
     with tempfile.TemporaryDirectory(prefix="compile-sweep-explain-") as scratch:
-        outcome, death = _run(told, Path(scratch), console)
+        outcome, death = run_alone(told, Path(scratch), console)
         log = (Path(scratch) / "log").read_text(encoding="utf-8", errors="replace")
     if "measurement" not in outcome:
         _say(console, "verdict", [_judged(judge_death(death))])
@@ -70,8 +70,17 @@ def explain(settings: CompileSettings, workload_name: str, size: str, seed: int,
     return 0
 
 
-def _run(told: Mapping[str, Any], scratch: Path, console: Console) -> tuple[dict[str, Any], Death]:
-    """What the measuring process left, and, should that be no measurement, what is known of its end."""
+def run_alone(told: Mapping[str, Any], scratch: Path, console: Console) -> tuple[dict[str, Any], Death]:
+    """Measures in a fresh process with empty caches.
+
+    Args:
+        told: what `workloads.alone` takes.
+        scratch: an empty folder; the process's output is in its file `log` afterwards.
+        console: where to print the phases.
+
+    Returns:
+        What the measuring process left, and, should that be no measurement, what is known of its end.
+    """
     (scratch / "assignment").write_text(json.dumps(told), encoding="utf-8")
     marker = f"explain-{uuid.uuid4().hex[:8]}"
     began = reached_at = time.monotonic()

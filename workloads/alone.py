@@ -1,6 +1,7 @@
 """Measures one setting in a process of its own: `python -m workloads.alone ASSIGNMENT OUTCOME`, both JSON files.
 
-For whoever wants one measurement without a sweep. The phase reached is a line of the file `phase` beside the outcome.
+For whoever wants one measurement without a sweep. The assignment's `protocol` may name fields of `Protocol`. The phase reached
+is a line of the file `phase` beside the outcome.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from workloads.base import Workload, load_workload
-from workloads.measuring import measure
+from workloads.measuring import Protocol, measure
 from workloads.phases import Phase
 from workloads.settings import CompileSettings, Scope
 from workloads.toolchain import warm_cpp_headers
@@ -50,7 +51,8 @@ def _measured(told: dict[str, Any], phase_file: Path) -> dict[str, Any]:
         warm_cpp_headers()
     settings = CompileSettings.parse(told["settings"])
     workload = load_workload(told["workload"])(told["size"], told["seed"])
-    measurement = measure(workload, settings, device=device, on_phase=on_phase)
+    protocol = Protocol(**told.get("protocol", {}))
+    measurement = measure(workload, settings, device=device, protocol=protocol, on_phase=on_phase)
     return {"measurement": measurement.to_dict(), "targets": _targets(workload, settings)}
 
 

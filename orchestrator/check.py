@@ -1,0 +1,213 @@
+"""`python -m orchestrator.check WORKLOAD`: does a workload work under a sweep, what is found in it, and what would a sweep cost?
+
+Each scope runs once in a fresh process with empty caches, for a few steps only: its times are rough, its findings are not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from orchestrator import cli
+from orchestrator.config import Device
+from orchestrator.environment import fingerprint
+from orchestrator.errors import ConfigError
+from orchestrator.estimates import expected_s
+from orchestrator.explain import run_alone
+from orchestrator.failures import Label, judge_death, judge_measurement
+from orchestrator.recipes import RECIPES
+from orchestrator.records import Status, TrialRecord
+from orchestrator.space import Target, choose
+from workloads.base import Workload, load_workload
+from workloads.errors import CompileSweepError, WorkloadError
+from workloads.settings import CompileSettings, Scope
+
+PROG = "python -m orchestrator.check"
+
+SHORT = {"compared_steps": 4, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
+"""Of `workloads.measuring.Protocol`."""
+
+_STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}
+"""Seconds by which a sweep's window and comparison are longer than these."""
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Run a workload eagerly and under each scope, and say what was found and what a sweep would cost."""
+
+    workload: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
+    """A built-in workload's name, or package.module:Class for your own."""
+    size: str | None = None
+    """One of the workload's sizes; by default its first with a GPU and its last without."""
+    device: Device | None = None
+    """cpu or cuda; by default cuda if this machine has a GPU."""
+    scopes: tuple[Scope, ...] = tuple(Scope)
+    """Scopes to try."""
+    backend: str | None = None
+    """A back-end of torch.compile other than Inductor; aot_eager is quick and finds breaks and recompiles all the same."""
+    seed: int = 0
+    """Decides weights and data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What one scope came to."""
+
+    settings: CompileSettings
+    wall_s: float
+    verdict: str
+    """Empty if nothing is wrong."""
+    measurement: Mapping[str, Any] | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 0 if every scope works, 1 if one does not."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return cli.run(lambda: _check(cli.parse(Options, PROG, words)))
+
+
+def _check(options: Options) -> int:
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    environment = fingerprint()
+    device = options.device or (Device.CUDA if environment.gpu else Device.CPU)
+    if device is Device.CUDA and not environment.gpu:
+        raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu")
+    sys.path.insert(0, os.getcwd())  # a user's module is named as it would be imported from here
+    kind = load_workload(options.workload)
+    size = options.size or (kind.sizes[0] if device is Device.CUDA else kind.sizes[-1])
+    workload, facts = _described(kind, size, options.seed)
+    console.print(f"{options.workload} ({size}) on {device}", style="bold")
+    for line in facts:
+        console.print(f"  {line}")
+    target = Target.of(workload, has_gpu=device is Device.CUDA)
+    tried = []
+    for settings in _to_try(options, workload, target):
+        console.print(f"\n{settings.label}", style="bold")
+        told = {"workload": options.workload, "size": size, "seed": options.seed, "device": str(device)}
+        tried.append(_try(settings, {**told, "settings": settings.key, "protocol": SHORT}))
+        for line in _findings(tried[-1]):
+            console.print(f"  {line}")
+    console.print("\na sweep", style="bold")
+    for line in _costs(tried, target, device):
+        console.print(f"  {line}")
+    return 0 if all(one.verdict == "" for one in tried) else 1
+
+
+def _described(kind: type[Workload], size: str, seed: int) -> tuple[Workload, list[str]]:
+    """The workload and what is known of it before anything runs.
+
+    Raises:
+        WorkloadError: it cannot be built; the message says why.
+    """
+    try:
+        workload = kind(size, seed)
+        return workload, list(_facts(workload))
+    except CompileSweepError:
+        raise
+    except Exception as error:  # a user's functions may raise anything
+        raise WorkloadError(f"building the workload failed: {type(error).__name__}: {error}") from error
+
+
+def _facts(workload: Workload) -> Iterator[str]:
+    model = workload.build_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
+    lengths = f"at most {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
+    yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"
+    regions = list(workload.regions(model))
+    kinds = sorted({type(model.get_submodule(name)).__name__ for name in regions})
+    yield f"repeated blocks: {_names(regions)}" + (f" of class {', '.join(kinds)}" if kinds else "")
+    yield f"parts: {_names(list(workload.parts()))}"
+    if workload.max_length > 1:
+        for name in ("", *regions[:1]):
+            yield f"dynamic dimensions of {name or 'the model'}: {_dims(workload.dynamic_dims(name))}"
+    for name, values in workload.options.items():
+        yield f"workload.{name}: {'a whole number' if isinstance(values, type) else ', '.join(map(str, values))}"
+
+
+def _dims(dims: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {'/'.join(map(str, where))}" for name, where in dims.items()) or "none"
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) <= _SHOWN:
+        return ", ".join(names) or "none"
+    return f"{len(names)}, {names[0]} to {names[-1]}"
+
+
+def _to_try(options: Options, workload: Workload, target: Target) -> list[CompileSettings]:
+    """One setting a scope; with marks where there are lengths, for then dynamic dimensions are tried too."""
+    has_regions = bool(workload.regions(workload.build_model()))
+    candidates: list[dict[str, Any]] = []
+    for scope in options.scopes:
+        compiled = scope is not Scope.EAGER
+        if scope is Scope.REGIONAL and not has_regions:
+            continue
+        dynamic = {"dynamic": "mark"} if compiled and target.max_length > 8 else {}
+        candidates.append({"scope": scope, **dynamic, **({"backend": options.backend} if compiled and options.backend else {})})
+    chosen = choose(candidates, target)
+    if chosen.excluded:
+        raise ConfigError(f"{chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
+    return list(chosen.settings)
+
+
+def _try(settings: CompileSettings, told: Mapping[str, Any]) -> Tried:
+    with tempfile.TemporaryDirectory(prefix="compile-sweep-check-") as scratch:
+        outcome, death = run_alone(told, Path(scratch), Console(quiet=True))
+    if "measurement" not in outcome:
+        return Tried(settings=settings, wall_s=death.elapsed_s, verdict=judge_death(death).reason or "it died", measurement=None)
+    found = outcome["measurement"]
+    verdict = judge_measurement(found, claims_cudagraphs=settings.claims_cudagraphs)
+    is_wrong = verdict.label not in (None, Label.UNSTABLE)  # so few steps are never steady
+    reason = f"{verdict.label}: {verdict.reason}" if is_wrong else ""
+    return Tried(settings=settings, wall_s=death.elapsed_s, verdict=reason, measurement=found)
+
+
+def _findings(tried: Tried) -> Iterator[str]:
+    found = tried.measurement
+    if found is None:
+        yield f"does not work: {tried.verdict}"
+        return
+    yield "works" if not tried.verdict else f"not to be used: {tried.verdict}"
+    speed = f", {found['speedup_eager']:.2f} times as fast as eager" if found["speedup_eager"] else ""
+    yield f"about {found['step_ms_median']:.3g} ms a step{speed}; compiles for {found['compile_s']:.1f} s"
+    if tried.settings.scope is Scope.EAGER:
+        return
+    yield f"graphs: {found['graphs']}"
+    for what, name in (("graph break", "graph_break_reasons"), ("recompile", "recompile_reasons")):
+        for text in list(dict.fromkeys(found[name]))[:_SHOWN]:
+            yield f"{what}: {text.splitlines()[0]}"
+
+
+def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[str]:
+    """How long each recipe would take, by the times of the scopes tried."""
+    done = [
+        TrialRecord(
+            trial_id=str(one.settings.scope),
+            settings=one.settings.to_dict(),
+            settings_key=one.settings.key,
+            status=Status.OK,
+            wall_s=one.wall_s + _STEADY_S[device],
+        )
+        for one in tried
+        if one.measurement is not None
+    ]
+    for name, recipe in RECIPES.items():
+        chosen = choose(recipe(target), target).settings
+        minutes = sum(expected_s(settings, target.max_length, done) for settings in chosen) / 60
+        size = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+        yield f"{name}: {len(chosen)} settings, about {size} one after the other"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

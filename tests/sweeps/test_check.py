@@ -1,0 +1,78 @@
+"""`python -m orchestrator.check`: what is said of a workload before any sweep, on real runs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def checked(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.check", *words],
+        cwd=ROOT / "tests",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_sound_workload_is_described_run_and_priced() -> None:
+    done = checked("toy_workloads:Toy", "--backend", "aot_eager", "--scopes", "eager", "regional")
+    assert done.returncode == 0, done.stderr + done.stdout
+    printed = done.stdout
+    assert "batches: 4 of 3 samples, at most 16 tokens long" in printed
+    assert "repeated blocks: body.blocks.0, body.blocks.1, body.blocks.2 of class Block" in printed
+    assert "parts: body, loss" in printed
+    assert "dynamic dimensions of the model: ids 1, labels 1" in printed
+    assert "dynamic dimensions of body.blocks.0: hidden 1" in printed
+    assert printed.count("\n  works\n") == 2
+    assert "graphs: 1" in printed
+    assert "quickstart: 5 settings, about" in printed
+
+
+@pytest.mark.slow
+def test_what_does_not_work_is_said_and_the_exit_code_is_1() -> None:
+    done = checked("toy_workloads:BreaksItsGraph", "--backend", "aot_eager", "--scopes", "full")
+    assert done.returncode == 0, done.stderr + done.stdout  # a break costs time and is no fault
+    assert "graph break: " in done.stdout
+    wrong = checked("toy_workloads:WrongWhenCompiled", "--backend", "aot_eager", "--scopes", "full")
+    assert wrong.returncode == 1
+    assert "not to be used: diverges" in wrong.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["toy_workloads:Toyy"], "is no subclass of workloads.Workload"),
+        (["captoning"], "did you mean captioning?"),
+        (["toy_workloads:Toy", "--size", "huge"], "has no size 'huge'"),
+        (["toy_workloads:Toy", "--backend", "inductr"], "no back-end 'inductr'"),
+        (["toy_workloads:Toy", "--device", "cuda"], "needs a GPU"),
+        (["toy_workloads:Toy", "--scopes", "fulll"], "--scopes"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import replace
+
+    from orchestrator import check
+    from orchestrator.environment import fingerprint
+
+    without = replace(fingerprint(), gpu=None, num_gpus=0)
+    monkeypatch.setattr(check, "fingerprint", lambda: without)
+    monkeypatch.setattr(check, "run_alone", lambda *arguments: pytest.fail("something ran"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert check.main(words) == 2
+    said = capsys.readouterr().err.strip()
+    assert named in said
+    assert len(said.splitlines()) == 1
