@@ -12,8 +12,8 @@ CLOCK_DRIFT_LIMIT = 0.02
 """Share by which the clock may change within a trial before that is worth saying: several times a good interval's width."""
 
 UNMOVED_WIDTH = 0.01
-"""Width of a step's interval over the step below which the trial itself did not drift, whatever its eager reference did: eager steps
-wait for a host that CUDA graphs need not wait for."""
+"""Width of a step's interval over the step below which the trial itself did not drift, whatever its eager reference did: eager
+steps wait for a host that CUDA graphs need not wait for."""
 
 DISAGREEMENT_LIMIT = 0.05
 """Share by which a speed-up over eager in another trial may differ from the one over eager in the same trial, likewise."""
@@ -46,7 +46,11 @@ def remarks(trial: pd.Series) -> list[Remark]:
         )
         found.append(Remark("contended", f"other trials held up its compile{pressure}: compile times are too long"))
     if has_drifted(trial):
-        found.append(Remark(f"drift {percent(trial['clock_drift'])}", "the same eager steps took that much longer at one time than at another"))
+        found.append(
+            Remark(
+                f"drift {percent(trial['clock_drift'])}", "the same eager steps took that much longer at one time than at another"
+            )
+        )
     if trial["pipeline"] is not pd.NA and trial["pipeline"] == REAL_PIPELINE:
         waits = "" if number(trial["data_wait_share"]) is None else f", {percent(trial['data_wait_share'])} waiting"
         found.append(

@@ -51,7 +51,19 @@ def test_a_row_has_intervals_phases_memory_and_numerics(make_sweep: MakeSweep) -
 
 
 def test_a_figure_to_be_doubted_says_so(make_sweep: MakeSweep) -> None:
-    records = [trial("scope=full", 900, 50, outliers=2, contended=True, clock_drift=0.031, step_ms_ci95=(70.0, 72.2), pipeline="real", data_wait_share=0.02)]
+    records = [
+        trial(
+            "scope=full",
+            900,
+            50,
+            outliers=2,
+            contended=True,
+            clock_drift=0.031,
+            step_ms_ci95=(70.0, 72.2),
+            pipeline="real",
+            data_wait_share=0.02,
+        )
+    ]
     (row,) = rows_of(markdown_of(make_sweep, records))
     assert row["status"] == "ok, on the front, 2 outliers, contended, drift 3.1 %, real pipeline, 2.0 % waiting"
 
