@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import plotly.graph_objects as go
+
 from analysis.figures import pareto_figure, pareto_info
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
 from analysis.load import SweepInfo, load, load_sweep
@@ -45,11 +47,18 @@ def write_picture(folder: str | Path, path: str | Path) -> Path:
         PictureError: there is no Chromium, or it drew nothing.
         SweepFolderError: the picture cannot be written there.
     """
-    path = Path(path)
-    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if browser is None:
-        raise PictureError("no Chromium is installed to draw the picture; install it with `apt-get install chromium`")
-    chart = pareto_figure(pareto_info(load(folder)), title=picture_title(load_sweep(folder)))
+    _browser()  # before anything is read
+    return draw(pareto_figure(pareto_info(load(folder)), title=picture_title(load_sweep(folder))), Path(path))
+
+
+def draw(chart: go.Figure, path: Path) -> Path:
+    """Draws any chart as a PNG of twice 1200 by 700 pixels, and returns its path.
+
+    Raises:
+        PictureError: there is no Chromium, or it drew nothing.
+        SweepFolderError: the picture cannot be written there.
+    """
+    browser = _browser()
     with tempfile.TemporaryDirectory(prefix="picture-") as scratch:
         page, picture = Path(scratch, "chart.html"), Path(scratch, "chart.png")
         body = chart.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False})
@@ -81,6 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def _browser() -> str:
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if found is None:
+        raise PictureError("no Chromium is installed to draw the picture; install it with `apt-get install chromium`")
+    return found
 
 
 def _screenshot(browser: str, page: Path, picture: Path) -> None:

@@ -1,0 +1,246 @@
+"""How fast each searcher comes to the front of recorded tables, over many seeds, without Ray and without a GPU.
+
+Background: the goal is that the project's own searcher, gain, reaches 98 % of a full grid's hypervolume for at most a quarter of
+the grid's cost, and is ahead of random, TPE, NSGA-II and GP on every table. Every setting is charged the seconds its record says
+it took. Whatever gain takes from elsewhere is from other tables than the one it searches (leave one table out): the fronts of
+the tables given of other workloads or environments, and `orchestrator/search/design.py` less what was found on this workload.
+`gain alone` begins without any of that.
+
+Output: for each table the share of the grid's cost to the goal and the regret at some costs, as medians and quartiles over
+seeds; a JSON file; a chart a table as a page and, where there is a Chromium, as a picture. With --flat, instead: time and
+memory of 10,000 trials of one search.
+
+    python -m benchmarks.search --output search.json --figures docs/results/search               # benchmarks/tables/*
+    python -m benchmarks.search benchmarks/tables/NAME --searcher random gain --seeds 5 --output s.json
+    python -m benchmarks.search --flat --output flat.json
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table as Printed
+
+from analysis.figures.regret_curves import regret_figure, regret_info
+from analysis.picture import PictureError, draw
+from orchestrator import cli
+from orchestrator.errors import ConfigError
+from orchestrator.folder import write_json
+from orchestrator.objectives import Aims
+from orchestrator.pruning import replayed
+from orchestrator.recipes import grid
+from orchestrator.search import Candidates, Searcher
+from orchestrator.search.design import good_elsewhere
+from orchestrator.search.gain import GainPerSecond
+from orchestrator.search.learning import best_settings
+from orchestrator.search.tables import Table, read_table
+from orchestrator.simulate import Ground, Replay, quartiles, replays
+from orchestrator.space import Target, choose, varied
+from workloads.settings import CompileSettings
+
+PROG = "python -m benchmarks.search"
+TABLES = Path(__file__).parent / "tables"
+ALONE = "gain alone"
+COSTS = (0.1, 0.25, 0.5)
+"""Shares of the grid's cost at which regret is printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Compare searchers on recorded tables."""
+
+    tables: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")] = ()
+    """Folders of tables; by default all of benchmarks/tables."""
+    output: Path
+    """Where the JSON goes."""
+    figures: Path | None = None
+    """Folder for the charts; none are drawn without it."""
+    searcher: tuple[Searcher, ...] = tuple(Searcher)
+    seeds: int = 20
+    objective: tuple[str, ...] = ()
+    """Like samples_per_s:max; by default throughput, compile time and memory."""
+    constraint: tuple[str, ...] = ()
+    goal: float = 0.98
+    until: float = 0.6
+    """Share of the grid's cost at which a search ends; GP takes about a second a trial."""
+    processes: int = os.cpu_count() or 1
+    flat: bool = False
+    """Time 10,000 trials of one search instead."""
+
+
+def main() -> int:
+    return cli.run(lambda: _benchmark(cli.parse(Options, PROG, sys.argv[1:])))
+
+
+def _benchmark(options: Options) -> int:
+    console = Console()
+    if options.flat:
+        write_json(options.output, {"flat": _flat(console, options)})
+        return 0
+    folders = options.tables or tuple(sorted(folder for folder in TABLES.glob("*") if folder.is_dir()))
+    if not folders:
+        raise ConfigError(f"{TABLES} holds no table; make one with python -m orchestrator.search.tables SWEEP {TABLES}/NAME")
+    aims = Aims.parse(options.objective, options.constraint)
+    tables = {folder: read_table(folder) for folder in folders}
+    for table in tables.values():
+        Ground(table, aims)  # refuses before hours are spent
+    told: dict[str, Any] = {"objectives": list(map(str, aims.objectives)), "constraints": list(map(str, aims.constraints))}
+    told |= {"seeds": options.seeds, "goal": options.goal, "until": options.until, "tables": {}}
+    for folder, table in tables.items():
+        known = [setting.key for setting in _known_elsewhere(table, list(tables.values()), aims)]
+        names = [*map(str, options.searcher), *([ALONE] if Searcher.GAIN in options.searcher else [])]
+        jobs = [(name, seed) for name in names for seed in range(1 if name == Searcher.GRID else options.seeds)]
+        run = partial(_search, str(folder), options.objective, options.constraint, options.until, tuple(known))
+        with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+            found = list(pool.map(run, jobs))
+        by_name = {name: [replay for (n, _), replay in zip(jobs, found, strict=True) if n == name] for name in names}
+        pruned = _pruned(Ground(table, aims))
+        _print(console, table, by_name, options)
+        console.print(
+            f"early stopping of the grid: {pruned['saved']:.1%} of GPU-seconds saved, {pruned['lost']:.2%} of volume lost"
+        )
+        told["tables"][table.name] = {
+            "settings": len(table.rows),
+            "gpu_s": table.gpu_s,
+            "workload": table.workload,
+            "environment_key": table.origin.environment_key,
+            "known_from_elsewhere": known,
+            "early_stopping": pruned,
+            "searchers": {name: _told(runs, options.goal) for name, runs in by_name.items()},
+        }
+        if options.figures is not None:
+            _draw(console, options.figures, table, {n: runs for n, runs in by_name.items() if n != ALONE}, options)
+    write_json(options.output, told)
+    return 0
+
+
+def _one_thread() -> None:
+    """Each process has one core: threads of several would only wait for each other."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _known_elsewhere(table: Table, tables: list[Table], aims: Aims) -> list[CompileSettings]:
+    others = [other for other in tables if other.origin != table.origin]
+    known = [s for other in others for s in best_settings(list(other.rows.values()), aims)] + good_elsewhere(table.workload)
+    return list({setting.key: setting for setting in known}.values())
+
+
+def _search(
+    folder: str,
+    objectives: tuple[str, ...],
+    constraints: tuple[str, ...],
+    until: float,
+    known: tuple[str, ...],
+    job: tuple[str, int],
+) -> Replay:
+    """One search, in a process of its own."""
+    import warnings
+
+    warnings.simplefilter("ignore")  # Optuna's, of samplers that may still change
+    from orchestrator.search import Budget, make_proposer
+
+    name, seed = job
+    table = read_table(Path(folder))
+    ground = Ground(table, Aims.parse(objectives, constraints))
+    proposer = make_proposer(
+        Searcher.GAIN if name == ALONE else Searcher(name),
+        table.candidates,
+        ground.aims,
+        max_length=table.max_length,
+        seed=seed,
+        known_good=() if name == ALONE else [CompileSettings.parse(key) for key in known],
+    )
+    return ground.replay(proposer, budget=None if until >= 1 else Budget(gpu_s=until * table.gpu_s))
+
+
+def _pruned(ground: Ground) -> dict[str, float]:
+    """What early stopping saves of a grid, and what it loses."""
+    (replay,) = replays(
+        ground, Searcher.GRID, 1, prune=replayed(ground.table.candidates, ground.aims, max_length=ground.table.max_length)
+    )
+    return {"saved": 1 - replay.steps[-1].gpu_s / replay.grid_gpu_s, "lost": 1 - replay.steps[-1].volume}
+
+
+def _print(console: Console, table: Table, by_name: dict[str, list[Replay]], options: Options) -> None:
+    title = f"{table.name}: {len(table.rows)} settings, {table.gpu_s:,.0f} GPU-s, {options.seeds} seeds; medians [quartiles]"
+    printed = Printed("searcher", f"cost to {options.goal:.0%}", "reached", *(f"regret at {c:.0%}" for c in COSTS), title=title)
+    for name, runs in by_name.items():
+        shares = [replay.share_to(options.goal) for replay in runs]
+        reached = sum(share < float("inf") for share in shares)
+        regrets = [[1 - replay.volume_at(cost) for replay in runs] for cost in COSTS]
+        printed.add_row(str(name), _spread(shares), f"{reached}/{len(runs)}", *map(_spread, regrets))
+    console.print(printed)
+
+
+def _spread(values: list[float]) -> str:
+    low, middle, high = ("—" if value == float("inf") else f"{100 * value:.1f}" for value in quartiles(values))
+    return f"{middle} [{low}, {high}] %"
+
+
+def _told(runs: list[Replay], goal: float) -> dict[str, Any]:
+    def plain(values: list[float]) -> list[float | None]:
+        return [None if value == float("inf") else value for value in quartiles(values)]
+
+    return {
+        "cost_to_goal": plain([replay.share_to(goal) for replay in runs]),
+        "regret": {str(cost): plain([1 - replay.volume_at(cost) for replay in runs]) for cost in COSTS},
+        "curves": [[[step.gpu_s / replay.grid_gpu_s, step.volume] for step in replay.steps] for replay in runs],
+    }
+
+
+def _draw(console: Console, folder: Path, table: Table, by_name: dict[str, list[Replay]], options: Options) -> None:
+    curves = {n: [[(s.gpu_s / r.grid_gpu_s, s.volume) for s in r.steps] for r in runs] for n, runs in by_name.items()}
+    title = f"{table.name}: {len(table.rows)} settings, {options.seeds} seeds"
+    chart = regret_figure(regret_info(curves, title=title, goal=options.goal, until=options.until))
+    folder.mkdir(parents=True, exist_ok=True)
+    chart.write_html(folder / f"{table.name}.html", include_plotlyjs="cdn")
+    try:
+        draw(chart, folder / f"{table.name}.png")
+    except PictureError as error:
+        console.print(f"no picture: {error}")
+
+
+def _flat(console: Console, options: Options) -> list[dict[str, float]]:
+    """Seconds a trial, process seconds, and the process's memory, for each thousand of one search's 10,000 trials."""
+    target = Target(max_length=256, has_gpu=True)
+    axes = {"group_window": range(1, 12), "matmul_precision": ["highest", "high"], "autocast": ["bf16", "fp16"]}
+    settings = choose(varied(grid(target), {name: list(values) for name, values in axes.items()}), target).settings[:10_000]
+    proposer = GainPerSecond(Candidates(settings), Aims.parse(options.objective, options.constraint), max_length=256)
+    printed = Printed("trials", "ms a trial", "memory, MiB")
+    rows, began = [], time.process_time()
+    for number in range(1, len(settings) + 1):
+        setting = proposer.propose()
+        assert setting is not None
+        proposer.tell(_made_up(setting, number))
+        if number % 1000 == 0:
+            took, began = time.process_time() - began, time.process_time()
+            memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+            rows.append({"trials": number, "trial_s": took / 1000, "memory_bytes": memory})
+            printed.add_row(f"{number:,}", f"{took:.2f}", f"{memory / 2**20:.0f}")
+    console.print(printed)
+    return rows
+
+
+def _made_up(setting: CompileSettings, number: int) -> dict[str, Any]:
+    """Figures that differ by field, so that there is a front and a model to learn; of no meaning otherwise."""
+    weight = sum(map(ord, setting.key)) % 997
+    graphs = setting.num_graphs(256)
+    compile_s = 1.0 + 10.0 * graphs * (3.0 if setting.tunes else 1.0) + weight / 100
+    rate = 500.0 + 100.0 * (graphs > 0) + weight / 5 + (setting.group_window or 1)
+    figures = {"samples_per_s": rate, "compile_s": compile_s, "peak_memory_bytes": 2**34 + weight * 2**20}
+    return {"settings_key": setting.key, "status": "ok" if number % 9 else "infeasible", "wall_s": 60 + compile_s, **figures}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
