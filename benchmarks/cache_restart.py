@@ -149,8 +149,9 @@ def compared(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Cold over warm, as far as both have run.
 
     `first_step_ratio` is the figure with a goal. `steps_ratio` is the same of all steps, and `start_ratio` of all that a
-    restarted job waits for before its second step: restoring, building and the first step. `estimate_error` is that of what the
-    warm process would say a cold one takes, for all steps.
+    restarted job waits for before its second step: restoring, building and the first step. With precompile that is the one to
+    look at: torch then loads while it builds, and leaves nothing to the first step. `estimate_error` is that of what the warm
+    process would say a cold one takes, for all steps.
     """
     cold, warm = runs.get(Kind.COLD), runs.get(Kind.WARM)
     if cold is None or warm is None:
@@ -236,7 +237,7 @@ def profiled(profile: cProfile.Profile) -> list[dict[str, Any]]:
 def table(variants: Sequence[dict[str, Any]]) -> Table:
     """Variants as the JSON has them, for people."""
     shown = Table(box=None)
-    for title in ("setting", "first step s, cold", "warm", "cold ÷ warm", "restore s", "build s", "all steps"):
+    for title in ("setting", "first step s, cold", "warm", "cold ÷ warm", "restore s", "build s", "restart", "all steps"):
         shown.add_column(title, justify="left" if title == "setting" else "right")
     for title in ("estimate", "hits", "misses"):
         shown.add_column(title, justify="right")
@@ -253,6 +254,7 @@ def table(variants: Sequence[dict[str, Any]]) -> Table:
             "–" if ratio is None else f"{ratio:.1f}×",
             _seconds(warm.get("restore_s")),
             _seconds(warm.get("load_s")),
+            f"{variant['start_ratio']:.1f}×" if "start_ratio" in variant else "–",
             f"{variant['steps_ratio']:.1f}×" if "steps_ratio" in variant else "–",
             "–" if error is None else f"{error:+.1%}",
             str(warm.get("cache_hits", "–")),
