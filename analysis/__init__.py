@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from analysis.attribution import Effect, Share, effects, region_prices, shares
+from analysis.break_even import Costs, Job, Reign, Starts, costs, reigns
 from analysis.columns import COLUMNS
 from analysis.hypervolume import Hypervolume, hypervolume, reference_point
 from analysis.load import SweepInfo, load, load_sweep
@@ -33,12 +35,20 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "Choice",
+    "Costs",
+    "Effect",
     "Goal",
     "Hypervolume",
+    "Job",
+    "Reign",
+    "Share",
+    "Starts",
     "Summary",
     "SweepInfo",
     "UncertainFront",
     "break_even_s",
+    "costs",
+    "effects",
     "expected_front",
     "figures",
     "front_probability",
@@ -49,6 +59,9 @@ __all__ = [
     "markdown_table",
     "pareto_front",
     "reference_point",
+    "region_prices",
+    "reigns",
+    "shares",
     "speedup_over_eager",
     "summary",
     "uncertain_front",

@@ -133,10 +133,7 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, s
     samples = samples_per_step(df) * workers
     fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
     step_s = samples / table["samples_per_s"]
-    like = {"first_s": "compile_s", "again_s": "compile_s"}
-    draws = drawn(table, ("samples_per_s", "first_s", "again_s"), attempts=attempts, like=like, count=DRAWS, seed=seed)
-    totals = draws[:, :, 1] + job.restarts * draws[:, :, 2] + (1 + job.restarts) * job.start_overhead_s
-    totals = totals + job.steps * samples / draws[:, :, 0]
+    totals = _totals(table, samples, job, table if attempts is None else attempts, seed)
     low, high = np.quantile(totals, [0.025, 0.975], axis=0)
     total = (fixed + job.steps * step_s).astype("Float64")
     gpu_hours = total * np.array([job.gpus(int(number)) for number in workers]) / 3600
@@ -172,6 +169,25 @@ def reigns(table: pd.DataFrame) -> list[Reign]:
         Reign(trial=table.iloc[position], from_steps=begin, to_steps=end, from_s=float(fixed[position] + begin * step[position]))
         for (position, begin), end in zip(found, [*ends, None], strict=True)
     ]
+
+
+def _totals(
+    table: pd.DataFrame, samples: npt.NDArray[np.int64], job: Job, attempts: pd.DataFrame, seed: int
+) -> npt.NDArray[np.float64]:
+    """What each trial's total may be, of shape (draw, trial)."""
+    like = {"first_s": "compile_s", "again_s": "compile_s"}
+    totals = np.empty((DRAWS, len(table)))
+    for begin in range(0, len(table), _DRAWN_AT_ONCE):
+        part = slice(begin, begin + _DRAWN_AT_ONCE)
+        names = ("samples_per_s", "first_s", "again_s")
+        draws = drawn(table.iloc[part], names, attempts=attempts, like=like, count=DRAWS, seed=seed + begin)
+        starts = draws[:, :, 1] + job.restarts * draws[:, :, 2] + (1 + job.restarts) * job.start_overhead_s
+        totals[:, part] = starts + job.steps * samples[part] / draws[:, :, 0]
+    return totals
+
+
+_DRAWN_AT_ONCE = 500
+"""Trials; bounds the memory of a sweep of thousands."""
 
 
 def _with_starts(df: pd.DataFrame, job: Job) -> pd.DataFrame:

@@ -58,7 +58,7 @@ class Kind(StrEnum):
     NUMERICS = "numerics"
     MENDED = "mended"
     OTHERWISE = "otherwise"
-    """Not usable in both sweeps, for another reason."""
+    """Not usable in both sweeps, for another reason; or stopped before it was measured to the end, which is no failure."""
 
 
 class News(NamedTuple):
@@ -182,7 +182,11 @@ def _pair(before: pd.Series, after: pd.Series, between: Mapping[str, Noise]) -> 
 def _news(before: pd.Series, after: pd.Series) -> Iterator[News]:
     was_ok, is_ok = before["status"] == Status.OK, after["status"] == Status.OK
     why = f"{after['status']}, {text(after['label']) or 'no label'}: {text(after['reason']) or 'no reason is recorded'}"
-    if was_ok and not is_ok:
+    if was_ok and after["status"] == Status.STOPPED:
+        yield News(
+            Kind.OTHERWISE, f"stopped early ({text(after['label']) or 'no label'}): {text(after['reason']) or 'no reason'}"
+        )
+    elif was_ok and not is_ok:
         yield News(Kind.FAILURE, f"not usable any more ({why})")
     elif not was_ok and is_ok:
         yield News(Kind.MENDED, f"usable now; it was {before['status']} ({text(before['label']) or 'no label'})")

@@ -120,7 +120,9 @@ def _of_news(rule: Rule, pair: Pair) -> list[Finding]:
 def _of_figure(rule: Rule, pair: Pair, comparison: Comparison) -> list[Finding]:
     had, has = (number(row.get(rule.name)) for row in (pair.before, pair.after))
     if pair.before["status"] == Status.OK and pair.after["status"] != Status.OK:
-        return [Finding(rule.words, pair.label, f"not usable any more ({_label(pair.after)}), so it keeps no rule", True)]
+        return [
+            Finding(rule.words, pair.label, f"usable before, {_label(pair.after)} now, so nothing says it keeps the rule", True)
+        ]
     if pair.after["status"] != Status.OK:
         return []  # it was not usable before either
     if has is None:

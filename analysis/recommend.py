@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from analysis.load import load
 from analysis.uncertainty import DRAWS
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Constraint
-from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from workloads.settings import CompileSettings, Dynamic, Mode, Padding, Scope
 
 USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
 
@@ -231,15 +232,20 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
 
 
 def _as_it_comes(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which rows are `torch.compile(model)` with nothing said: of one length, or of lengths that torch finds out by itself."""
-    static = CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.STATIC, padding=Padding.MAX)
-    auto = CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.AUTO, padding=Padding.LONGEST)
-    found = []
-    for key in table["settings_key"]:
-        settings = CompileSettings.parse(str(key))
-        plain = replace(settings, pad_multiple=None) if settings.dynamic is Dynamic.AUTO else settings
-        found.append(settings.optimizer is OptimizerKind.FOREACH and plain in (static, auto))
-    return np.array(found, dtype=np.bool_)
+    """Which rows are `torch.compile(model)` with nothing said."""
+    return np.array([_is_plain(str(key)) for key in table["settings_key"]], dtype=np.bool_)
+
+
+@cache
+def _is_plain(key: str) -> bool:
+    """Whether settings are the default ones, of one length or, rounded up to any multiple, of lengths torch finds by itself."""
+    settings = CompileSettings.parse(key)
+    if settings.dynamic is Dynamic.AUTO:
+        settings = replace(settings, pad_multiple=None)
+    return settings in (
+        CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.STATIC, padding=Padding.MAX),
+        CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.AUTO, padding=Padding.LONGEST),
+    )
 
 
 def _gain(every: Costs, chosen: pd.Series, among: npt.NDArray[np.bool_], job: Job) -> Gain | None:

@@ -173,6 +173,16 @@ def test_what_broke_keeps_no_rule_about_its_figures(two: MakeTwo) -> None:
     assert check(found, [Rule.parse("failures")])[0].fails
 
 
+def test_what_was_stopped_early_is_no_failure_but_keeps_no_rule_about_figures(two: MakeTwo) -> None:
+    stopped = trial(REGIONAL, status=Status.STOPPED, label="dominated", reason="at best 100 samples/s")
+    found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 800, 60), stopped]))
+    assert check(found, [Rule.parse("failures")]) == []
+    assert [news.kind for news in found.pairs[1].news] == [Kind.OTHERWISE]
+    (finding,) = check(found, [Rule.parse("samples_per_s<-3%")])
+    assert finding.fails
+    assert "stopped: dominated" in finding.sentence
+
+
 def test_what_was_not_usable_before_breaks_no_rule(two: MakeTwo) -> None:
     bad = [trial(REGIONAL, 700, 20, status=Status.FAILED, label="unstable", reason="noise")]
     worse = [trial(REGIONAL, 300, 90, status=Status.FAILED, label="unstable", reason="noise")]
