@@ -13,7 +13,7 @@ from orchestrator.search.design import designed
 from orchestrator.search.outlook import Left, Outlook
 from workloads.settings import CompileSettings
 
-_MOST_ASKED = 400
+_MOST_ASKED = 300
 """Candidates that are compared at a time, drawn anew for each proposal where there are more. Bounds its time."""
 
 

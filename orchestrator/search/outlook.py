@@ -13,7 +13,7 @@ from orchestrator.objectives import Aims, Losses, Record, figure, front, referen
 from orchestrator.records import Status
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
-from orchestrator.search.surrogate import Posterior, Scale
+from orchestrator.search.surrogate import Posterior, Scale, likeness
 from workloads.settings import CompileSettings
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ _USUAL_FAILURES = 0.1
 _FAILURE_SPREAD = 0.5
 """Standard deviation of failing or not, about what it is where both are as likely."""
 
-_MOST_KNOWN = 200
+_MOST_KNOWN = 150
 """Results that predictions rest on: those on the front, and the latest others. Bounds the time of a prediction."""
 
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
@@ -122,9 +122,10 @@ class Outlook:
         if not results:
             return Expected(np.ones(len(asked)), np.array([self.guessed_s[place] for place in asked]), 0.0)
         under_way = [self._candidates.encode(setting) for setting in self._under_way.values()]
-        known = np.stack([*(result.codes for result in results), *under_way])
+        codes = np.stack([*(result.codes for result in results), *under_way])
+        known, cross = likeness(codes, codes), likeness(codes, candidates)
         is_seen = np.arange(len(results) + len(under_way)) < len(results)
-        outcomes = Posterior(known, candidates, is_seen)
+        outcomes = Posterior(known, cross, is_seen)
         failures = (np.array([result.failure for result in results]) - _USUAL_FAILURES) / _FAILURE_SPREAD
         works = np.clip(1 - _USUAL_FAILURES - _FAILURE_SPREAD * outcomes.mean(failures), 0.02, 0.98)
         seconds = np.array([result.wall_s for result in results])
@@ -134,7 +135,10 @@ class Outlook:
         if not measured.any():
             return Expected(works, wall_s, 0.0)
         seen = np.append(measured, np.zeros(len(under_way), dtype=bool))
-        posterior = outcomes if measured.all() else Posterior(known, candidates, seen)
+        # One that failed is known not to have figures; one under way will probably have some, and its like are less of a find.
+        has_or_will = np.append(measured, np.ones(len(under_way), dtype=bool))
+        figured = np.ix_(has_or_will, has_or_will)
+        posterior = outcomes if measured.all() else Posterior(known[figured], cross[has_or_will], seen[has_or_will])
         figures = np.array([result.figures for result in results if result.figures is not None])
         draws = [_drawn(column, posterior) for column in figures.T]
         num_objectives = len(self._aims.objectives)

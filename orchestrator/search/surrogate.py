@@ -58,31 +58,32 @@ class Scale:
 
 def likeness(one: Codes, other: Codes) -> Floats:
     """The prior covariance of each setting with each other one, 1 for the same."""
-    is_same = (one[:, None, :] == other[None, :, :]) & (one[:, None, :] >= 0)
-    num_same = is_same.sum(axis=2)
-    num_fields = max(1, one.shape[1])
-    together = np.power(_ALIKE, num_fields - num_same)
-    return np.asarray(_SHARED * num_same / num_fields + (1 - _SHARED) * together, dtype=np.float64)
+    num_fields = one.shape[1]
+    num_same = np.zeros((len(one), len(other)), dtype=np.intp)
+    for mine, theirs in zip(one.T, other.T, strict=True):
+        num_same += (mine[:, None] == theirs[None, :]) & (mine[:, None] >= 0)
+    same = np.arange(num_fields + 1)
+    by_same = _SHARED * same / max(1, num_fields) + (1 - _SHARED) * _ALIKE ** (num_fields - same)
+    return np.asarray((by_same if num_fields else np.ones(1))[num_same], dtype=np.float64)
 
 
 class Posterior:
     """What is known of some settings once others are.
 
     Args:
-        known: settings that were tried, by their codes.
-        asked: settings to predict, likewise.
+        known: likeness of settings that were tried, with each other.
+        cross: of them, one a row, with settings to predict, one a column.
         is_seen: which of the known have results; the others are under way, and only make it less worth while to try their like.
     """
 
-    def __init__(self, known: Codes, asked: Codes, is_seen: npt.NDArray[np.bool_]) -> None:
-        self._weights = _solved(known[is_seen], asked)
-        weights = self._weights if is_seen.all() else _solved(known, asked)
-        explained = np.einsum("ka,ka->a", likeness(known, asked), weights)
-        self.deviation: Floats = np.sqrt(np.maximum(1.0 - explained, 1e-6))
+    def __init__(self, known: Floats, cross: Floats, is_seen: npt.NDArray[np.bool_]) -> None:
+        self._weights = _solved(known[np.ix_(is_seen, is_seen)], cross[is_seen])
+        weights = self._weights if is_seen.all() else _solved(known, cross)
+        self.deviation: Floats = np.sqrt(np.maximum(1.0 - np.einsum("ka,ka->a", cross, weights), 1e-6))
         """Of each prediction, in modelled numbers."""
 
     def mean(self, modelled: Floats) -> Floats:
-        """The expectation, in modelled numbers, of each setting asked for.
+        """The expectation, in modelled numbers, of each setting to predict.
 
         Args:
             modelled: of each setting with results.
@@ -90,8 +91,6 @@ class Posterior:
         return modelled @ self._weights
 
 
-def _solved(known: Codes, asked: Codes) -> Floats:
-    """One row a known setting, one column one asked for: how much of the known one's number is expected of the other."""
-    covariance = likeness(known, known)
-    covariance[np.diag_indices_from(covariance)] += _NOISE
-    return np.asarray(np.linalg.solve(covariance, likeness(known, asked)), dtype=np.float64)
+def _solved(known: Floats, cross: Floats) -> Floats:
+    """One row a known setting, one column one to predict: how much of the known one's number is expected of the other."""
+    return np.asarray(np.linalg.solve(known + _NOISE * np.eye(len(known)), cross), dtype=np.float64)
