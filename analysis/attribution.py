@@ -29,8 +29,14 @@ from workloads.settings import CompileSettings, Dynamic, Mode, Padding, Scope
 FEWEST_TRIALS = 8
 """Below these a forest has nothing to learn shares from."""
 
-_FORESTS = 3
-"""Forests of different seeds, whose shares are averaged."""
+MOST_TRIALS = 500
+"""Of more, as many are taken at even distances: a forest's time grows with them, its shares hardly change."""
+
+_TREES = 32
+"""Half of Optuna's own number: 500 trials take two seconds, and shares differ by a percent between seeds."""
+
+MOST_VALUES = 20
+"""Fields with more values are left out of shares: nearly every trial has its own, and a forest would learn trials by heart."""
 
 _TOGETHER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -94,21 +100,20 @@ def shares(df: pd.DataFrame, name: str = "samples_per_s", *, seed: int = 0) -> l
     Args:
         df: trials as `load` returns them.
         name: a column of positive figures, such as `samples_per_s` or `compile_s`.
-        seed: of the forests.
+        seed: of the forest.
 
     Returns:
         Nothing where there are too few trials, or they do not differ.
     """
     trials = _measured(df, name)
+    if len(trials) > MOST_TRIALS:
+        trials = trials.iloc[np.linspace(0, len(trials) - 1, MOST_TRIALS).round().astype(int)]
     values = np.log(np.maximum(floats(trials[name]), 1e-3))
     fields = _varied([_choices(key) for key in trials["settings_key"]])
+    fields = {field: column for field, column in fields.items() if len(set(column)) <= MOST_VALUES}
     if len(trials) < FEWEST_TRIALS or not fields or np.ptp(values) == 0:
         return []
-    found: dict[str, float] = defaultdict(float)
-    for forest in range(_FORESTS):
-        for field, share in _fanova(fields, values, seed + forest).items():
-            found[field] += share / _FORESTS
-    return sorted((Share(field, share) for field, share in found.items()), key=lambda one: -one.share)
+    return sorted((Share(field, share) for field, share in _fanova(fields, values, seed).items()), key=lambda one: -one.share)
 
 
 def _fanova(fields: Mapping[str, Sequence[str]], values: npt.NDArray[np.float64], seed: int) -> dict[str, float]:
@@ -129,7 +134,7 @@ def _fanova(fields: Mapping[str, Sequence[str]], values: npt.NDArray[np.float64]
     for at, value in enumerate(values):
         chosen = {field: column[at] for field, column in fields.items()}
         study.add_trial(optuna.trial.create_trial(params=chosen, distributions=distributions, value=float(value)))
-    return {field: float(share) for field, share in FanovaImportanceEvaluator(seed=seed).evaluate(study).items()}
+    return {field: float(share) for field, share in FanovaImportanceEvaluator(n_trees=_TREES, seed=seed).evaluate(study).items()}
 
 
 def effects(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[Effect]:

@@ -176,7 +176,7 @@ def _totals(
 ) -> npt.NDArray[np.float64]:
     """What each trial's total may be, of shape (draw, trial)."""
     like = {"first_s": "compile_s", "again_s": "compile_s"}
-    totals = np.empty((DRAWS, len(table)))
+    totals = np.empty((DRAWS, len(table)), order="F")
     for begin in range(0, len(table), _DRAWN_AT_ONCE):
         part = slice(begin, begin + _DRAWN_AT_ONCE)
         names = ("samples_per_s", "first_s", "again_s")

@@ -8,7 +8,7 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.attribution import FEWEST_TRIALS, effects, region_prices, shares
+from analysis.attribution import FEWEST_TRIALS, MOST_TRIALS, MOST_VALUES, effects, region_prices, shares
 from orchestrator.records import Status, TrialRecord
 
 
@@ -44,6 +44,29 @@ def test_fields_that_no_trial_tells_apart_share_one_share(make_sweep: MakeSweep)
         )
     ]
     assert "optimizer + attention" in {share.name for share in shares(analysis.load(make_sweep(records)))}
+
+
+def test_a_field_that_nearly_every_trial_has_to_itself_has_no_share(make_sweep: MakeSweep) -> None:
+    records = [
+        trial(f"scope=full,optimizer={optimizer},group_window={window}", 500 + 100 * (optimizer == "fused") + window, 50)
+        for optimizer, window in product(("foreach", "fused"), range(2, MOST_VALUES + 3))
+    ]
+    assert [share.name for share in shares(analysis.load(make_sweep(records)))] == ["optimizer"]
+
+
+def test_of_very_many_trials_some_stand_for_all(make_sweep: MakeSweep) -> None:
+    many = [
+        trial(
+            f"scope=full,optimizer={optimizer},recompile_limit={limit}",
+            500 + 100 * (optimizer == "fused"),
+            50,
+            num_workers=workers,
+        )
+        for workers, optimizer, limit in product(range(1, 31), ("foreach", "fused"), range(9, 19))
+    ]
+    df = analysis.load(make_sweep(many))
+    assert len(df) > MOST_TRIALS
+    assert shares(df)[0] == ("optimizer", pytest.approx(1.0, abs=0.01))
 
 
 def test_too_few_trials_have_no_shares(make_sweep: MakeSweep) -> None:
