@@ -175,7 +175,7 @@ def test_the_summary_names_the_trials_a_person_asks_for(make_sweep: MakeSweep) -
     chosen = [found.best, found.quickest, found.knee, found.best_eager]
     assert [c.trial["trial_id"] for c in chosen if c] == ["buckets", "regional", "regional-auto", "eager-longest"]
     assert [round(c.speedup, 2) for c in chosen if c and c.speedup] == [1.5, 1.05, 1.3, 1.0]
-    assert found.counts == {Status.OK: 6, Status.INFEASIBLE: 2, Status.FAILED: 1}
+    assert found.counts == {Status.OK: 6, Status.INFEASIBLE: 2, Status.FAILED: 1, Status.STOPPED: 0}
 
 
 def test_without_a_usable_eager_trial_no_speedup_is_claimed(make_sweep: MakeSweep) -> None:
