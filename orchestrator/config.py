@@ -9,6 +9,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.objectives import Aims
+from orchestrator.search.named import Searcher
+from orchestrator.search.stopping import Budget, StableFront
 from workloads.settings import CompileSettings
 from workloads.vocabulary import Pipeline
 
@@ -46,6 +49,53 @@ class CachePolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """How a sweep chooses what to try next, and when it has tried enough; by default all settings in order.
+
+    Raises:
+        ConfigError: a value that does not work.
+    """
+
+    searcher: Searcher | None = None
+    """Who proposes; None tries all settings in order."""
+    objectives: tuple[str, ...] = ()
+    """As `Objective.parse` reads them; none are the usual three."""
+    constraints: tuple[str, ...] = ()
+    """As `Constraint.parse` reads them."""
+    stop: str | None = None
+    """When to stop for want of news, as `StableFront.parse` reads it."""
+    num_trials: int | None = None
+    """Trials in all, those of earlier runs included."""
+    gpu_budget_s: float | None = None
+    """GPU-seconds that trials may take in all, those of earlier runs included."""
+    learn_from: tuple[str, ...] = ()
+    """Folders of earlier sweeps."""
+    learn_anyway: bool = False
+    """Whether those may be of another workload or environment."""
+    prune: bool = False
+    """Whether trials are stopped early."""
+
+    def __post_init__(self) -> None:
+        if "warm_start_s" in {*(one.name for one in self.aims.objectives), *(one.name for one in self.aims.constraints)}:
+            raise ConfigError(
+                "warm_start_s is known only at the end of a sweep, of members of the front, so no search can go by it; "
+                "orchestrator.simulate can, on a sweep that has ended"
+            )
+        Budget(gpu_s=self.gpu_budget_s)
+        if self.stop is not None:
+            StableFront.parse(self.stop)
+        if self.num_trials is not None and self.num_trials < 1:
+            raise ConfigError(f"--num-trials {self.num_trials} is too few; use 1 or more")
+        if self.learn_anyway and not self.learn_from:
+            raise ConfigError("--learn-anyway says how to learn from other sweeps; name them with --learn-from")
+
+    @property
+    def aims(self) -> Aims:
+        """The objectives and constraints."""
+        return Aims.parse(self.objectives, self.constraints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
     """One sweep.
 
@@ -60,7 +110,7 @@ class SweepConfig:
     size: str
     """One of the workload's sizes."""
     settings: tuple[CompileSettings, ...]
-    """What to try, in order."""
+    """What to try, in order, or to choose from."""
     excluded: tuple[Excluded, ...] = ()
     """What the recipe would have tried and why it is not."""
     seed: int = 0
@@ -89,6 +139,8 @@ class SweepConfig:
     """Seconds the warm-up window, compiles included, may take before the trial is killed."""
     trial_deadline_s: float = 1200.0
     """Seconds a whole trial may take before it is killed."""
+    search: SearchConfig = SearchConfig()
+    """How settings are chosen among `settings`."""
 
     def __post_init__(self) -> None:
         for name in ("workers_per_trial", "max_concurrent"):
@@ -126,6 +178,7 @@ class SweepConfig:
         """Plain JSON values; settings as their keys."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items()}
+        values["search"] = asdict(self.search)
         values["cache"] = None if self.cache is None else shown(self.cache)
         values["settings"] = [setting.key for setting in self.settings]
         values["excluded"] = [asdict(excluded) for excluded in self.excluded]

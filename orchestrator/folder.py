@@ -116,7 +116,7 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
         "environment": {**environment.to_dict(), "commit": commit},
         "environment_key": environment.key,
         "started_at": now(),
-        "planned": [setting.key for setting in config.settings],
+        "planned": [] if config.search.searcher else [setting.key for setting in config.settings],
         "runs": runs,
     }
 

@@ -25,14 +25,14 @@ from workloads.phases import Phase
 from workloads.settings import CompileSettings
 
 _POLL_S = 0.5
-_STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red"}
+_STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red", Status.STOPPED: "cyan"}
 FrontOf = Callable[[Path], Sequence[str]]
 """Settings keys of a folder's present front."""
 
 
 @dataclass(slots=True)
 class _State:
-    planned: int
+    planned: int | None
     records: list[TrialRecord] = field(default_factory=list)
     running: list[Progress] = field(default_factory=list)
     front: Sequence[str] = ()
@@ -46,7 +46,7 @@ class LiveView:
         console: where to write; a live view if it is a terminal, otherwise a line an event.
         folder: the sweep's.
         title: the first line.
-        planned: trials this sweep consists of so far, those of earlier runs included.
+        planned: trials this sweep consists of so far, those of earlier runs included; None if nobody knows, as in a search.
         done: records of earlier runs.
         expected_s: seconds each setting, by its key, will probably take.
         front_of: finds the present front.
@@ -59,7 +59,7 @@ class LiveView:
         console: Console,
         folder: Path,
         title: str,
-        planned: int,
+        planned: int | None,
         done: Sequence[TrialRecord],
         expected_s: Mapping[str, float],
         front_of: FrontOf,
@@ -126,7 +126,8 @@ class LiveView:
         while not self._more.empty():
             expected_s, why, are_trials = self._more.get()
             self._expected_s = {**self._expected_s, **expected_s}
-            state.planned += len(expected_s) if are_trials else 0
+            if state.planned is not None and are_trials:
+                state.planned += len(expected_s)
             self._line(why)
         if self._live is not None:
             self._live.update(self._rendered())
@@ -140,7 +141,7 @@ class LiveView:
             if running_before.get(progress.trial_id) != progress.phase:
                 self._line(f"{_label(progress.settings_key)}: {progress.phase}{self._expectation(progress)}")
         for number, record in enumerate(fresh, start=len(state.records) - len(fresh) + 1):
-            self._line(f"{number}/{state.planned} {_outcome(record)}")
+            self._line(f"{number}{'' if state.planned is None else f'/{state.planned}'} {_outcome(record)}")
 
     def _new_records(self) -> list[TrialRecord]:
         bytes_now = (self._folder / records.TRIALS_FILE).stat().st_size
@@ -162,8 +163,8 @@ class LiveView:
         counts = {status: sum(record.status is status for record in state.records) for status in Status}
         head = Text.assemble(
             (self._title, "bold"),
-            f"\n{len(state.records)} of {state.planned} trials done",
-            f" ({counts[Status.OK]} ok, {counts[Status.INFEASIBLE]} infeasible, {counts[Status.FAILED]} failed), ",
+            f"\n{len(state.records)}{'' if state.planned is None else f' of {state.planned}'} trials done",
+            f" ({', '.join(f'{count} {status}' for status, count in counts.items() if count or status is not Status.STOPPED)}), ",
             f"{len(state.running)} running, {_duration(time.monotonic() - self._began)}",
         )
         parts: list[RenderableType] = [head]

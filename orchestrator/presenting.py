@@ -34,6 +34,9 @@ def machine(environment: Environment) -> str:
 def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequence[TrialRecord]) -> None:
     """Prints what would run, what would not and why, and an estimate."""
     left = remaining.left(config, done)
+    if config.search.searcher is not None:
+        _show_search(console, config, len(left))
+        return
     recorded = len({record.settings_key for record in done} - {setting.key for setting in left})
     loader = " with its own loader" if config.pipeline is Pipeline.REAL else ""
     console.print(f"recipe {config.recipe}: {config.workload} ({config.size}){loader}, {len(left)} settings", highlight=False)
@@ -59,6 +62,26 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
     console.print(
         f"estimate: {minutes:.1f} min, {config.max_concurrent} at once{confirming}{budget}", highlight=False, soft_wrap=True
     )
+
+
+def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
+    search = config.search
+    budgets = [
+        f"{search.num_trials} trials" if search.num_trials else "",
+        f"{config.time_budget_s:g} s" if config.time_budget_s else "",
+        f"{search.gpu_budget_s:g} GPU-seconds" if search.gpu_budget_s else "",
+        search.stop or "",
+    ]
+    aims = search.aims
+    told = f", within {', '.join(map(str, search.constraints))}" if search.constraints else ""
+    for line in (
+        f"recipe {config.recipe}: {config.workload} ({config.size}), {num_left} of {len(config.settings)} settings left to "
+        "choose from",
+        f"searcher {search.searcher}: {', '.join(map(str, aims.objectives))}{told}",
+        f"until {' or '.join(filter(None, budgets)) or 'all of them were tried'}, {config.max_concurrent} at once, trials are "
+        f"{'' if search.prune else 'not '}stopped early",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +114,15 @@ def show_summary(console: Console, rows: Sequence[SummaryRow], counts: Mapping[S
         console.print(table)
     else:
         console.print("no trial gave a usable result; the reasons are in the report")
-    ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status)
+    always = (Status.OK, Status.INFEASIBLE, Status.FAILED)
+    ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status if status in always or counts.get(status))
     console.print(f"trials: {ended}", highlight=False)
+
+
+def show_search(console: Console, outcome: str, complaint: str | None, again: str | None) -> None:
+    """Prints how a search ended, what is wrong with its aims if anything is, and how to go on if there is anything to try."""
+    for line in filter(None, (outcome, complaint, f"go on with: {again}" if again else None)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

@@ -22,7 +22,7 @@ from orchestrator.objectives import Aims, Goal, Losses, Record, figure, front, r
 from orchestrator.records import Status
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
-from orchestrator.search.surrogate import Posterior, Scale
+from orchestrator.search.surrogate import Posterior, Scale, likeness
 from workloads.phases import Phase
 from workloads.settings import CompileSettings, OptimizerKind, Scope
 
@@ -235,7 +235,8 @@ class Pruning:
         """Losses that a setting may come to, for each objective."""
         if self._expected is None or self._expected[0] != setting:
             known = np.stack([codes for _, codes in self._measured.values()])
-            posterior = Posterior(known, self._candidates.encode(setting)[None], np.ones(len(known), dtype=bool))
+            cross = likeness(known, self._candidates.encode(setting)[None])
+            posterior = Posterior(likeness(known, known), cross, np.ones(len(known), dtype=bool))
             draws = []
             for figures in np.array([losses for losses, _ in self._measured.values()]).T:
                 scale = Scale.of(figures)

@@ -19,7 +19,10 @@ from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.confirming import announcement, disturbed_members, rounds
 from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s, expected_warm_start_s
+from orchestrator.pruning import Pruning
 from orchestrator.records import TrialRecord
+from orchestrator.search import Candidates, Learned
+from orchestrator.searching import Search
 from orchestrator.session import Interrupts, ray_session
 from workloads.settings import CompileSettings
 
@@ -47,10 +50,12 @@ class Stages:
     """Of the workload, in tokens."""
     environment: Environment
     """Of the head."""
+    learned: Learned = field(default_factory=Learned)
+    """What earlier sweeps teach its search."""
     _interrupts: Interrupts = field(default_factory=Interrupts)
 
     def left(self) -> list[CompileSettings]:
-        """Settings that no record counts for."""
+        """Settings that no record counts for; of a search, those it may still propose."""
         return remaining.left(self.config, self._done())
 
     def to_measure_cold(self) -> list[TrialRecord]:
@@ -71,19 +76,39 @@ class Stages:
         front = self.fronts.present(self.output)
         return remaining.not_started(self.config, front, self._done(), records.read_warm_starts(self.output))
 
-    def run(self, console: Console) -> bool:
-        """Runs all of it, as far as the time budget goes; returns whether a person stopped it."""
+    def search(self) -> Search | None:
+        """What chooses among the settings, told of the records there are; None where they are tried in order."""
+        if self.config.search.searcher is None:
+            return None
+        stopping = self._interrupts.asked.is_set
+        search = Search(self.config, self.output, self.max_length, self.learned, self._expected_s, stopping)
+        search.catch_up()
+        return search
+
+    def run(self, console: Console, search: Search | None = None) -> bool:
+        """Runs all of it, as far as the budgets go; returns whether a person stopped it.
+
+        Args:
+            console: where to write.
+            search: what `search` returned.
+        """
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
 
         def may_take(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
-            return not self._interrupts.asked.is_set() and time.monotonic() + expected(setting) < ends_at
+            in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected(setting) < ends_at
+            return in_time and (search is None or search.allows(expected(setting)))
 
         may_run, may_start = partial(may_take, self._expected_s), partial(may_take, self._expected_start_s)
+
+        def may_try(setting: CompileSettings) -> bool:
+            return search.may_start(setting) if search else may_run(setting)
 
         def affordable(find: Callable[[], list[TrialRecord]]) -> list[TrialRecord]:
             return [member for member in find() if may_run(CompileSettings.parse(member.settings_key))]
 
         left = self.left()
+        if search is not None and search.why_enough() is not None:
+            left = []
         if not (
             any(map(may_run, left))
             or affordable(self.to_measure_cold)
@@ -104,7 +129,7 @@ class Stages:
                         folder=self.output,
                         title=f"{self.config.recipe}: {self.config.workload} ({self.config.size}) on "
                         f"{presenting.machine(self.environment)}",
-                        planned=len(done) + len(left),
+                        planned=None if search else len(done) + len(left),
                         done=done,
                         expected_s={setting.key: self._expected_s(setting) for setting in left},
                         front_of=self.fronts.present,
@@ -126,7 +151,10 @@ class Stages:
 
                     with open_board(), view:
                         if left:
-                            run(left, may_start=may_run, restores=self.config.caches is not CachePolicy.COLD)
+                            restores = self.config.caches is not CachePolicy.COLD
+                            run(left, may_start=may_try, restores=restores, search=search, pruning=self._pruning())
+                            if search is not None:
+                                search.catch_up()
                         for members in rounds(partial(affordable, self.to_measure_cold)):
                             run(again(members, remaining.announced_cold(members)), may_start=may_run)
                         for members in rounds(partial(affordable, self.disturbed)):
@@ -139,6 +167,11 @@ class Stages:
             except KeyboardInterrupt:
                 return True
         return self._interrupts.asked.is_set()
+
+    def _pruning(self) -> Pruning | None:
+        if not self.config.search.prune:
+            return None
+        return Pruning(Candidates(self.config.settings), self.config.search.aims, max_length=self.max_length)
 
     def _done(self) -> list[TrialRecord]:
         return records.read(self.output)

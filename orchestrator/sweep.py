@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from rich.console import Console
@@ -16,11 +17,13 @@ from rich.console import Console
 import analysis
 from analysis.formatting import number
 from orchestrator import cli, folder, presenting, records
-from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, SweepConfig
+from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, SearchConfig, SweepConfig
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.failures import Label
 from orchestrator.recipes import find_recipe
+from orchestrator.search import Searcher
+from orchestrator.searching import learned_for
 from orchestrator.space import Choice, Target, choose, varied
 from orchestrator.stages import Fronts, Stages
 from workloads.base import BUILT_IN, Workload, load_workload
@@ -36,6 +39,8 @@ NO_CACHE = "none"
 
 PROG = "python -m orchestrator.sweep"
 Value = TypeVar("Value")
+Repeated = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+"""An option that takes several values, given once or more often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,24 @@ class Options:
     size: str | None = None
     """One of the workload's sizes; by default its first with a GPU and its last without."""
     num_trials: int | None = None
-    """At most this many of the recipe's settings, the first ones."""
+    """At most this many trials: the first settings of the recipe, or what a searcher proposes."""
+    searcher: Searcher | None = None
+    """Choose what to try next among the settings, of the recipe grid if none is named; by default all of them, in order. gain
+    expects hypervolume gained for each second."""
+    objective: Repeated = ()
+    """What is searched for, like samples_per_s:max; by default throughput, compile time and memory."""
+    constraint: Repeated = ()
+    """Bounds to keep, like compile_s<=120 or peak_memory_bytes<=40GiB."""
+    stop: str | None = None
+    """When to end for want of news, like "front stable for 6 trials"."""
+    gpu_budget_s: float | None = None
+    """Start no trial with which all trials would probably take more than this many GPU-seconds, compile time included."""
+    learn_from: Repeated = ()
+    """Folders of earlier sweeps whose results the searcher is told of; what they tried is not tried again."""
+    learn_anyway: bool = False
+    """Take also sweeps of another workload or environment: their best settings are tried first."""
+    prune: Literal["on", "off"] | None = None
+    """Stop trials that can no longer keep a constraint or add to the front; by default on with --searcher or --constraint."""
     device: Device | None = None
     """cpu or cuda; by default cuda if this machine has a GPU. Say cuda on a cluster whose head has none."""
     pipeline: Pipeline | None = None
@@ -117,16 +139,27 @@ def _sweep(options: Options) -> int:
         presenting.show_plan(console, config, workload.max_length, done)
         return 0
     _check_cache(config)
+    learned = learned_for(config, environment)
     commit = git_commit(BUILT_IN.get(config.workload, config.workload))
     (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
-    stages = Stages(config=config, output=output, fronts=_fronts(config), max_length=workload.max_length, environment=environment)
-    interrupted = stages.run(console)
+    stages = Stages(
+        config=config,
+        output=output,
+        fronts=_fronts(config),
+        max_length=workload.max_length,
+        environment=environment,
+        learned=learned,
+    )
+    search = stages.search()
+    interrupted = stages.run(console, search)
     report = analysis.write_report(output)
     found = analysis.summary(analysis.load(output))
     presenting.show_summary(console, _rows(found), found.counts)
     again = f"{PROG} --resume --output {output}"
     why = "stopped" if interrupted else "the time budget did not suffice for them"
-    if left := stages.left():
+    if search is not None:
+        presenting.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
+    if search is None and (left := stages.left()):
         console.print(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}", soft_wrap=True)
     elif cold := stages.to_measure_cold():
         console.print(f"{len(cold)} of the front were not measured cold; go on with: {again}", soft_wrap=True)
@@ -180,7 +213,9 @@ def _workload(options: Options, stored: dict[str, Any], device: Device) -> Workl
 def _configured(
     options: Options, stored: dict[str, Any], workload: Workload, device: Device, environment: Environment, output: Path
 ) -> SweepConfig:
-    recipe: str = _first(GIVEN if options.settings else options.recipe, stored.get("recipe"), "quickstart")
+    default = "grid" if options.searcher else "quickstart"
+    recipe: str = _first(GIVEN if options.settings else options.recipe, stored.get("recipe"), default)
+    search = _search(options, stored.get("search", {}))
     workers: int = _first(options.workers_per_trial, stored.get("workers_per_trial"), 1)
     target = Target.of(workload, has_gpu=device is Device.CUDA)
     if options.settings:
@@ -193,8 +228,6 @@ def _configured(
         chosen = Choice(settings=tuple(CompileSettings.parse(str(key)) for key in stored["settings"]), excluded=())
     else:
         chosen = choose(varied(find_recipe(recipe)(target), _axes(options.vary)), target)
-    if options.num_trials is not None and options.num_trials < 1:
-        raise ConfigError(f"--num-trials {options.num_trials} is too few; use 1 or more")
     pipeline = Pipeline(_first(options.pipeline, stored.get("pipeline"), Pipeline.RESIDENT))
     if pipeline is Pipeline.REAL and type(workload).loader is Workload.loader:
         raise ConfigError(f"--pipeline real needs a loader, and {type(workload).__name__} has none; write one, or use resident")
@@ -204,7 +237,7 @@ def _configured(
         recipe=recipe,
         workload=_first(options.workload, stored.get("workload"), "captioning"),
         size=workload.size,
-        settings=chosen.settings[: options.num_trials],
+        settings=chosen.settings if search.searcher else chosen.settings[: options.num_trials],
         excluded=chosen.excluded,
         seed=workload.seed,
         device=device,
@@ -219,10 +252,35 @@ def _configured(
         time_budget_s=options.time_budget_s,
         compile_deadline_s=compile_deadline_s,
         trial_deadline_s=_first(options.trial_deadline_s, compile_deadline_s + 300.0),
+        search=search,
     )
     if num_gpus and workers > num_gpus and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"--workers-per-trial {workers} needs as many GPUs, and {num_gpus} are visible")
     return config
+
+
+def _search(options: Options, stored: dict[str, Any]) -> SearchConfig:
+    """How settings are chosen: as asked, or else as the sweep to resume did."""
+    asked: dict[str, Any] = {
+        "searcher": options.searcher,
+        "objectives": tuple(chain(*options.objective)),
+        "constraints": tuple(chain(*options.constraint)),
+        "stop": options.stop,
+        "num_trials": options.num_trials,
+        "gpu_budget_s": options.gpu_budget_s,
+        "learn_from": tuple(str(Path(folder).absolute()) for folder in chain(*options.learn_from)),
+        "learn_anyway": options.learn_anyway,
+    }
+    before = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    chosen = {name: value or before.get(name, value) if value != 0 else value for name, value in asked.items()}
+    if not chosen["searcher"] and (named := [name for name, value in chosen.items() if value and name != "num_trials"]):
+        chosen["searcher"] = Searcher.GRID  # their order is kept
+        if "learn_from" in named or "learn_anyway" in named:
+            raise ConfigError("--learn-from teaches a searcher; name one with --searcher")
+    by_default = before.get("prune", bool(options.searcher or options.constraint))
+    prune = by_default if options.prune is None else options.prune == "on"
+    searcher = Searcher(chosen.pop("searcher")) if chosen["searcher"] else chosen.pop("searcher")
+    return SearchConfig(**chosen, searcher=searcher, prune=bool(prune))
 
 
 def _cache(options: Options, stored: dict[str, Any], output: Path) -> str | None:
@@ -323,7 +381,7 @@ def _fronts(config: SweepConfig) -> Fronts:
 
 
 def _new_folder(options: Options) -> Path:
-    name = GIVEN if options.settings else options.recipe or "quickstart"
+    name = GIVEN if options.settings else options.recipe or (str(options.searcher) if options.searcher else "quickstart")
     return Path("results") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

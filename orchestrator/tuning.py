@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from ray import tune
 from ray.tune.execution.placement_groups import PlacementGroupFactory
@@ -14,7 +15,12 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from orchestrator.assignment import TrialPlan
 from orchestrator.cleanup import Cleanup
 from orchestrator.config import Device, SweepConfig
+from orchestrator.early_stopping import EarlyStopping
 from orchestrator.environment import Environment
+from orchestrator.pruning import Pruning
+from orchestrator.records import TrialRecord
+from orchestrator.search.proposer import Proposer
+from orchestrator.search.tune import ProposingSearcher
 from orchestrator.searchers import PlannedSearcher
 from orchestrator.trial import run_trial
 from workloads.settings import CompileSettings
@@ -24,6 +30,20 @@ _TRIAL_CPUS = 0.01
 
 _LEFT_CPUS = 0.5
 """Of the cores of each worker, not claimed of Ray: so waiting trials fit beside workers that use all cores."""
+
+
+class Asked(Protocol):
+    """What proposes settings, in the place of a list; `searching.Search` is one."""
+
+    proposer: Proposer
+
+    def new_records(self) -> Iterable[TrialRecord]:
+        """Records the proposer has not been told of."""
+        ...
+
+    def why_enough(self) -> str | None:
+        """Why no further trial should start; None if one may."""
+        ...
 
 
 def run_trials(
@@ -38,12 +58,14 @@ def run_trials(
     alone: bool = False,
     restores: bool = False,
     warm_start: bool = False,
+    search: Asked | None = None,
+    pruning: Pruning | None = None,
 ) -> None:
     """Runs the trials; returns when none is left or none may start. Ray must be initialised and the board be open.
 
     Args:
         config: the sweep's.
-        settings: what is left to try, in order.
+        settings: what is left to try, in order, or to choose from.
         environment: of the head.
         output: the sweep's folder, to which trials append their records.
         scratch: for Tune's own state, which nobody needs afterwards.
@@ -53,6 +75,8 @@ def run_trials(
             can be compared with theirs.
         restores: trials begin with artifacts of trials before them.
         warm_start: trials only start, from their own settings' artifacts.
+        search: chooses among the settings; without one they are tried in order.
+        pruning: decides which trials are stopped early; without one, none is.
     """
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
@@ -73,13 +97,20 @@ def run_trials(
         cache_in_cluster=bool(os.environ.get("RAY_ADDRESS")),  # on one host its folder is as near as the cluster's memory
         precompile=config.precompile,
         restores=restores or warm_start,
+        prunes=pruning is not None,
         warm_start=warm_start,
     )
+    searcher: PlannedSearcher | ProposingSearcher = PlannedSearcher(settings, plan, new_trial_id, may_start)
+    if search is not None:
+        enough = search.why_enough
+        searcher = ProposingSearcher(
+            search.proposer, plan, new_trial_id, may_start, search.new_records, enough=lambda: enough() is not None
+        )
     on_head = PlacementGroupFactory([{"CPU": _TRIAL_CPUS, "node:__internal_head__": 0.001}])
     tuner = tune.Tuner(
         tune.with_resources(run_trial, on_head),
         tune_config=tune.TuneConfig(
-            search_alg=PlannedSearcher(settings, plan, new_trial_id, may_start),
+            search_alg=searcher,
             num_samples=len(settings),
             max_concurrent_trials=1 if alone else config.max_concurrent,
             reuse_actors=True,
@@ -88,7 +119,7 @@ def run_trials(
             name=uuid.uuid4().hex,  # of several in one folder
             storage_path=str(scratch),
             verbose=0,
-            callbacks=[Cleanup(output)],
+            callbacks=[Cleanup(output), *([EarlyStopping(output, pruning)] if pruning else [])],
             failure_config=tune.FailureConfig(max_failures=0),
         ),
     )
