@@ -125,7 +125,7 @@ class Outlook:
         codes = np.stack([*(result.codes for result in results), *under_way])
         known, cross = likeness(codes, codes), likeness(codes, candidates)
         is_seen = np.arange(len(results) + len(under_way)) < len(results)
-        outcomes = Posterior.by_likeness(known, cross, is_seen)
+        outcomes = Posterior(known, cross, is_seen)
         failures = (np.array([result.failure for result in results]) - _USUAL_FAILURES) / _FAILURE_SPREAD
         works = np.clip(1 - _USUAL_FAILURES - _FAILURE_SPREAD * outcomes.mean(failures), 0.02, 0.98)
         seconds = np.array([result.wall_s for result in results])
@@ -138,7 +138,7 @@ class Outlook:
         # One that failed is known not to have figures; one under way will probably have some, and its like are less of a find.
         has_or_will = np.append(measured, np.ones(len(under_way), dtype=bool))
         figured = np.ix_(has_or_will, has_or_will)
-        posterior = outcomes if measured.all() else Posterior.by_likeness(known[figured], cross[has_or_will], seen[has_or_will])
+        posterior = outcomes if measured.all() else Posterior(known[figured], cross[has_or_will], seen[has_or_will])
         figures = np.array([result.figures for result in results if result.figures is not None])
         draws = [_drawn(column, posterior) for column in figures.T]
         num_objectives = len(self._aims.objectives)

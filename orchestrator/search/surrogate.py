@@ -71,22 +71,12 @@ class Posterior:
     """What is known of some settings once others are.
 
     Args:
-        known: settings that were tried, by their codes.
-        asked: settings to predict, likewise.
+        known: likeness of settings that were tried, with each other.
+        cross: of them, one a row, with settings to predict, one a column.
         is_seen: which of the known have results; the others are under way, and only make it less worth while to try their like.
     """
 
-    def __init__(self, known: Codes, asked: Codes, is_seen: npt.NDArray[np.bool_]) -> None:
-        self._learn(likeness(known, known), likeness(known, asked), is_seen)
-
-    @classmethod
-    def by_likeness(cls, known: Floats, cross: Floats, is_seen: npt.NDArray[np.bool_]) -> Posterior:
-        """The same, of settings whose likeness is known: with each other, and one a row with those to predict."""
-        posterior = cls.__new__(cls)
-        posterior._learn(known, cross, is_seen)
-        return posterior
-
-    def _learn(self, known: Floats, cross: Floats, is_seen: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, known: Floats, cross: Floats, is_seen: npt.NDArray[np.bool_]) -> None:
         self._weights = _solved(known[np.ix_(is_seen, is_seen)], cross[is_seen])
         weights = self._weights if is_seen.all() else _solved(known, cross)
         self.deviation: Floats = np.sqrt(np.maximum(1.0 - np.einsum("ka,ka->a", cross, weights), 1e-6))

@@ -54,7 +54,7 @@ def test_predictions_agree_with_what_was_seen_and_are_unsure_elsewhere() -> None
     codes = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.int32)
     figures = np.array([100.0, 200.0, 300.0])
     scale = Scale.of(figures)
-    posterior = Posterior(codes[:3], codes, np.ones(3, dtype=bool))
+    posterior = Posterior(likeness(codes[:3], codes[:3]), likeness(codes[:3], codes), np.ones(3, dtype=bool))
     predicted = scale.figures(posterior.mean(scale.modelled(figures)))
     assert predicted[:3] == pytest.approx(figures, rel=0.02)
     assert predicted[3] > 300, "each field's effect is expected under the other's value"
