@@ -73,7 +73,7 @@ def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmS
     """
     found = [
         _phases(df), _step_times(df), _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _parallel(df),
-        _timeline(attempts, starts), _caches(df),
+        _effects(df, attempts), _shares(df), _timeline(attempts, starts), _caches(df),
     ]  # fmt: skip
     return [chart for chart in found if chart is not None]
 
@@ -129,6 +129,30 @@ def _parallel(df: pd.DataFrame) -> Chart | None:
         "A line is a setting, its colour the scope as in the front; thick ones are on the front. A click on a choice, or the "
         f"filter, dims the others, here and in the table.{_no_room(info.num_left_out)}",
         as_json(charts.parallel_figure(info)), filter=True, is_wide=True,
+    )  # fmt: skip
+
+
+def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
+    info = charts.effects_info(df, attempts)
+    if not info.effects:
+        return None
+    return Chart(
+        "effects", "What one change is worth", "Change of throughput by changing one field",
+        "Each row compares settings that differ in this field only, the mean over all such pairs. The name also says what it "
+        f"costs in cold compiling; the hover, after how many steps that is paid back.{_no_room(info.num_left_out)}",
+        as_json(charts.effects_figure(info)),
+    )  # fmt: skip
+
+
+def _shares(df: pd.DataFrame) -> Chart | None:
+    info = charts.shares_info(df)
+    if not info.fields:
+        return None
+    return Chart(
+        "shares", "Which choices matter", "Share of the differences in throughput and compile time that each field explains",
+        "By functional ANOVA of a random forest over all trials: what is missing to 100 % is how fields work together. It says "
+        f"which choices matter, not which way.{_no_room(info.num_left_out)}",
+        as_json(charts.shares_figure(info)),
     )  # fmt: skip
 
 

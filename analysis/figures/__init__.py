@@ -1,5 +1,14 @@
 """The charts, one a file. Each is `…_info(df)`, which decides what is shown, and `…_figure(info)`, which draws it."""
 
+from analysis.figures.attribution_chart import (
+    EffectsInfo,
+    FieldShares,
+    SharesInfo,
+    effects_figure,
+    effects_info,
+    shares_figure,
+    shares_info,
+)
 from analysis.figures.break_even_chart import BreakEvenInfo, JobSetting, break_even_data, break_even_figure, break_even_info
 from analysis.figures.cache_hits import CacheInfo, CacheRow, cache_figure, cache_info
 from analysis.figures.compile_phases import (
@@ -25,6 +34,8 @@ __all__ = [
     "CacheRow",
     "CompileBar",
     "CompilePhasesInfo",
+    "EffectsInfo",
+    "FieldShares",
     "FrontAxis",
     "JobSetting",
     "MemoryBar",
@@ -32,6 +43,7 @@ __all__ = [
     "ParallelInfo",
     "ParetoInfo",
     "ParetoPoint",
+    "SharesInfo",
     "Span",
     "StepTimes",
     "StepTimesInfo",
@@ -44,6 +56,8 @@ __all__ = [
     "cache_info",
     "compile_phases_figure",
     "compile_phases_info",
+    "effects_figure",
+    "effects_info",
     "memory_figure",
     "memory_info",
     "parallel_figure",
@@ -52,6 +66,8 @@ __all__ = [
     "pareto_figure",
     "pareto_info",
     "plotly_script",
+    "shares_figure",
+    "shares_info",
     "step_times_figure",
     "step_times_info",
     "timeline_figure",

@@ -1,0 +1,179 @@
+"""What each choice is worth: what changing it alone did, and how much of the differences it explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from analysis.attribution import Difference, Effect, effects, shares
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
+from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
+from analysis.formatting import figure, percent, whole
+from workloads.settings import Scope
+
+_MOST_EFFECTS = 14
+_MOST_SHARES = 8
+_MOST_TRIALS = 600
+"""Trials that shares and effects are found from: forests of more take minutes; of more trials, evenly spaced ones are taken."""
+_GAIN_COLOR, _LOSS_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]
+_RATE_COLOR, _COMPILE_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]
+
+
+class EffectsInfo(NamedTuple):
+    """What the chart of single changes shows."""
+
+    effects: list[Effect]
+    """The largest gain first, the largest loss last."""
+    num_left_out: int
+    """Smaller ones, for which there is no room."""
+
+
+class FieldShares(NamedTuple):
+    """How much of the differences a field explains. Text is as it stands in the record, not escaped."""
+
+    name: str
+    throughput: float | None
+    compile_time: float | None
+    """Shares of the variance of the logarithm, 0 to 1; None where they could not be found."""
+
+
+class SharesInfo(NamedTuple):
+    """What the chart of shares shows."""
+
+    fields: list[FieldShares]
+    """The one that matters most for throughput first."""
+    num_left_out: int
+
+
+def effects_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:
+    """What single changes did in the trials `load` returned.
+
+    Args:
+        df: the trials.
+        attempts: all attempts, to see how settings scatter between runs.
+    """
+    found = effects(_sample(df), attempts=attempts)
+    shown = found[:_MOST_EFFECTS]
+    return EffectsInfo(sorted(shown, key=lambda one: -one.rate.value), len(found) - len(shown))
+
+
+def shares_info(df: pd.DataFrame) -> SharesInfo:
+    """How much of the differences in throughput and compile time each field explains, of the trials `load` returned."""
+    sample = _sample(df)
+    rate = {one.name: one.share for one in shares(sample, "samples_per_s")}
+    compiling = {one.name: one.share for one in shares(sample, "compile_s")}
+    names = sorted({*rate, *compiling}, key=lambda name: (-rate.get(name, 0.0), -compiling.get(name, 0.0), name))
+    fields = [FieldShares(name, rate.get(name), compiling.get(name)) for name in names]
+    return SharesInfo(fields[:_MOST_SHARES], max(0, len(fields) - _MOST_SHARES))
+
+
+def effects_figure(info: EffectsInfo) -> go.Figure:
+    """The chart: the change of throughput to the right in percent, with its 95 % interval; a row a change.
+
+    Args:
+        info: what `effects_info` returned.
+    """
+    chart = rows_figure(
+        [RowName(f"{one.name}: {one.before} → {one.after}", _in_short(one), on_front=False) for one in info.effects],
+        x_title="change of throughput, all else equal (%)",
+        nothing="No two trials differ in one field only.",
+        has_legend=False,
+    )
+    if not info.effects:
+        return chart
+    chart.add_vline(x=0, line={"color": LINE_COLOR, "width": 1})
+    chart.update_xaxes(rangemode="normal")
+    chart.add_trace(
+        go.Bar(
+            orientation="h",
+            x=[100 * one.rate.value for one in info.effects],
+            y=list(range(len(info.effects))),
+            width=BAR,
+            marker={"color": [_GAIN_COLOR if one.rate.value >= 0 else _LOSS_COLOR for one in info.effects]},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [100 * (one.rate.high - one.rate.value) for one in info.effects],
+                "arrayminus": [100 * (one.rate.value - one.rate.low) for one in info.effects],
+                "thickness": 1.4,
+                "width": 4,
+                "color": LINE_COLOR,
+            },
+            hovertext=[_hover(one) for one in info.effects],
+            hoverinfo="text",
+        )
+    )
+    return chart
+
+
+def shares_figure(info: SharesInfo) -> go.Figure:
+    """The chart: shares to the right in percent; a row a field, throughput over compile time.
+
+    Args:
+        info: what `shares_info` returned.
+    """
+    chart = rows_figure(
+        [RowName(field.name, percent(field.throughput), on_front=False) for field in info.fields],
+        x_title="share of the differences it explains by itself (%)",
+        nothing="There are too few different trials to tell.",
+    )
+    if not info.fields:
+        return chart
+    chart.update_layout(barmode="overlay")
+    for title, color, values, at in (
+        ("throughput", _RATE_COLOR, [field.throughput for field in info.fields], -BAR / 4),
+        ("compile time", _COMPILE_COLOR, [field.compile_time for field in info.fields], BAR / 4),
+    ):
+        chart.add_trace(_share_bars(title, color, values, at, info.fields))
+    return chart
+
+
+def _share_bars(title: str, color: str, values: Sequence[float | None], at: float, fields: Sequence[FieldShares]) -> go.Bar:
+    shown = [(place, value) for place, value in enumerate(values) if value is not None]
+    return go.Bar(
+        orientation="h",
+        name=title,
+        x=[100 * value for _, value in shown],
+        y=[place + at for place, _ in shown],
+        width=BAR / 2,
+        marker={"color": color},
+        hovertext=[row_hover([fields[place].name, f"{percent(value)} of the differences in {title}"]) for place, value in shown],
+        hoverinfo="text",
+    )
+
+
+def _sample(df: pd.DataFrame) -> pd.DataFrame:
+    return df.iloc[:: math.ceil(len(df) / _MOST_TRIALS)] if len(df) > _MOST_TRIALS else df
+
+
+def _in_short(effect: Effect) -> str:
+    words = f"{100 * effect.rate.value:+.1f} %".replace("-", "−")
+    if effect.compile_s is not None:
+        words += f", {effect.compile_s.value:+.1f} s compile".replace("-", "−")
+    return words
+
+
+def _hover(effect: Effect) -> str:
+    lines = [
+        f"{effect.name}: {effect.before} → {effect.after}",
+        f"throughput {_between(effect.rate, 100, '%')}",
+        *([] if effect.step_ms is None else [f"step {_between(effect.step_ms, 1, 'ms')}"]),
+        *([] if effect.compile_s is None else [f"cold compile {_between(effect.compile_s, 1, 's')}"]),
+        f"mean of {effect.pairs} pair{'' if effect.pairs == 1 else 's'} of trials",
+    ]
+    if effect.steps_to_pay is not None:
+        lines.append(f"paid back after {whole(effect.steps_to_pay)} steps")
+    return row_hover(lines)
+
+
+def _between(change: Difference, factor: float, unit: str) -> str:
+    value, low, high = (_signed(factor * end) for end in change)
+    return f"{value} {unit} (95 %: {low} to {high})"
+
+
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{figure(abs(value))}"

@@ -1,0 +1,167 @@
+"""What the charts with a row a setting, the timeline and the parallel coordinates show, asserted on their info."""
+
+from __future__ import annotations
+
+import pytest
+from sweep_folders import MakeSweep, trial, typical_trials, warm_start
+
+import analysis
+from analysis.figures import (
+    cache_figure,
+    cache_info,
+    effects_figure,
+    effects_info,
+    memory_figure,
+    memory_info,
+    parallel_figure,
+    parallel_info,
+    shares_info,
+    step_times_figure,
+    step_times_info,
+    timeline_figure,
+    timeline_info,
+)
+from orchestrator.records import Caches, Status, TrialRecord, append
+
+HOSTILE = "<img src=x>"
+
+
+def test_step_times_are_those_of_usable_trials_the_quickest_on_top(make_sweep: MakeSweep) -> None:
+    info = step_times_info(analysis.load(make_sweep()))
+    assert [row.trial_id for row in info.rows] == [
+        "buckets", "regional-auto", "full", "regional", "eager-longest", "eager-max",
+    ]  # fmt: skip
+    assert info.num_left_out == 0
+    assert {row.num_steps for row in info.rows} == {4}
+
+
+def test_of_many_steps_the_least_and_the_longest_are_drawn(make_sweep: MakeSweep) -> None:
+    steps = [100.0 + place for place in range(1000)]
+    (row,) = step_times_info(analysis.load(make_sweep([trial("scope=full", 600, 50, step_ms=steps)]))).rows
+    assert (row.drawn_ms[0], row.drawn_ms[-1], row.num_steps) == (100.0, 1099.0, 1000)
+    assert len(row.drawn_ms) == 160
+    assert row.quartiles_ms == pytest.approx((349.75, 599.5, 849.25))
+
+
+def test_a_box_says_the_interval_of_its_median(make_sweep: MakeSweep) -> None:
+    figure = step_times_figure(step_times_info(analysis.load(make_sweep([trial("scope=full", 640, 50)]))))
+    hovers = [trace.hovertext for trace in figure.data if trace.type == "box"]
+    assert len(hovers) == 1
+    assert "step 100 ms (95 %: 99.8–100.2)" in hovers[0]
+
+
+def test_memory_ascends_and_leaves_room_for_the_device(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 900, 50, peak_memory_bytes=30 * 2**30, cudagraph_pool_bytes=5 * 2**30),
+        trial("scope=regional", 800, 20, peak_memory_bytes=20 * 2**30),
+    ]
+    info = memory_info(analysis.load(make_sweep(records)), 140 * 2**30)
+    assert [bar.peak_bytes / 2**30 for bar in info.bars] == [20, 30]
+    figure = memory_figure(info)
+    assert figure.layout.xaxis.range[1] > 140
+    pool = next(trace for trace in figure.data if trace.name == "CUDA-graph pool")
+    assert (list(pool.x), list(pool.y)) == ([5.0], [1])
+    assert "21 % of the device" in figure.data[0].hovertext[1]
+
+
+def test_trials_side_by_side_have_lanes_of_their_own(make_sweep: MakeSweep) -> None:
+    def at(second: int, name: str, **fields: object) -> TrialRecord:
+        return trial(
+            f"scope=full,dynamic=mark,pad_multiple={second + 1}", 640, 20, trial_id=name, wall_s=60.0,
+            started_at=f"2026-11-21T09:00:{second:02d}+00:00", **fields,
+        )  # fmt: skip
+
+    records = [at(0, "first"), at(5, "beside"), at(59, "after the first"), at(58, "two workers", num_workers=2)]
+    info = timeline_info(analysis.load(make_sweep(records)))
+    assert {span.trial_id: span.lanes for span in info.spans} == {
+        "first": (0,), "beside": (1,), "two workers": (2, 3), "after the first": (0,),
+    }  # fmt: skip
+    assert info.num_lanes == 4
+    parts = info.spans[0].parts_s
+    assert parts == pytest.approx({"other": 60 - 21 - 0.613333, "warm-up": 21.0, "timing": 0.613333}, abs=1e-3)
+    assert info.busy == pytest.approx(300 / (4 * 119))
+
+
+def test_a_trial_without_figures_is_lost_time_and_one_without_a_start_is_left_out(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", status=Status.FAILED, label="worker-died", wall_s=30.0, started_at="2026-11-21T09:00:00+00:00"),
+        trial("scope=regional", 640, 20),
+    ]
+    info = timeline_info(analysis.load(make_sweep(records)))
+    assert [(span.parts_s, span.outcome) for span in info.spans] == [({"lost": 30.0}, "worker-died")]
+    assert info.num_left_out == 1
+    assert [trace.name for trace in timeline_figure(info).data] == ["ended without a figure"]
+
+
+def test_parallel_coordinates_have_an_axis_for_what_differs(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full,optimizer=fused", 900, 100),
+        trial("scope=regional,optimizer=fused", 800, 10),
+        trial("scope=modular,optimizer=fused", 700, 1),
+    ]
+    info = parallel_info(analysis.load(make_sweep(records)))
+    assert [axis.column for axis in info.axes] == ["scope", "compile_s", "peak_memory_bytes", "samples_per_s"]
+    places = {line.settings_label: line.places for line in info.lines}
+    assert places["regional, default, static, fused optimizer"] == pytest.approx([1.0, 0.5, 0.5, 0.5])  # seconds by decades
+    names = [note.name for note in parallel_figure(info).layout.annotations if note.name]
+    assert names == ["scope=full", "scope=modular", "scope=regional"]
+
+
+def test_parallel_coordinates_need_two_settings(make_sweep: MakeSweep) -> None:
+    figure = parallel_figure(parallel_info(analysis.load(make_sweep([trial("scope=full", 900, 100)]))))
+    assert "no two settings" in figure.layout.annotations[0].text
+
+
+def test_caches_compare_a_cold_compile_with_a_warm_start(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 900, 100, trial_id="cold"),
+        trial("scope=full", 900, 9, trial_id="warm", caches=Caches.WARM, cache_hits=30, cache_misses=10, cache_saved_s=80.0),
+        trial("scope=regional", 700, 30, trial_id="other"),
+        trial("scope=modular", 600, 30, trial_id="never started warm"),
+    ]
+    folder = make_sweep(records)
+    append(folder, warm_start("scope=regional", 12.0))
+    info = cache_info(analysis.load(folder))
+    assert [(row.cold_s, row.warm_s, row.hits, row.hit_share) for row in info.rows] == [
+        (100.0, 9.0, 30.0, 0.75), (30.0, 12.0, None, None),
+    ]  # fmt: skip
+    hover = cache_figure(info).data[0].hovertext[0]
+    assert "30 hits, 10 misses (75.0 % hit)" in hover
+    assert cache_info(analysis.load(folder).iloc[:0]).rows == []
+
+
+def test_effects_and_shares_say_what_a_change_is_worth(make_sweep: MakeSweep) -> None:
+    records = [
+        trial(f"scope={scope},optimizer={optimizer}{window}", 600 if optimizer == "fused" else 500, 60 if scope == "full" else 15)
+        for scope in ("full", "regional", "modular")
+        for optimizer in ("foreach", "fused")
+        for window in ("", ",group_window=100")
+    ]  # fmt: skip
+    df = analysis.load(make_sweep(records))
+    first = effects_info(df).effects[0]
+    assert (first.name, first.before, first.after) == ("optimizer", "foreach", "fused")
+    figure = effects_figure(effects_info(df))
+    assert "optimizer: foreach → fused · <b>+20.0" in figure.layout.annotations[0].text.replace("\u00a0", " ")
+    shares = {field.name: field for field in shares_info(df).fields}
+    assert (shares["optimizer"].throughput or 0) > 0.8
+    assert (shares["scope"].compile_time or 0) > 0.8
+
+
+@pytest.mark.parametrize("draw", ["steps", "memory", "timeline", "parallel", "caches"])
+def test_text_of_a_record_is_never_mark_up(make_sweep: MakeSweep, draw: str) -> None:
+    records = [*typical_trials(), trial("scope=full", 800, 5, caches=Caches.WARM)]
+    df = analysis.load(make_sweep([*records]))
+    df["settings_label"] = df["trial_id"] = HOSTILE
+    df["wall_s"] = 100.0
+    df["started_at"] = "2026-11-21T09:00:00+00:00"
+    df["started_at"] = df["started_at"].astype("datetime64[us, UTC]")
+    figure = {
+        "steps": lambda: step_times_figure(step_times_info(df)),
+        "memory": lambda: memory_figure(memory_info(df)),
+        "timeline": lambda: timeline_figure(timeline_info(df)),
+        "parallel": lambda: parallel_figure(parallel_info(df)),
+        "caches": lambda: cache_figure(cache_info(df)),
+    }[draw]()
+    text = str(figure.to_plotly_json())
+    assert "&lt;img" in text
+    assert "<img" not in text
