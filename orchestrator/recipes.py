@@ -76,6 +76,58 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "mode": "max-autotune", **untuned}
 
 
+def regional(target: Target) -> Iterator[Candidate]:
+    """Full against regional compiling, the regional recipe's question: what compiling a repeated block once saves."""
+    yield _EAGER_MAX
+    yield {"scope": "full"}
+    yield {"scope": "regional"}
+
+
+def modes(target: Target) -> Iterator[Candidate]:
+    """Eager and the modes of torch.compile on one shape, the table of the benchmark's source."""
+    yield _EAGER_MAX
+    yield {"scope": "full"}
+    if target.has_gpu:
+        yield {"scope": "full", "mode": "reduce-overhead"}
+        yield {"scope": "full", "mode": "max-autotune", "inductor.coordinate_descent_tuning": "off"}
+    else:
+        yield {"scope": "full", "mode": "max-autotune-no-cudagraphs"}
+
+
+def inference(target: Target) -> Iterator[Candidate]:
+    """Why compiling may not help inference, and what does: each cause switched by itself, then together."""
+    cast: Candidate = {"workload.weights": "bf16"} if "weights" in target.options else {}
+    free: Candidate = {"workload.grad_mode": "no_grad"} if "grad_mode" in target.options else {}
+    scopes: tuple[Candidate, ...] = ({"scope": "eager"}, {"scope": "full"}, {"scope": "regional"}, {"scope": "modular"})
+    for scope in scopes:
+        yield scope
+        yield {**scope, **cast}
+    yield {"scope": "eager", **free}
+    yield {"scope": "full", **free}
+    if target.max_length > 1:
+        yield {"scope": "full", "dynamic": "true"}
+    if target.has_gpu:
+        for mode in ("reduce-overhead", "max-autotune"):
+            tuned: Candidate = {"inductor.coordinate_descent_tuning": "off"} if mode == "max-autotune" else {}
+            yield {"scope": "full", "mode": mode, **tuned}
+            yield {"scope": "full", "mode": mode, **tuned, **cast}
+        yield {"scope": "modular", "mode": "reduce-overhead", **cast}
+        yield {"scope": "full", "mode": "reduce-overhead", **free}
+
+
+def vision(target: Target) -> Iterator[Candidate]:
+    """The pitfalls of compiling vision models as rows: AMP, EMA, SyncBN and the memory of reduce-overhead, eager and compiled."""
+    variants: list[Candidate] = [{}, {"autocast": "off"}]
+    variants += [{f"workload.{name}": value} for name, value in (("ema", True), ("norm", "sync")) if name in target.options]
+    for variant in variants:
+        if target.has_gpu or variant.get("workload.norm") != "sync":  # which torch has for GPUs alone
+            for scope in ("eager", "full", "regional"):
+                yield {"scope": scope, **variant}
+    if target.has_gpu:
+        for variant in variants:
+            yield {"scope": "full", "mode": "reduce-overhead", **variant}
+
+
 def grid(target: Target) -> Iterator[Candidate]:
     """Every combination of the settings' values."""
     yield from every_candidate(bucket_sizes=[_part(target, count) for count in (8, 4, 2)], pad_multiples=(8,))
@@ -86,7 +138,15 @@ def _part(target: Target, count: int) -> int:
     return -(-target.max_length // count)
 
 
-RECIPES: dict[str, Recipe] = {"quickstart": quickstart, "captioning": captioning, "grid": grid}
+RECIPES: dict[str, Recipe] = {
+    "quickstart": quickstart,
+    "captioning": captioning,
+    "regional": regional,
+    "modes": modes,
+    "inference": inference,
+    "vision": vision,
+    "grid": grid,
+}
 
 
 def find_recipe(name: str) -> Recipe:

@@ -25,7 +25,16 @@ from workloads.shapes import ShapePolicy
 from workloads.source import optimizer_options
 from workloads.spelling import Scalar
 
-BUILT_IN = {"captioning": "workloads.captioning:Captioning"}
+BUILT_IN = {
+    "captioning": "workloads.captioning:Captioning",
+    "decoder": "workloads.decoder:Decoder",
+    "detection": "workloads.detection:Detection",
+    "gpt2": "workloads.gpt2:Gpt2",
+    "gpt2-inference": "workloads.gpt2:Gpt2Inference",
+    "layers": "workloads.layers:Layers",
+    "layers-inference": "workloads.layers:LayersInference",
+    "segmentation": "workloads.segmentation:Segmentation",
+}
 """Short names of the workloads that come with the project."""
 
 ENTRY_POINTS = "compile_sweep.workloads"

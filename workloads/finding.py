@@ -1,6 +1,7 @@
 """What a sweep must know of a model and its batches, found out instead of told: repeated blocks, and dimensions that change.
 
-Blocks are the members of a `ModuleList` (or, where there is none, of a `Sequential`) that are all of one class. A dimension
+Blocks are the members of a `ModuleList` (or, where there is none, of a `Sequential`) that are all of one class; where these have
+different sizes and equal blocks inside, as the stages of a vision model have, it is those. A dimension
 changes if its size differs from batch to batch; in the arguments of a module inside the model, if it differs between two runs.
 """
 
@@ -31,16 +32,22 @@ def repeated_blocks(model: nn.Module) -> list[str]:
 def _blocks(module: nn.Module, kind: type[nn.Module], prefix: str) -> Iterator[str]:
     for name, child in module.named_children():
         members = dict(child.named_children())
+        inside = _blocks(child, kind, f"{prefix}{name}.")
         if isinstance(child, kind) and len(members) > 1 and _are_blocks(members.values()):
-            yield from (f"{prefix}{name}.{member}" for member in members)
+            own = [f"{prefix}{name}.{member}" for member in members]
+            yield from own if _are_equal(members.values()) else list(inside) or own
         else:
-            yield from _blocks(child, kind, f"{prefix}{name}.")
+            yield from inside
 
 
 def _are_blocks(modules: Iterable[nn.Module]) -> bool:
     """Whether the modules are of one class that is more than one layer: a lone layer is nothing worth compiling apart."""
     (kind, *others) = {type(module) for module in modules}
     return not others and not issubclass(kind, nn.ModuleList | nn.ModuleDict) and all(any(m.children()) for m in modules)
+
+
+def _are_equal(modules: Iterable[nn.Module]) -> bool:
+    return len({tuple(tuple(parameter.shape) for parameter in module.parameters()) for module in modules}) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,199 @@
+"""The workloads beside captioning, each in its size for two cores: right when compiled, and what may vary in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from workloads.base import BUILT_IN, Workload, load_workload
+from workloads.compiling import applied, source_for
+from workloads.decoder import Decoder
+from workloads.detection import DetectionLoss, generalized_overlap, matched
+from workloads.errors import SettingsError
+from workloads.fragments import moving_average
+from workloads.gpt2 import Gpt2, Gpt2Inference
+from workloads.measuring import Protocol, measure
+from workloads.segmentation import Segmentation
+from workloads.settings import CompileSettings
+from workloads.shapes import PadToMax
+
+CPU = torch.device("cpu")
+SHORT = Protocol(compared_steps=2, visits=1, min_passes=1, max_passes=1, cpu_window_s=0.0, eager_batches=0)
+
+OWN = sorted(set(BUILT_IN) - {"captioning"})
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny(name: str) -> Workload:
+    return load_workload(name)("tiny", 0)
+
+
+def first_inputs(workload: Workload) -> dict[str, torch.Tensor]:
+    return dict(workload.pool(PadToMax(max_length=workload.max_length), rank=0, device=CPU)[0].inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "spelled"),
+    [
+        ("layers", "scope=regional"),
+        ("layers-inference", "scope=full,workload.grad_mode=no_grad"),
+        ("gpt2", "scope=regional,workload.batch_size=3"),
+        ("gpt2-inference", "scope=full,dynamic=mark,pad_multiple=16,workload.weights=bf16"),
+        ("decoder", "scope=modular"),
+        ("segmentation", "scope=full,workload.ema=on"),
+        ("detection", "scope=full"),
+    ],
+)
+def test_compiled_it_is_one_graph_a_piece_and_right(name: str, spelled: str) -> None:
+    workload = tiny(name)
+    found = measure(workload, CompileSettings.parse(f"{spelled},backend=aot_eager"), device=CPU, protocol=SHORT)
+    assert (found.numerics["status"], found.fallbacks, found.graph_break_reasons) == ("ok", [], []), found.numerics["worst"]
+    assert found.graphs == {"decoder": 4}.get(name, 1)  # encoder; a first token with the cache empty, with it there; the others
+    assert (found.numerics["outputs"] is None) is workload.trains
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_it_names_modules_that_exist_and_fits_its_name(name: str) -> None:
+    workload = tiny(name)
+    model = workload.build_model()
+    assert workload.sizes[-1] == "tiny"
+    assert len(workload.regions(model)) > 1
+    for module in (*workload.regions(model), *workload.parts()):
+        model.get_submodule(module)
+        workload.dynamic_dims(module)
+    assert model.training is workload.trains
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), tiny(name).build_model().parameters(), strict=True))
+    assert type(workload).__doc__
+    pools = [tiny(name).pool(PadToMax(max_length=workload.max_length), rank=rank, device=CPU) for rank in (0, 0, 1)]
+    inputs = [next(iter(pool[1].inputs.values())) for pool in pools]
+    assert torch.equal(inputs[0], inputs[1])
+    assert not torch.equal(inputs[0], inputs[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "spelled", "said"),
+    [
+        ("gpt2", "scope=full,workload.weights=bf16", "no option 'weights'"),
+        ("gpt2-inference", "scope=full,workload.weights=fp8", "is none of what Gpt2Inference takes; use one of float32, bf16"),
+        ("gpt2-inference", "scope=full,workload.weights=bf16,autocast=bf16", "needs no autocast"),
+        ("gpt2-inference", "scope=full,optimizer=fused", "only infers"),
+        ("gpt2", "scope=full,workload.batch_size=0", "use a whole number of 1 or more"),
+        ("segmentation", "scope=full,workload.emma=on", "did you mean ema?"),
+        ("decoder", "scope=full,workload.new_tokens=300", "above the 256"),
+        ("layers", "scope=full,dynamic=mark", "above the workload's 1 tokens"),
+    ],
+)
+def test_what_it_cannot_vary_is_one_sentence(name: str, spelled: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        tiny(name).under(CompileSettings.parse(spelled))
+
+
+def test_options_change_the_workload_and_their_usual_values_do_not() -> None:
+    workload = tiny("gpt2-inference")
+    assert workload.under(CompileSettings.parse("scope=full,workload.weights=float32")) is workload
+    other = workload.under(
+        CompileSettings.parse("scope=full,workload.weights=bf16,workload.batch_size=5,workload.grad_mode=no_grad")
+    )
+    assert {parameter.dtype for parameter in other.build_model().parameters()} == {torch.bfloat16}
+    assert first_inputs(other)["ids"].shape == (5, 32)
+    assert (other.autocast_dtype(torch.device("cuda")), workload.autocast_dtype(torch.device("cuda"))) == (None, torch.bfloat16)
+    source = source_for(CompileSettings.parse("scope=full,workload.grad_mode=no_grad"), workload, workload.build_model(), CPU)
+    assert "@torch.no_grad()" in source
+    assert "workload.grad_mode=no_grad" in source
+
+
+def test_attention_implementations_are_those_the_model_can_run() -> None:
+    assert "flex_attention" in Gpt2Inference("tiny", 0).attention_statement("flex")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="it can run sdpa, eager"):
+        Gpt2("tiny", 0).attention_statement("flex")  # type: ignore[arg-type]
+
+
+def test_the_largest_gpt2_has_a_billion_and_a_half_parameters() -> None:
+    with torch.device("meta"):
+        model = Gpt2("xl", 0).make_model()
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1.558e9, rel=1e-3)
+
+
+def test_captions_from_the_cache_are_those_without_it_and_the_cache_forgets() -> None:
+    workload = tiny("decoder")
+    model = workload.build_model()
+    batches = workload.pool(PadToMax(max_length=1), rank=0, device=CPU)
+    with torch.inference_mode():
+        for batch in batches[:2]:  # the second finds the first one's cache
+            images = model.encoder(pixel_values=batch.inputs["pixel_values"]).last_hidden_state
+            whole = model.decoder(input_ids=batch.inputs["ids"], encoder_hidden_states=images, use_cache=False).logits
+            torch.testing.assert_close(model(**batch.inputs), whole, atol=1e-5, rtol=1e-4)
+    assert batches[0].tokens == batches[0].samples * 6
+    short = workload.under(CompileSettings.parse("scope=full,workload.new_tokens=1"))
+    assert isinstance(short, Decoder)
+    assert short.build_model()(**first_inputs(short)).shape == (8, 1, 128)
+
+
+def test_the_average_follows_the_weights() -> None:
+    model = torch.nn.Linear(2, 1)
+    average = moving_average(model, 0.75)
+    before = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight += 4.0
+    average()
+    torch.testing.assert_close(average.averages["weight"], before + 1.0)  # type: ignore[attr-defined]
+
+
+def test_a_step_with_an_average_keeps_it_after_every_update() -> None:
+    settings = CompileSettings.parse("scope=eager,workload.ema=on")
+    workload = tiny("segmentation").under(settings)
+    model = workload.build_model()
+    with applied(settings, workload, model, workload.optimizer(model, settings.optimizer), CPU) as step:
+        assert "moving_average(model, 0.9998)" in step.source
+        assert "        average()\n        optimizer.zero_grad" in step.source
+        assert torch.isfinite(step(workload.pool(PadToMax(max_length=1), rank=0, device=CPU)[0]))
+
+
+def test_synchronized_normalisation_replaces_the_usual_one() -> None:
+    kinds = {}
+    for norm in ("batch", "sync"):
+        workload = tiny("segmentation").under(CompileSettings.parse(f"scope=full,workload.norm={norm}"))
+        assert isinstance(workload, Segmentation)
+        kinds[norm] = {
+            type(module).__name__ for module in workload.build_model().modules() if "BatchNorm" in type(module).__name__
+        }
+    assert kinds == {"batch": {"BatchNorm2d"}, "sync": {"SyncBatchNorm"}}
+
+
+def test_each_object_gets_a_query_of_its_own_the_best_one() -> None:
+    targets = torch.tensor([[[0.2, 0.2, 0.1, 0.1], [0.21, 0.2, 0.1, 0.1]]])
+    boxes = torch.tensor([[[0.9, 0.9, 0.1, 0.1], [0.2, 0.2, 0.1, 0.1], [0.3, 0.2, 0.1, 0.1]]])
+    logits, labels = torch.zeros(1, 3, 4), torch.tensor([[0, 1]])
+    assert matched(logits, boxes, labels, targets).tolist() == [[1, 2]]
+    perfect = torch.cat([boxes[:, :1], targets], dim=1)
+    sure = torch.full((1, 3, 4), -20.0)
+    sure[0, 0, 3] = sure[0, 1, 0] = sure[0, 2, 1] = 20.0
+    assert DetectionLoss()(sure, perfect, labels, targets) < 1e-4 < DetectionLoss()(logits, boxes, labels, targets)
+
+
+def test_overlap_is_that_of_the_paper() -> None:
+    one, other = torch.tensor([0.5, 0.5, 1.0, 1.0]), torch.tensor([1.0, 0.5, 1.0, 1.0])
+    assert float(generalized_overlap(one, one)) == pytest.approx(1, abs=1e-5)
+    assert float(generalized_overlap(one, other)) == pytest.approx(0.5 / 1.5, abs=1e-5)
+    apart = torch.tensor([2.5, 0.5, 1.0, 1.0])
+    assert float(generalized_overlap(one, apart)) == pytest.approx(0 - (3 - 2) / 3, abs=1e-5)
+
+
+def test_pixels_without_a_label_count_for_nothing() -> None:
+    from workloads.segmentation import PixelLoss
+
+    logits = torch.randn(1, 3, 2, 2)
+    labels = torch.full((1, 2, 2), 255)
+    labels[0, 0, 0] = 1
+    assert PixelLoss()(logits, labels) == pytest.approx(float(cross_entropy(logits[:, :, 0, 0], torch.tensor([1]))), rel=1e-5)

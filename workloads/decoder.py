@@ -1,0 +1,145 @@
+"""Captions written word by word: the captioning model as inference, with a static cache of keys and values.
+
+A step encodes a batch of images once and runs the decoder once a token, so scope=modular compiles the encoder and the decoder
+apart and leaves the loop to Python. `workload.new_tokens=1` times what comes before a first token is there; with more, tokens a
+second are what the whole takes. The next token is given, not picked from the scores: rounding would else send two runs different
+ways, and picking costs one argmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import EncoderDecoderCache, StaticCache, VisionEncoderDecoderModel
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.models.vit.modeling_vit import ViTLayer
+
+from workloads.base import Batch
+from workloads.captioning.captions import FIRST_WORD, START
+from workloads.captioning.model import SIZES, build
+from workloads.errors import SettingsError
+from workloads.options import Option
+from workloads.settings import Attention, CompileSettings
+from workloads.spelling import Scalar
+from workloads.synthetic import HALF, Synthetic
+
+NEW_TOKENS = {"base": 64, "tiny": 6}
+"""Of each caption, by size."""
+
+LONGEST_CACHE = 256
+"""Tokens for which there is a place at most."""
+
+
+class Generation(nn.Module):
+    """Writes captions of a set length.
+
+    Args:
+        model: encoder and decoder.
+        new_tokens: how many.
+    """
+
+    positions: Tensor
+
+    def __init__(self, model: VisionEncoderDecoderModel, new_tokens: int) -> None:
+        super().__init__()
+        self.encoder, self.decoder = model.encoder, model.decoder
+        self.new_tokens = new_tokens
+        self.register_buffer("positions", torch.arange(new_tokens).unsqueeze(0), persistent=False)
+        self._cache: EncoderDecoderCache | None = None
+
+    def forward(self, pixel_values: Tensor, ids: Tensor) -> Tensor:
+        """Scores of each next word, (batch, tokens, vocabulary).
+
+        Args:
+            pixel_values: (batch, 3, height, width).
+            ids: (batch, tokens), what the decoder is given at each position.
+        """
+        begin_step()
+        images = self.encoder(pixel_values=pixel_values).last_hidden_state.clone()  # later graphs use the memory again
+        cache = self._emptied(images.size(1))
+        scores = []
+        for position in range(self.new_tokens):
+            begin_step()
+            out = self.decoder(
+                input_ids=ids[:, position : position + 1],
+                position_ids=self.positions[:, position : position + 1],
+                encoder_hidden_states=images,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            scores.append(out.logits.clone())
+        return torch.cat(scores, dim=1)
+
+    def _emptied(self, num_patches: int) -> EncoderDecoderCache:
+        """The cache, which keeps its place in memory from caption to caption as CUDA graphs want it."""
+        if self._cache is None:
+            own = StaticCache(config=self.decoder.config, max_cache_len=self.new_tokens)
+            self._cache = EncoderDecoderCache(own, StaticCache(config=self.decoder.config, max_cache_len=num_patches))
+        else:
+            self._cache.reset()
+        return self._cache
+
+
+def begin_step() -> None:
+    """Says that outputs of CUDA graphs before this are done with; inside a graph there is nothing to say."""
+    if not torch.compiler.is_compiling():
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+class Decoder(Synthetic):
+    """Captions generated token by token from a static cache of keys and values; tokens/s and first-token latency."""
+
+    sizes = tuple(NEW_TOKENS)
+    trains = False
+    pool_batches = 4
+    options: ClassVar[Mapping[str, Option]] = {
+        "batch_size": int,
+        "new_tokens": int,
+        "grad_mode": ("inference_mode", "no_grad"),
+        "weights": ("float32", HALF),
+    }
+
+    def __init__(self, size: str = "base", seed: int = 0) -> None:
+        super().__init__(size, seed)
+        self.dimensions = SIZES[size]
+        self.batch_size = self.dimensions.batch_size
+        self.new_tokens = NEW_TOKENS[size]
+
+    def take(self, chosen: Mapping[str, Scalar]) -> None:
+        super().take(chosen)
+        self.new_tokens = int(chosen.get("new_tokens", self.new_tokens))
+
+    def validate(self, settings: CompileSettings) -> None:
+        super().validate(settings)
+        asked = int(dict(settings.workload or ()).get("new_tokens", 1))
+        if asked > LONGEST_CACHE:
+            raise SettingsError(
+                f"workload.new_tokens={asked} is above the {LONGEST_CACHE} that the model has positions for; use less"
+            )
+
+    def make_model(self) -> nn.Module:
+        return Generation(build(self.dimensions, self.seed).model, self.new_tokens)
+
+    def tensors(self, length: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        side = self.dimensions.image_pixels
+        ids = torch.randint(FIRST_WORD, self.dimensions.vocabulary, (self.batch_size, self.new_tokens), generator=generator)
+        ids[:, 0] = START
+        return {"pixel_values": torch.randn(self.batch_size, 3, side, side, generator=generator), "ids": ids}
+
+    def regions(self, model: nn.Module) -> Sequence[str]:
+        return [name for name, module in model.named_modules() if isinstance(module, ViTLayer | GPT2Block)]
+
+    def parts(self) -> Sequence[str]:
+        return ["encoder", "decoder"]
+
+    def _batch(self, length: int, number: int, rank: int, device: torch.device) -> Batch:
+        made = super()._batch(length, number, rank, device)
+        return Batch(inputs=made.inputs, length=length, samples=made.samples, tokens=made.samples * self.new_tokens)
+
+    def attention_statement(self, attention: Attention) -> str:
+        if attention not in (Attention.SDPA, Attention.EAGER):
+            raise SettingsError(f"Decoder cannot run attention={attention}; it can run sdpa, eager")
+        return f'[half.set_attn_implementation("{attention}") for half in (inner.encoder, inner.decoder)]'

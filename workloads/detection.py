@@ -1,0 +1,152 @@
+"""Object detection: YOLOS of Hugging Face's with random weights, on noise of COCO's size and number of classes.
+
+The loss is DETR's, written out: queries are matched to objects one to one, greedily and on the device. The published one solves
+the assignment with SciPy on the CPU, which no compiler traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import YolosConfig, YolosForObjectDetection
+
+from workloads.images import ImageTraining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionSize:
+    """Dimensions of one size; those of `small` are the paper's."""
+
+    layers: int
+    width: int
+    heads: int
+    image_height: int
+    image_width: int
+    patch_pixels: int
+    queries: int
+    classes: int
+    objects: int
+    """In each image."""
+    batch_size: int
+    pool_batches: int
+
+
+SIZES = {
+    "small": DetectionSize(
+        layers=12, width=384, heads=6, image_height=512, image_width=864, patch_pixels=16, queries=100, classes=91, objects=7,
+        batch_size=8, pool_batches=10,
+    ),
+    "tiny": DetectionSize(
+        layers=2, width=32, heads=2, image_height=32, image_width=48, patch_pixels=16, queries=6, classes=5, objects=2,
+        batch_size=2, pool_batches=4,
+    ),
+}  # fmt: skip
+
+NOTHING_WEIGHT = 0.1
+"""Of the class "nothing" in the cross entropy; this and the next three are DETR's."""
+CLASS_COST, CORNER_COST, OVERLAP_COST = 1.0, 5.0, 2.0
+
+
+class DetectionLoss(nn.Module):
+    """Classes, boxes and their overlap of the queries that are matched, and "nothing" for the others; in float32."""
+
+    def forward(self, logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+        """Scalar loss.
+
+        Args:
+            logits: (batch, queries, classes + 1), "nothing" last.
+            boxes: (batch, queries, 4), centre and size as parts of the image.
+            labels: (batch, objects), classes.
+            targets: (batch, objects, 4), as boxes.
+        """
+        logits, boxes = logits.float(), boxes.float()
+        queries = matched(logits.detach(), boxes.detach(), labels, targets)
+        nothing = logits.size(-1) - 1
+        classes = torch.full(logits.shape[:2], nothing, device=logits.device).scatter(1, queries, labels)
+        weights = torch.ones(nothing + 1, device=logits.device, dtype=logits.dtype)
+        weights = torch.cat([weights[:-1], weights[-1:] * NOTHING_WEIGHT])
+        chosen = boxes.gather(1, queries.unsqueeze(-1).expand(-1, -1, 4))
+        corners = (chosen - targets).abs().sum(-1).mean()
+        overlap = (1 - generalized_overlap(chosen, targets)).mean()
+        by_class = cross_entropy(logits.transpose(1, 2), classes, weight=weights)
+        return CLASS_COST * by_class + CORNER_COST * corners + OVERLAP_COST * overlap
+
+
+def matched(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    """For each object the query that fits it best and no object before it, (batch, objects)."""
+    objects = labels.size(1)
+    classes = logits.softmax(-1).gather(2, labels.unsqueeze(1).expand(-1, logits.size(1), -1))
+    pairs = boxes.unsqueeze(2).expand(-1, -1, objects, -1), targets.unsqueeze(1).expand(-1, boxes.size(1), -1, -1)
+    corners = (pairs[0] - pairs[1]).abs().sum(-1)
+    cost = CORNER_COST * corners - CLASS_COST * classes - OVERLAP_COST * generalized_overlap(*pairs)
+    found = []
+    for number in range(objects):
+        best = cost[:, :, number].argmin(1, keepdim=True)
+        found.append(best)
+        cost = cost.scatter(1, best.unsqueeze(-1).expand(-1, -1, objects), torch.inf)
+    return torch.cat(found, dim=1)
+
+
+def generalized_overlap(one: Tensor, other: Tensor) -> Tensor:
+    """Generalised intersection over union of boxes given by centre and size (Rezatofighi et al., 2019)."""
+    low, high = one[..., :2] - one[..., 2:] / 2, one[..., :2] + one[..., 2:] / 2
+    other_low, other_high = other[..., :2] - other[..., 2:] / 2, other[..., :2] + other[..., 2:] / 2
+    shared = (torch.minimum(high, other_high) - torch.maximum(low, other_low)).clamp(min=0).prod(-1)
+    around = (torch.maximum(high, other_high) - torch.minimum(low, other_low)).prod(-1)
+    union = one[..., 2:].prod(-1) + other[..., 2:].prod(-1) - shared
+    return shared / (union + 1e-7) - (around - union) / (around + 1e-7)
+
+
+class DetectionModel(nn.Module):
+    """YOLOS and its loss."""
+
+    def __init__(self, size: DetectionSize) -> None:
+        super().__init__()
+        config = YolosConfig(
+            hidden_size=size.width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            intermediate_size=4 * size.width,
+            image_size=[size.image_height, size.image_width],
+            patch_size=size.patch_pixels,
+            num_detection_tokens=size.queries,
+            use_mid_position_embeddings=False,
+        )
+        config.num_labels = size.classes
+        self.model = YolosForObjectDetection(config)
+        self.loss = DetectionLoss()
+
+    def forward(self, pixel_values: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+        """Scalar loss of images, (batch, 3, height, width); the rest as `DetectionLoss` takes it."""
+        found = self.model(pixel_values=pixel_values)
+        loss: Tensor = self.loss(found.logits, found.pred_boxes, labels, targets)
+        return loss
+
+
+class Detection(ImageTraining):
+    """YOLOS trained on synthetic images of COCO's size; EMA and batch size may vary."""
+
+    sizes = tuple(SIZES)
+
+    def __init__(self, size: str = "small", seed: int = 0) -> None:
+        super().__init__(size, seed)
+        self.dimensions = SIZES[size]
+        self.batch_size = self.dimensions.batch_size
+        self.pool_batches = self.dimensions.pool_batches
+
+    def make_model(self) -> nn.Module:
+        return DetectionModel(self.dimensions)
+
+    def tensors(self, length: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        size = self.dimensions
+        centers = torch.rand(self.batch_size, size.objects, 2, generator=generator)
+        extents = 0.05 + 0.3 * torch.rand(self.batch_size, size.objects, 2, generator=generator)
+        return {
+            "pixel_values": torch.randn(self.batch_size, 3, size.image_height, size.image_width, generator=generator),
+            "labels": torch.randint(size.classes, (self.batch_size, size.objects), generator=generator),
+            "targets": torch.cat([centers, extents], dim=-1),
+        }

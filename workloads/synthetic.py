@@ -1,0 +1,78 @@
+"""What the project's own workloads share: random batches of one length, and weights that are drawn once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from workloads.base import Batch, Workload
+from workloads.errors import SettingsError
+from workloads.settings import Autocast, CompileSettings
+from workloads.shapes import ShapePolicy
+from workloads.spelling import Scalar
+
+HALF = "bf16"
+"""The value of an option `weights` that casts them once, so that no autocast is needed."""
+
+
+class Synthetic(Workload):
+    """Random batches, all of `max_length`; shorter ones only to warm up lengths that a policy could produce."""
+
+    pool_batches = 20
+    max_length = 1
+
+    def __init__(self, size: str, seed: int) -> None:
+        super().__init__(size, seed)
+        self._untrained: nn.Module | None = None
+
+    @abstractmethod
+    def make_model(self) -> nn.Module:
+        """The model with random weights."""
+
+    @abstractmethod
+    def tensors(self, length: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """A batch's inputs, on the CPU."""
+
+    def take(self, chosen: Mapping[str, Scalar]) -> None:
+        super().take(chosen)
+        if "grad_mode" in chosen:
+            self.grad_mode = str(chosen["grad_mode"])
+
+    def build_model(self) -> nn.Module:
+        if self._untrained is None:  # drawing 1.5 billion weights takes long, and a trial needs several such models
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                made = self.make_model()
+            dtype = torch.bfloat16 if self.chosen.get("weights") == HALF else torch.float32
+            self._untrained = made.to(dtype).train(self.trains)
+        return deepcopy(self._untrained)
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        length = policy.padded(self.max_length)
+        return [self._batch(length, number, rank, device) for number in range(self.pool_batches)]
+
+    def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
+        return self._batch(length, self.pool_batches, rank, device)
+
+    def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
+        return {}
+
+    def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
+        return None if self.chosen.get("weights") == HALF else super().autocast_dtype(device)
+
+    def validate(self, settings: CompileSettings) -> None:
+        super().validate(settings)
+        chosen = {**self.chosen, **dict(settings.workload or ())}
+        if chosen.get("weights") == HALF and settings.autocast not in (None, Autocast.OFF):
+            raise SettingsError(f"workload.weights={HALF} needs no autocast; leave autocast={settings.autocast} out")
+
+    def _batch(self, length: int, number: int, rank: int, device: torch.device) -> Batch:
+        generator = torch.Generator().manual_seed((self.seed << 24) + (rank << 16) + number)
+        inputs = {name: tensor.to(device) for name, tensor in self.tensors(length, generator).items()}
+        if self.chosen.get("weights") == HALF:
+            inputs = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+        return Batch(inputs=inputs, length=length, samples=self.batch_size, tokens=self.batch_size * length)
