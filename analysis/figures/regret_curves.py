@@ -27,6 +27,8 @@ _POINTS = 121
 _LEAST_PERCENT = 0.1
 """Where the logarithmic axis ends; no regret at all is drawn there."""
 
+_TICKS_PERCENT = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
 Curve = Sequence[tuple[float, float]]
 """One search: (share of the grid's cost, share of its hypervolume) after each trial, ascending."""
 
@@ -75,7 +77,10 @@ def regret_figure(info: RegretInfo) -> go.Figure:
     chart = go.Figure(layout=base_layout(info.title or None))
     chart.update_xaxes(title_text="GPU-seconds spent (% of trying everything)", range=[0, info.cost[-1] if info.cost else 100])
     chart.update_yaxes(
-        title_text="hypervolume still missing (%, median)", type="log", range=[np.log10(_LEAST_PERCENT), 2], tickformat="~r"
+        title_text="hypervolume still missing (%, median)",
+        type="log",
+        range=[np.log10(_LEAST_PERCENT), 2],
+        tickvals=_TICKS_PERCENT,
     )
     if not info.lines:
         chart.add_annotation(empty_note("No search was replayed."))
@@ -109,7 +114,8 @@ def regret_figure(info: RegretInfo) -> go.Figure:
                 hovertemplate="%{y:.1f} % missing after %{x:.0f} % of the cost<extra>" + line.searcher + "</extra>",
             )
         )
-    chart.add_hline(y=info.goal_percent, line={"color": LINE_COLOR, "width": 1, "dash": "dot"})
+    goal = f"{100 - info.goal_percent:.0f} % of the hypervolume"
+    chart.add_hline(y=info.goal_percent, line={"color": LINE_COLOR, "width": 1, "dash": "dot"}, annotation_text=goal)
     chart.update_layout(legend={"title": {"text": "searcher&nbsp;&nbsp;"}})
     return chart
 

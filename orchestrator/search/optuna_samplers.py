@@ -70,7 +70,7 @@ class Asking:
         seed: int = 0,
         conditional: bool = True,
     ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # GP says each time that a space is nearly searched
         self._candidates = candidates
         self._aims = aims
         self._conditional = conditional
@@ -87,8 +87,7 @@ class Asking:
         if not len(self._untried):
             return None
         for _ in range(_ASKS if self._conditional else 1):
-            trial = self._study.ask()
-            index = self._suggested(trial)
+            trial, index = self._answer()
             if index in self._untried:
                 break
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # which samplers pass over
@@ -129,9 +128,13 @@ class Asking:
             if len(choices) > 1:
                 fixed[_parameter(name, choices)] = self._candidates.values[column][int(row[column])]
         self._study.enqueue_trial(fixed)
-        trial = self._study.ask()
-        self._suggested(trial)
-        return trial
+        return self._answer()[0]
+
+    def _answer(self) -> tuple[optuna.Trial, int]:
+        """The sampler's next trial and the candidate it suggests."""
+        with np.errstate(invalid="ignore"):  # GP divides by zero, to no harm, where all it could try promises the same
+            trial = self._study.ask()
+            return trial, self._suggested(trial)
 
     def _suggested(self, trial: optuna.Trial) -> int:
         """The candidate whose values the trial suggests, or the nearest."""
