@@ -93,8 +93,9 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     """The chart: job length to the right, on a logarithm; total time upwards, as a multiple of the best eager setting's.
 
     It shows the settings that are the shortest at some length, eager, and `torch.compile(model)` as it comes; without an
-    eager one, multiples are of the setting with the quickest step. Each line's `meta` is the setting's place in
-    `info.settings`, for a page that draws it anew for another job.
+    eager one, multiples are of the setting with the quickest step. The other settings' lines are there and not visible: each
+    line's `meta` is the setting's place in `info.settings`, for a page that draws another job, in which others may be the
+    shortest.
 
     Args:
         info: what `break_even_info` returned.
@@ -121,11 +122,11 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     versus = "the best eager setting's" if info.baseline is not None else "the quickest setting's"
     chart.update_yaxes(range=[0, 2], title_text=f"total time (multiple of {versus})", tickformat=".2~f")
     shown = drawn_places(info)
-    for place in shown:
-        one = info.settings[place]
+    for place, one in enumerate(info.settings):
         like = [other for other in shown if info.settings[other].scope is one.scope]
-        chart.add_trace(_curve(place, one, base, steps, _DASHES[like.index(place) % len(_DASHES)]))
-    ends = [float(trace.y[-1]) for trace in chart.data]
+        dash = _DASHES[(like.index(place) if place in like else len(like)) % len(_DASHES)]
+        chart.add_trace(_curve(place, one, base, steps, dash).update(visible=place in shown))
+    ends = [float(chart.data[place].y[-1]) for place in shown]
     chart.update_layout(
         annotations=[_line_name(place, info.settings[place], at) for place, at in zip(shown, _apart(ends), strict=True)]
     )

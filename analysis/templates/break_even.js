@@ -4,6 +4,7 @@ const time = (seconds) => {
   const [value, unit] = seconds < 120 ? [seconds, "s"] : seconds < 7200 ? [seconds / 60, "min"] : seconds < 172800 ? [seconds / 3600, "h"] : [seconds / 86400, "d"];
   return `${value.toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
 };
+const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); // against plotly's mark-up
 const whole = (value) => Math.round(value).toLocaleString("en");
 const money = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 100 ? 2 : 0 });
 
@@ -58,23 +59,27 @@ const setUpBreakEven = (data, figure) => {
   const crossings = () => reignsOf(settings, job).slice(1).filter(({ from }) => from >= data.min_steps && from <= data.max_steps)
     .map(({ from }) => ({ type: "line", x0: from, x1: from, yref: "paper", y0: 0, y1: 1, line: { color: "#8a8a8a", width: 1, dash: "dot" } }));
 
+  const isDrawn = (place) => place === (baseline ?? 0) || place === 0 || settings[place].is_plain
+    || reignsOf(settings, job).some(({ setting }) => setting === settings[place]);
   const ratio = (place, steps) => totalOf(settings[place], job, steps) / totalOf(base, job, steps);
 
   const decorate = ({ data: traces, layout }, element) => {
     const room = isNarrow(element) ? 0.13 : 0.1; // of the upright axis that a line's name takes
     let lowest = 0;
-    const at = new Map(traces.map(({ meta }) => [meta, ratio(meta, data.max_steps)]).sort((a, b) => a[1] - b[1]).map(([place, end]) => {
+    const drawn = traces.filter(({ meta }) => isDrawn(meta)).map(({ meta }) => meta);
+    const at = new Map(drawn.map((place) => [place, ratio(place, data.max_steps)]).sort((a, b) => a[1] - b[1]).map(([place, end]) => {
       const y = Math.max(end, lowest);
       lowest = y + room;
-      return [`line-${place}`, y];
+      return [place, y];
     }));
-    const names = isNarrow(element) ? { font: small } : {};
+    const like = { ...layout.annotations[0], ...(isNarrow(element) ? { font: small } : {}) };
+    const name = (place) => (settings[place].label.length > 50 ? `${settings[place].label.slice(0, 48)} …` : settings[place].label);
     return {
-      data: traces.map((trace) => ({ ...trace, y: trace.x.map((steps) => ratio(trace.meta, steps)),
+      data: traces.map((trace) => ({ ...trace, visible: at.has(trace.meta), y: trace.x.map((steps) => ratio(trace.meta, steps)),
         hovertext: trace.x.map((steps, point) => (
           `${trace.hovertext[point].split("<br>")[0]}<br>${whole(steps)} steps: ${time(totalOf(settings[trace.meta], job, steps))}`)) })),
       layout: { ...layout, shapes: [...crossings(), marker()],
-        annotations: layout.annotations.map((one) => ({ ...one, ...names, y: at.get(one.name) })) },
+        annotations: drawn.map((place) => ({ ...like, name: `line-${place}`, text: escaped(name(place)), y: at.get(place) })) },
     };
   };
 

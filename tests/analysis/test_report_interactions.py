@@ -84,6 +84,10 @@ def test_the_slider_names_the_setting_that_takes_least_as_the_analysis_does(
         best = costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["settings_label"]
         sync_api.expect(visit.page.locator("#job-answer b")).to_have_text(best)
         assert best != costs(df, Job(steps=10**7)).table.iloc[0]["settings_label"]
+        lines = visit.page.evaluate(
+            "document.getElementById('break-even-chart').data.filter((one) => one.visible).map((one) => one.name)"
+        )
+        assert best in lines
         visit.page.get_by_label("Price of a GPU-hour").fill("3600")
         seconds = float(costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["total_s"])
         sync_api.expect(visit.page.locator("#job-answer")).to_contain_text(f"({seconds:,.0f})")
