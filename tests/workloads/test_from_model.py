@@ -13,7 +13,7 @@ from workloads import WorkloadFromModel, load_workload, measure
 from workloads.compiling import source_for
 from workloads.errors import SettingsError, WorkloadError
 from workloads.finding import repeated_blocks
-from workloads.from_model import ModelWorkload
+from workloads.from_model import ModelAndLoss, ModelWorkload, own_loss
 from workloads.measuring import Measurement, Protocol
 from workloads.settings import CompileSettings
 from workloads.shapes import PadToLongest, PadToMax
@@ -79,6 +79,22 @@ def test_blocks_are_members_of_lists_of_one_class_and_no_lone_layers() -> None:
     assert repeated_blocks(Stack()) == ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]
     assert repeated_blocks(nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(4, 4))) == ["0.0", "0.1"]
     assert repeated_blocks(nn.Linear(4, 4)) == []
+
+
+def test_of_stages_of_different_sizes_the_blocks_inside_are_taken() -> None:
+    def stage(width: int) -> nn.Module:
+        block = nn.ModuleList(nn.Sequential(nn.Linear(width, width)) for _ in range(2))
+        return nn.ModuleDict({"before": nn.Linear(4, width), "blocks": block})
+
+    class Stage(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = stage(width)
+
+    assert repeated_blocks(nn.ModuleDict({"stages": nn.ModuleList([Stage(4), Stage(8)])})) == [
+        f"stages.{number}.inner.blocks.{block}" for number in range(2) for block in range(2)
+    ]
+    assert repeated_blocks(nn.ModuleDict({"stages": nn.ModuleList([Stage(4), Stage(4)])})) == ["stages.0", "stages.1"]
 
 
 def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> None:
@@ -244,3 +260,23 @@ def test_options_that_a_workload_does_not_have_are_refused() -> None:
     with pytest.raises(SettingsError, match="no option 'ema'"):
         workload.under(CompileSettings.parse("workload.ema=on"))
     assert workload.under(CompileSettings.parse("scope=full")) is workload
+
+
+def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
+    workload = load_workload(f"{EXAMPLES}:Texts")("only", 0)
+    batch = workload.pool(PadToMax(max_length=workload.max_length), rank=0, device=CPU)[0].inputs
+    for scope in ("full", "regional"):
+        model = workload.build_model().get_submodule("model").eval()
+        expected = model(**batch).loss
+        whole = ModelAndLoss(model, own_loss)
+        source = source_for(CompileSettings.parse(f"scope={scope},backend=aot_eager"), workload, whole, CPU)
+        exported: dict[str, Any] = {"__name__": "best"}
+        exec(compile(source, "best.py", "exec"), exported)
+        compiled = exported["compile_model"](whole)
+        loss = compiled(**batch)
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        if scope == "regional":  # what a trainer is given is the model itself, compiled in place
+            assert all("forward" in vars(block) for block in model.transformer.h)
+            torch.testing.assert_close(model(**batch).loss, expected)

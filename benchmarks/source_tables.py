@@ -1,0 +1,80 @@
+"""Prints the tables of two sources from recorded sweeps: `python -m benchmarks.source_tables TRAIN [INFERENCE]`.
+
+Background: "torch.compile Benchmarked" gives, for each mode, the first training step's seconds and memory, and milliseconds an
+iteration of training and of inference; the regional recipe gives compile seconds, full against regional. Output: Markdown.
+Folders are those of sweeps of `gpt2` and `gpt2-inference` (recipe modes), or of `layers` (recipe regional).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator import cli
+from orchestrator.errors import ConfigError
+from orchestrator.records import Status, TrialRecord, read
+
+_MIB = 2**20
+
+
+def good(folder: Path) -> dict[str, TrialRecord]:
+    """The last good record of each setting, by the setting's key."""
+    return {record.settings_key: record for record in read(folder) if record.status is Status.OK}
+
+
+def by_mode(training: dict[str, TrialRecord], inference: dict[str, TrialRecord]) -> Iterator[str]:
+    """The modes' table; inference is matched by scope and mode."""
+    yield "| setting | first training step s | MiB | training ms/iter | inference ms/iter |"
+    yield "|---|---|---|---|---|"
+    inferring = {_name(record): record for record in inference.values()}
+    for record in training.values():
+        other = inferring.get(_name(record))
+        figures = [
+            _figure(record.first_step_s, 1),
+            _figure(record.peak_memory_bytes and record.peak_memory_bytes / _MIB, 0),
+            _figure(record.step_ms_median, 1),
+            _figure(other.step_ms_median if other else None, 1),
+        ]
+        yield f"| {_name(record)} | {' | '.join(figures)} |"
+
+
+def by_scope(records: dict[str, TrialRecord]) -> Iterator[str]:
+    """The scopes' table, with compile seconds in units of the least."""
+    compiled = [record for record in records.values() if record.compile_s and record.settings["scope"] != "eager"]
+    least = min((record.compile_s or 0.0 for record in compiled), default=1.0)
+    yield "| setting | compile s | times the least | first step s |"
+    yield "|---|---|---|---|"
+    for record in compiled:
+        ratio = _figure((record.compile_s or 0.0) / least, 1)
+        yield f"| {_name(record)} | {_figure(record.compile_s, 2)} | {ratio} | {_figure(record.first_step_s, 2)} |"
+
+
+def _name(record: TrialRecord) -> str:
+    return " ".join(str(record.settings[field]) for field in ("scope", "mode") if record.settings.get(field))
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def main(folders: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    return cli.run(lambda: _print(folders))
+
+
+def _print(folders: Sequence[str]) -> int:
+    if len(folders) not in (1, 2):
+        raise ConfigError("give the folder of a sweep, or those of training and of inference")
+    found = [good(Path(folder)) for folder in folders]
+    for folder, records in zip(folders, found, strict=True):
+        if not records:
+            raise ConfigError(f"{folder} holds no good trial; name the folder of a sweep")
+    names = {record.workload.partition("-")[0] for records in found for record in records.values()}
+    lines = by_scope(found[0]) if names == {"layers"} else by_mode(found[0], found[1] if len(found) > 1 else {})
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

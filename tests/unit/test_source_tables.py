@@ -1,0 +1,53 @@
+"""The sources' tables from recorded sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.source_tables import main
+from orchestrator.records import Status, TrialRecord, append
+from workloads.settings import CompileSettings
+
+
+def recorded(folder: Path, workload: str, spelled: str, **figures: float) -> None:
+    settings = CompileSettings.parse(spelled)
+    values = {"settings": settings.to_dict(), "settings_key": settings.key, "status": Status.OK, "workload": workload}
+    folder.mkdir(exist_ok=True)
+    append(folder, TrialRecord(trial_id=spelled, **values, **figures))  # type: ignore[arg-type]
+
+
+def rows(printed: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[2:]]
+
+
+def test_modes_stand_beside_each_other_for_training_and_inference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, infer = tmp_path / "train", tmp_path / "infer"
+    recorded(train, "gpt2", "scope=eager", first_step_s=1.04, peak_memory_bytes=3675 * 2**20, step_ms_median=57.0)
+    recorded(train, "gpt2", "scope=full", first_step_s=29.0, peak_memory_bytes=3277 * 2**20, step_ms_median=34.0)
+    recorded(infer, "gpt2-inference", "scope=eager", step_ms_median=18.0)
+    assert main([str(train), str(infer)]) == 0
+    assert rows(capsys.readouterr().out) == [
+        ["eager", "1.0", "3,675", "57.0", "18.0"],
+        ["full default", "29.0", "3,277", "34.0", "–"],
+    ]
+
+
+def test_full_stands_against_regional(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for spelled, compile_s in (("scope=eager", 0.0), ("scope=full", 29.71), ("scope=regional", 1.75)):
+        recorded(tmp_path, "layers-inference", spelled, compile_s=compile_s, first_step_s=compile_s)
+    assert main([str(tmp_path)]) == 0
+    assert rows(capsys.readouterr().out) == [
+        ["full default", "29.71", "17.0", "29.71"],
+        ["regional default", "1.75", "1.0", "1.75"],
+    ]
+
+
+@pytest.mark.parametrize(("folders", "said"), [([], "give the folder"), (["nowhere"], "nowhere holds no good trial")])
+def test_bad_input_is_one_sentence(
+    folders: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(folders) == 2
+    assert said in capsys.readouterr().err
