@@ -1,8 +1,10 @@
-"""`python -m analysis.picture DIR OUT.png`: the front of the sweep in DIR as a picture, drawn by headless Chromium."""
+"""`python -m analysis.picture DIR OUT.png`: the front, or another chart, of the sweep in DIR, drawn by headless Chromium."""
 
 from __future__ import annotations
 
 import argparse
+import html
+import re
 import shutil
 import subprocess
 import sys
@@ -12,10 +14,12 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from analysis.figures import pareto_figure, pareto_info
+from analysis.figures import break_even_figure, break_even_info, pareto_figure, pareto_info
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
 from analysis.load import SweepInfo, load, load_sweep
+from analysis.report_charts import page_charts
 from orchestrator.errors import SweepFolderError
+from orchestrator.records import read_warm_starts
 from workloads.errors import CompileSweepError
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -33,41 +37,76 @@ _FLAGS = (
     "--virtual-time-budget=5000",
 )
 _DEADLINE_S = 120
+FRONT = "front"
+
+_TO_SVG = """
+Plotly.toImage('{plot_id}', {format: 'svg', width: null, height: %d}).then((url) => {
+  const drawn = document.createElement('pre');
+  drawn.id = 'svg';
+  drawn.textContent = decodeURIComponent(url.slice(url.indexOf(',') + 1));
+  document.body.replaceChildren(drawn);
+});
+"""
+"""Leaves the chart in the page as text, for `--dump-dom`."""
 
 
 class PictureError(CompileSweepError):
     """No picture could be drawn."""
 
 
-def write_picture(folder: str | Path, path: str | Path) -> Path:
-    """Draws the front as a PNG of twice 1200 by 700 pixels, and returns its path.
+def write_picture(folder: str | Path, path: str | Path, chart: str = FRONT) -> Path:
+    """Draws a chart of the sweep's report, and returns the picture's path; see `draw`.
+
+    Args:
+        folder: the sweep's folder.
+        path: the picture, a PNG or, if it ends so, an SVG.
+        chart: the front, or the id of a chart of the report.
 
     Raises:
         RecordsError: the folder holds no sweep that can be read.
-        PictureError: there is no Chromium, or it drew nothing.
+        PictureError: the report has no such chart, there is no Chromium, or it drew nothing.
         SweepFolderError: the picture cannot be written there.
     """
     _browser()  # before anything is read
-    return draw(pareto_figure(pareto_info(load(folder)), title=picture_title(load_sweep(folder))), Path(path))
+    folder = Path(folder)
+    df, sweep = load(folder), load_sweep(folder)
+    if chart == FRONT:
+        return draw(pareto_figure(pareto_info(df), title=picture_title(sweep)), Path(path))
+    attempts, starts = load(folder, all_attempts=True), read_warm_starts(folder)
+    drawn = {one.name: go.Figure(one.figure) for one in page_charts(df, attempts, starts, sweep)}
+    if (jobs := break_even_info(df)).settings:
+        drawn["break-even"] = break_even_figure(jobs)
+    if chart not in drawn:
+        raise PictureError(f"the report on {folder} has no chart {chart!r}; use one of {', '.join([FRONT, *sorted(drawn)])}")
+    return draw(drawn[chart], Path(path))
 
 
 def draw(chart: go.Figure, path: Path) -> Path:
-    """Draws any chart as a PNG of twice 1200 by 700 pixels, and returns its path.
+    """Draws any chart in its own size, and returns the picture's path: an SVG if it ends so, else a PNG of twice the size.
 
     Raises:
         PictureError: there is no Chromium, or it drew nothing.
         SweepFolderError: the picture cannot be written there.
     """
     browser = _browser()
+    height_px = int(chart.layout.height or HEIGHT_PX)
+    is_svg = path.suffix.lower() == ".svg"
     with tempfile.TemporaryDirectory(prefix="picture-") as scratch:
         page, picture = Path(scratch, "chart.html"), Path(scratch, "chart.png")
-        body = chart.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False})
+        after = _TO_SVG % height_px if is_svg else None
+        body = chart.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False}, post_script=after)
         page.write_text(f'<!doctype html><meta charset="utf-8"><style>body{{margin:0}}</style>{body}', encoding="utf-8")
-        _screenshot(browser, page, picture)
-        try:
-            shutil.copyfile(picture, path)
-        except OSError as error:
-            raise SweepFolderError(f"{path} cannot be written ({error.strerror}); give a folder that exists") from None
+        if is_svg:
+            content = _svg(_run(browser, page, height_px, "--dump-dom")).encode()
+        else:
+            _run(browser, page, height_px, f"--screenshot={picture}")
+            if not picture.is_file():
+                raise PictureError(f"{browser} ended without a picture; run it by hand to see why")
+            content = picture.read_bytes()
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); give a folder that exists") from None
     return path
 
 
@@ -80,12 +119,15 @@ def picture_title(sweep: SweepInfo) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0, or 2 where no picture could be drawn."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.picture", description="Draws the front of a sweep as a PNG.")
+    parser = argparse.ArgumentParser(prog="python -m analysis.picture", description="Draws a chart of a sweep's report.")
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
-    parser.add_argument("path", metavar="OUT.png", type=Path, help="the picture to write")
+    parser.add_argument("path", metavar="OUT", type=Path, help="the picture to write: a PNG, or an SVG if it ends in .svg")
+    parser.add_argument(
+        "--chart", default=FRONT, metavar="NAME", help="front (the default), break-even, phases, steps, memory, …"
+    )
     options = parser.parse_args(arguments)
     try:
-        print(write_picture(options.folder, options.path))
+        print(write_picture(options.folder, options.path, options.chart))
     except CompileSweepError as error:
         print(error, file=sys.stderr)
         return 2
@@ -99,21 +141,22 @@ def _browser() -> str:
     return found
 
 
-def _screenshot(browser: str, page: Path, picture: Path) -> None:
-    command = [
-        browser,
-        *_FLAGS,
-        f"--window-size={WIDTH_PX},{HEIGHT_PX}",
-        f"--user-data-dir={page.parent / 'profile'}",
-        f"--screenshot={picture}",
-        page.as_uri(),
-    ]
+def _run(browser: str, page: Path, height_px: int, what: str) -> str:
+    """Opens the page in the browser without a window; returns what that prints."""
+    command = [browser, *_FLAGS, f"--window-size={WIDTH_PX},{height_px}", f"--user-data-dir={page.parent / 'profile'}", what]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_DEADLINE_S)
+        done = subprocess.run([*command, page.as_uri()], check=True, capture_output=True, timeout=_DEADLINE_S)
     except (subprocess.SubprocessError, OSError) as error:
         raise PictureError(f"{browser} drew no picture ({type(error).__name__}); run it by hand to see why") from None
-    if not picture.is_file():
-        raise PictureError(f"{browser} ended without a picture; run it by hand to see why")
+    return done.stdout.decode(errors="replace")
+
+
+def _svg(page: str) -> str:
+    """The drawing that the page left in itself."""
+    found = re.search(r'<pre id="svg">(.*?)</pre>', page, re.DOTALL)
+    if found is None:
+        raise PictureError("Chromium ended without a picture; run it by hand to see why")
+    return html.unescape(found.group(1))
 
 
 if __name__ == "__main__":

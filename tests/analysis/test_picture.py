@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from sweep_folders import MakeSweep
@@ -17,6 +18,27 @@ def test_without_a_browser_one_sentence_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert picture.main([str(make_sweep()), str(tmp_path / "front.png")]) == 2
     assert "no Chromium is installed" in capsys.readouterr().err
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("chart", ["front", "break-even", "phases"])
+def test_a_chart_is_drawn_as_an_svg_with_its_words(chromium: str, make_sweep: MakeSweep, tmp_path: Path, chart: str) -> None:
+    path = picture.write_picture(make_sweep(), tmp_path / "chart.svg", chart)
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert root.attrib["width"] == "1200"
+    words = "".join(root.itertext())
+    assert {"front": "samples per second", "break-even": "length of the job", "phases": "cold compile time"}[chart] in words
+
+
+@pytest.mark.browser
+def test_a_chart_that_the_report_does_not_have_is_refused_with_those_it_has(
+    chromium: str, make_sweep: MakeSweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert picture.main([str(make_sweep()), str(tmp_path / "chart.png"), "--chart", "weather"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "front, break-even, effects, memory" in said
 
 
 def test_the_title_says_what_was_measured_on_what_as_far_as_known() -> None:
