@@ -1,0 +1,41 @@
+"""What there is, by name."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import fields
+
+from rich.console import Console
+
+from orchestrator import listing
+from orchestrator.recipes import RECIPES
+from workloads.base import BUILT_IN
+from workloads.settings import CompileSettings
+
+
+def test_everything_that_can_be_named_has_its_line() -> None:
+    workloads, recipes, settings = (dict(lines) for lines in (listing.workloads(), listing.recipes(), listing.settings()))
+    assert set(BUILT_IN) <= set(workloads)
+    assert list(recipes) == list(RECIPES)
+    assert len(settings) == len(fields(CompileSettings))
+    assert "workload.NAME" in settings
+    for what in (*workloads.values(), *recipes.values(), *settings.values()):
+        assert what
+        assert "\n" not in what
+    assert "Sizes: xl, large, medium, small, tiny." in workloads["gpt2"]
+
+
+def test_a_workload_that_does_not_load_is_said_and_hides_no_other(monkeypatch: object) -> None:
+    found = {**BUILT_IN, "broken": "no_such_module:Thing"}
+    monkeypatch.setattr(listing, "named_workloads", lambda: found)  # type: ignore[attr-defined]
+    lines = dict(listing.workloads())
+    assert "broken" in lines["broken"]
+    assert set(lines) == set(found)
+
+
+def test_it_is_printed_under_three_titles() -> None:
+    printed = io.StringIO()
+    listing.show(Console(file=printed, width=80))
+    lines = printed.getvalue().splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["workloads", "recipes", "settings"]
+    assert any(line.startswith("  quickstart ") for line in lines)
