@@ -178,7 +178,8 @@ class SweepConfig:
         """Plain JSON values; settings as their keys."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items()}
-        values["search"] = asdict(self.search)
+        search = asdict(self.search).items()
+        values["search"] = {name: list(value) if isinstance(value, tuple) else value for name, value in search}
         values["cache"] = None if self.cache is None else shown(self.cache)
         values["settings"] = [setting.key for setting in self.settings]
         values["excluded"] = [asdict(excluded) for excluded in self.excluded]

@@ -14,9 +14,10 @@ import pytest
 
 from orchestrator import folder as sweep_folder
 from orchestrator import sweep
-from orchestrator.config import CachePolicy, SweepConfig
+from orchestrator.config import CachePolicy, SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, append
+from orchestrator.search import Searcher
 from orchestrator.stages import Stages
 from workloads.settings import CompileSettings
 
@@ -117,6 +118,28 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--vary", "autocast=bf16", "autocast=off"], "--vary autocast is given twice; give all its values at once"),
         (["--vary", "autocats=bf16"], "no setting is called 'autocats'; did you mean autocast?"),
         (["--resume"], "--resume needs to know which sweep; name its folder with --output"),
+        (["--searcher", "gian"], "invalid choice 'gian' for argument '--searcher'"),
+        (["--searcher", "gain", "--num-trials", "0"], "--num-trials 0 is too few; use 1 or more"),
+        (
+            ["--objective", "samples_per_sec:max"],
+            "no numeric field of a record is called 'samples_per_sec'; did you mean samples_per_s?",
+        ),
+        (["--objective", "samples_per_s"], "does not say which way is better; write samples_per_s:max or samples_per_s:min"),
+        (["--objective", "compile_s:min", "--objective", "compile_s:min"], "the objective compile_s is given twice"),
+        (["--objective", "warm_start_s:min"], "warm_start_s is known only at the end of a sweep"),
+        (["--constraint", "compile_s=120"], "constraint 'compile_s=120' is no bound; write it like compile_s<=120"),
+        (["--constraint", "compile_s<=120", "--constraint", "graphs<=1GiB"], "'GiB' is no unit of graphs"),
+        (["--stop", "soon"], '--stop "soon" is no rule; write it like "front stable for 6 trials"'),
+        (["--gpu-budget-s", "0"], "--gpu-budget-s 0 is no time"),
+        (["--searcher", "gain", "--gpu-budget-s", "nan"], "--gpu-budget-s nan is no time"),
+        (["--searcher", "gain", "--learn-from", "nowhere"], "nowhere holds no trial's record; name a folder that a sweep wrote"),
+        (["--learn-from", "nowhere"], "--learn-from teaches a searcher; name one with --searcher"),
+        (
+            ["--searcher", "gain", "--learn-anyway"],
+            "--learn-anyway says how to learn from other sweeps; name them with --learn-from",
+        ),
+        (["--prune", "maybe"], "invalid choice 'maybe' for argument '--prune'"),
+        (["--explain", "scope=full", "--searcher", "gain"], "runs no sweep; leave out --searcher"),
     ],
 )
 def test_a_mistake_in_the_words_is_named_and_makes_no_folder(
@@ -288,6 +311,83 @@ def test_a_resumed_sweep_keeps_its_cache_and_measures_cold_what_was_only_warm(
     out = capsys.readouterr().out
     assert "1 settings" in out
     assert "artifacts are not kept" in out  # as the sweep began
+
+
+def test_what_another_environment_measured_is_learnt_from_only_if_that_is_said(
+    theirs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = SETTINGS[1]
+    elsewhere = TrialRecord(
+        trial_id="002-b",
+        settings=full.to_dict(),
+        settings_key=full.key,
+        status=Status.OK,
+        workload="captioning",
+        size="tiny",
+        environment_key="another",
+    )
+    (earlier := theirs.parent / "earlier").mkdir()
+    append(earlier, elsewhere)
+    complaint = refused(capsys, "--searcher", "gain", "--size", "tiny", "--learn-from", str(earlier))
+    assert "environment key another instead of" in complaint
+    assert "add --learn-anyway to try its best settings first" in complaint
+
+
+def test_a_dry_run_of_a_search_says_what_it_chooses_from_what_it_is_after_and_when_it_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "--dry-run",
+        "--size",
+        "tiny",
+        "--searcher",
+        "gain",
+        "--constraint",
+        "compile_s<=60",
+        "--stop",
+        "front stable for 6 trials",
+    ]
+    assert sweep.main([*words, "--gpu-budget-s", "1200", "--num-trials", "40"]) == 0
+    printed = capsys.readouterr().out
+    assert "recipe grid: captioning (tiny), 132 of 132 settings left to choose from" in printed
+    assert "searcher gain: samples_per_s:max, compile_s:min, peak_memory_bytes:min, within compile_s<=60" in printed
+    assert "until 40 trials or 1200 GPU-seconds or front stable for 6 trials, 1 at once, trials are stopped early" in printed
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "searcher", "prunes"),
+    [
+        ([], "None", None),
+        (["--stop", "front stable for 6 trials"], "grid", "not stopped early"),  # the order stays the recipe's
+        (["--constraint", "compile_s<=60"], "grid", "are stopped early"),
+        (["--constraint", "compile_s<=60", "--prune", "off"], "grid", "not stopped early"),
+        (["--searcher", "random", "--prune", "off"], "random", "not stopped early"),
+    ],
+)
+def test_what_a_search_is_unless_it_is_said(
+    words: list[str], searcher: str, prunes: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main(["quickstart", "--dry-run", "--size", "tiny", *words]) == 0
+    printed = capsys.readouterr().out
+    assert (f"searcher {searcher}:" in printed) is (prunes is not None)
+    assert prunes is None or prunes in printed
+
+
+def test_a_resumed_search_goes_on_as_it_began(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = SearchConfig(
+        searcher=Searcher.RANDOM, objectives=("samples_per_s:max",), stop="front stable for 3 trials", prune=True
+    )
+    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, search=search)
+    sweep_folder.resume(theirs, config, fingerprint(), None)
+    capsys.readouterr()
+    assert sweep.main(["--resume", "--output", str(theirs), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 2 settings left to choose from" in printed
+    assert "searcher random: samples_per_s:max\nuntil front stable for 3 trials, 1 at once, trials are stopped early" in printed
+    assert sweep.main(["--resume", "--output", str(theirs), "--dry-run", "--searcher", "gain", "--prune", "off"]) == 0
+    printed = capsys.readouterr().out
+    assert "searcher gain: samples_per_s:max\nuntil front stable for 3 trials, 1 at once, trials are not stopped early" in printed
 
 
 def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:

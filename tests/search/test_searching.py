@@ -1,0 +1,177 @@
+"""A search while it runs: what its proposer is told, what it may spend, and when it has enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import records
+from orchestrator.config import SearchConfig, SweepConfig
+from orchestrator.environment import fingerprint
+from orchestrator.errors import ConfigError
+from orchestrator.records import Status, TrialRecord
+from orchestrator.search import Learned, Searcher
+from orchestrator.searching import MOST_REFUSED, Search, learned_for
+from workloads.settings import CompileSettings
+
+SETTINGS = tuple(
+    CompileSettings.parse(f"scope={scope},optimizer={optimizer}")
+    for scope in ("eager", "regional", "full", "modular")
+    for optimizer in ("foreach", "fused", "compiled")
+)
+
+
+def recorded(setting: CompileSettings, samples_per_s: float | None = None, **fields: Any) -> TrialRecord:
+    figures = {"samples_per_s": samples_per_s, "compile_s": 10.0, "peak_memory_bytes": 2**30}
+    known = {"status": Status.OK, "wall_s": 30.0, "workload": "captioning", "size": "tiny", **(figures if samples_per_s else {})}
+    return TrialRecord(trial_id=setting.key, settings=setting.to_dict(), settings_key=setting.key, **{**known, **fields})
+
+
+def search(
+    folder: Path,
+    *,
+    settings: tuple[CompileSettings, ...] = SETTINGS,
+    learned: Learned | None = None,
+    expected_s: float = 30.0,
+    time_budget_s: float | None = None,
+    workers: int = 1,
+    **fields: Any,
+) -> Search:
+    config = SweepConfig(
+        recipe="given",
+        workload="captioning",
+        size="tiny",
+        settings=settings,
+        time_budget_s=time_budget_s,
+        workers_per_trial=workers,
+        search=SearchConfig(**{"searcher": Searcher.GRID, **fields}),
+    )
+    return Search(config, folder, 64, learned or Learned(), lambda setting: expected_s, lambda: False)
+
+
+def step(asked: Search, folder: Path, samples_per_s: float | None, **fields: Any) -> None:
+    """What one trial after another makes of a search."""
+    setting = asked.proposer.propose()
+    assert setting is not None
+    assert asked.may_start(setting)
+    records.append(folder, recorded(setting, samples_per_s, **fields))
+    asked.catch_up()
+
+
+def test_settings_in_order_end_when_none_is_left(tmp_path: Path) -> None:
+    asked = search(tmp_path, settings=SETTINGS[:2])
+    for speed in (100, 200):
+        assert asked.why_enough() is None
+        step(asked, tmp_path, speed)
+    assert asked.proposer.propose() is None
+    assert asked.outcome() == "the search ended after 2 trials of 2 settings: there is nothing left to try"
+    assert asked.complaint() is None
+
+
+def test_a_front_that_stands_still_is_enough_and_what_is_left_to_gain_is_told(tmp_path: Path) -> None:
+    asked = search(tmp_path, stop="front stable for 2 trials")
+    step(asked, tmp_path, 100, compile_s=5.0, peak_memory_bytes=2**29)
+    step(asked, tmp_path, 90)
+    assert asked.why_enough() is None
+    step(asked, tmp_path, None, status=Status.STOPPED, label="dominated")
+    assert asked.why_enough() == "the front has not moved for 2 trials"
+    assert (
+        "3 trials of 12 settings: the front has not moved for 2 trials; of those not tried the best is expected"
+        in asked.outcome()
+    )
+
+
+def test_gpu_seconds_count_each_worker_compile_time_and_what_is_under_way(tmp_path: Path) -> None:
+    asked = search(tmp_path, gpu_budget_s=170, workers=2)
+    step(asked, tmp_path, 100, num_workers=2)  # 60 GPU-seconds
+    first, second = asked.proposer.propose(), asked.proposer.propose()
+    assert first is not None
+    assert second is not None
+    assert asked.may_start(first)  # probably 60 more
+    assert not asked.may_start(second)
+    records.append(tmp_path, recorded(first, 100, num_workers=2, wall_s=20.0))
+    list(asked.new_records())
+    assert asked.may_start(second)  # it took 40 only
+
+
+def test_after_many_proposals_that_do_not_fit_none_is_expected_to(tmp_path: Path) -> None:
+    many = tuple(CompileSettings.parse(f"scope=regional,dynamic=mark,pad_multiple={n}") for n in range(1, MOST_REFUSED + 3))
+    asked = search(tmp_path, settings=many, expected_s=1000, gpu_budget_s=100)
+    refused = 0
+    while asked.why_enough() is None and (setting := asked.proposer.propose()) is not None:
+        assert not asked.may_start(setting)
+        refused += 1
+    assert refused == MOST_REFUSED
+    assert asked.why_enough() == "no setting fits in what is left of the budget"
+
+
+def test_a_time_budget_begins_when_the_search_does(tmp_path: Path) -> None:
+    assert search(tmp_path, time_budget_s=20).may_start(SETTINGS[0]) is False
+    assert search(tmp_path, time_budget_s=40).may_start(SETTINGS[0]) is True
+
+
+def test_a_number_of_trials_counts_those_of_earlier_runs_and_those_under_way(tmp_path: Path) -> None:
+    records.append(tmp_path, recorded(SETTINGS[0], 100))
+    asked = search(tmp_path, num_trials=3)
+    asked.catch_up()
+    step(asked, tmp_path, 200)
+    assert asked.why_enough() is None
+    proposed = asked.proposer.propose()
+    assert proposed == SETTINGS[2]  # what is recorded is not proposed again
+    assert asked.may_start(proposed)
+    assert asked.why_enough() == "3 trials were asked for"
+
+
+def test_a_constraint_that_no_trial_keeps_is_named(tmp_path: Path) -> None:
+    asked = search(tmp_path, constraints=("compile_s<=5",))
+    step(asked, tmp_path, 100)
+    assert asked.complaint() == "no setting keeps the constraint compile_s<=5; the nearest has 10"
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """The folder of an earlier sweep in this environment."""
+    folder = tmp_path / "earlier"
+    folder.mkdir()
+    for number, setting in enumerate(SETTINGS[:3]):
+        records.append(folder, recorded(setting, 100 + number, environment_key=fingerprint().key))
+    return folder
+
+
+def learning(folder: Path, **fields: Any) -> SweepConfig:
+    options = SearchConfig(searcher=Searcher.GAIN, learn_from=(str(folder),), **fields)
+    return SweepConfig(recipe="given", workload="captioning", size="tiny", settings=SETTINGS, search=options)
+
+
+def test_what_an_earlier_sweep_tried_is_known_and_not_tried_again(tmp_path: Path, earlier: Path) -> None:
+    learned = learned_for(learning(earlier), fingerprint())
+    assert [record["settings_key"] for record in learned.records] == [setting.key for setting in SETTINGS[:3]]
+    asked = search(tmp_path, learned=learned, num_trials=9)
+    assert asked.proposer.propose() == SETTINGS[3]
+    assert asked.why_enough() is None  # trials of another sweep are none of this one's
+
+
+def test_another_sizes_best_settings_are_only_tried_first(tmp_path: Path, earlier: Path) -> None:
+    config = learning(earlier)
+    with pytest.raises(ConfigError, match="size tiny instead of base"):
+        learned_for(
+            SweepConfig(recipe="given", workload="captioning", size="base", settings=SETTINGS, search=config.search),
+            fingerprint(),
+        )
+    forced = learning(earlier, learn_anyway=True).search
+    base = SweepConfig(recipe="given", workload="captioning", size="base", settings=SETTINGS, search=forced)
+    learned = learned_for(base, fingerprint())
+    assert (learned.records, learned.known_good) == ((), (SETTINGS[2],))
+
+
+def test_a_log_is_followed_record_by_record_without_reading_it_again(tmp_path: Path) -> None:
+    tail = records.follow(tmp_path)
+    assert tail.fresh() == []
+    records.append(tmp_path, recorded(SETTINGS[0], 100))
+    assert [record.settings_key for record in tail.fresh()] == [SETTINGS[0].key]
+    assert tail.fresh() == []
+    for setting in SETTINGS[1:3]:
+        records.append(tmp_path, recorded(setting, 100, reason="naïve –\u2028 line"))
+    assert [record.settings_key for record in tail.fresh()] == [setting.key for setting in SETTINGS[1:3]]
