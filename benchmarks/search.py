@@ -117,7 +117,7 @@ def _benchmark(options: Options) -> int:
             "environment_key": table.origin.environment_key,
             "known_from_elsewhere": known,
             "early_stopping": pruned,
-            "searchers": {name: _told(runs, options.goal) for name, runs in by_name.items()},
+            "searchers": {name: _told(runs, options) for name, runs in by_name.items()},
         }
         if options.figures is not None:
             _draw(console, options.figures, table, {n: runs for n, runs in by_name.items() if n != ALONE}, options)
@@ -174,11 +174,12 @@ def _pruned(ground: Ground) -> dict[str, float]:
 
 def _print(console: Console, table: Table, by_name: dict[str, list[Replay]], options: Options) -> None:
     title = f"{table.name}: {len(table.rows)} settings, {table.gpu_s:,.0f} GPU-s, {options.seeds} seeds; medians [quartiles]"
-    printed = Printed("searcher", f"cost to {options.goal:.0%}", "reached", *(f"regret at {c:.0%}" for c in COSTS), title=title)
+    costs = [cost for cost in COSTS if cost <= options.until]
+    printed = Printed("searcher", f"cost to {options.goal:.0%}", "reached", *(f"regret at {c:.0%}" for c in costs), title=title)
     for name, runs in by_name.items():
         shares = [replay.share_to(options.goal) for replay in runs]
         reached = sum(share < float("inf") for share in shares)
-        regrets = [[1 - replay.volume_at(cost) for replay in runs] for cost in COSTS]
+        regrets = [[1 - replay.volume_at(cost) for replay in runs] for cost in costs]
         printed.add_row(str(name), _spread(shares), f"{reached}/{len(runs)}", *map(_spread, regrets))
     console.print(printed)
 
@@ -188,13 +189,13 @@ def _spread(values: list[float]) -> str:
     return f"{middle} [{low}, {high}] %"
 
 
-def _told(runs: list[Replay], goal: float) -> dict[str, Any]:
+def _told(runs: list[Replay], options: Options) -> dict[str, Any]:
     def plain(values: list[float]) -> list[float | None]:
         return [None if value == float("inf") else value for value in quartiles(values)]
 
     return {
-        "cost_to_goal": plain([replay.share_to(goal) for replay in runs]),
-        "regret": {str(cost): plain([1 - replay.volume_at(cost) for replay in runs]) for cost in COSTS},
+        "cost_to_goal": plain([replay.share_to(options.goal) for replay in runs]),
+        "regret": {str(cost): plain([1 - replay.volume_at(cost) for replay in runs]) for cost in COSTS if cost <= options.until},
         "curves": [[[step.gpu_s / replay.grid_gpu_s, step.volume] for step in replay.steps] for replay in runs],
     }
 
@@ -217,7 +218,6 @@ def _flat(console: Console, options: Options) -> list[dict[str, float]]:
     axes = {"group_window": range(1, 12), "matmul_precision": ["highest", "high"], "autocast": ["bf16", "fp16"]}
     settings = choose(varied(grid(target), {name: list(values) for name, values in axes.items()}), target).settings[:10_000]
     proposer = GainPerSecond(Candidates(settings), Aims.parse(options.objective, options.constraint), max_length=256)
-    printed = Printed("trials", "ms a trial", "memory, MiB")
     rows, began = [], time.process_time()
     for number in range(1, len(settings) + 1):
         setting = proposer.propose()
@@ -227,8 +227,7 @@ def _flat(console: Console, options: Options) -> list[dict[str, float]]:
             took, began = time.process_time() - began, time.process_time()
             memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
             rows.append({"trials": number, "trial_s": took / 1000, "memory_bytes": memory})
-            printed.add_row(f"{number:,}", f"{took:.2f}", f"{memory / 2**20:.0f}")
-    console.print(printed)
+            console.print(f"trials {number - 999:,} to {number:,}: {took:.2f} ms each, {memory / 2**20:,.0f} MiB")
     return rows
 
 
