@@ -28,8 +28,9 @@ deviations of a single step pass that are ten times as large."""
 
 
 def model_on(workload: Workload, device: torch.device) -> nn.Module:
-    """The workload's model on the device, inside `DistributedDataParallel` where there are several workers."""
-    return _distributed(workload.build_model().to(device), device)
+    """The workload's model on the device, inside `DistributedDataParallel` where several workers train."""
+    model = workload.build_model().to(device)
+    return _distributed(model, device) if workload.trains else model
 
 
 @contextmanager
@@ -130,7 +131,8 @@ def _precise(
     twin = replace(settings.eager_twin(), autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST)
     try:
         with _full_precision():
-            model = _distributed(workload.build_model().to(device=device, dtype=dtype), device)
+            model = workload.build_model().to(device=device, dtype=dtype)
+            model = _distributed(model, device) if workload.trains else model
             optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
             torch.manual_seed(workload.seed + 1 + RANDOM_REPEATS)
             with applied(twin, workload, model, optimizer, device) as step:
