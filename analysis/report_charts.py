@@ -73,7 +73,7 @@ def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmS
     """
     found = [
         _phases(df), _step_times(df), _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _parallel(df),
-        _effects(df, attempts), _shares(df), _timeline(attempts, starts), _caches(df),
+        _effects(df, attempts), _regions(df, attempts), _shares(df), _timeline(attempts, starts), _caches(df),
     ]  # fmt: skip
     return [chart for chart in found if chart is not None]
 
@@ -140,6 +140,18 @@ def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
         "effects", "What one change is worth", "Change of throughput by changing one field",
         "Each row compares settings that differ in this field only, the mean over all such pairs. The name also says what it "
         f"costs in cold compiling; the hover, after how many steps that is paid back.{_no_room(info.num_left_out)}",
+        as_json(charts.effects_figure(info)),
+    )  # fmt: skip
+
+
+def _regions(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
+    info = charts.region_prices_info(df, attempts)
+    if not info.effects:
+        return None
+    return Chart(
+        "regions", "What each part of the model is worth", "Change of throughput by compiling one part of the model differently",
+        "From modular settings: a part, or the optimizer, compiled otherwise than the rest, against the seconds of cold "
+        f"compiling that it adds or saves.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
     )  # fmt: skip
 

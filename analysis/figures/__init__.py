@@ -6,6 +6,7 @@ from analysis.figures.attribution_chart import (
     SharesInfo,
     effects_figure,
     effects_info,
+    region_prices_info,
     shares_figure,
     shares_info,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "pareto_figure",
     "pareto_info",
     "plotly_script",
+    "region_prices_info",
     "shares_figure",
     "shares_info",
     "step_times_figure",

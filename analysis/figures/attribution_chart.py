@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.attribution import Difference, Effect, effects, shares
+from analysis.attribution import Difference, Effect, effects, region_prices, shares
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import figure, percent, whole
@@ -56,9 +56,17 @@ def effects_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> Effe
         df: the trials.
         attempts: all attempts, to see how settings scatter between runs.
     """
-    found = effects(_sample(df), attempts=attempts)
-    shown = found[:_MOST_EFFECTS]
-    return EffectsInfo(sorted(shown, key=lambda one: -one.rate.value), len(found) - len(shown))
+    return _largest(effects(_sample(df), attempts=attempts))
+
+
+def region_prices_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:
+    """What compiling a part of the model, or its optimizer, gained and cost in modular trials; likewise.
+
+    Args:
+        df: the trials.
+        attempts: all attempts, to see how settings scatter between runs.
+    """
+    return _largest(region_prices(_sample(df), attempts=attempts))
 
 
 def shares_info(df: pd.DataFrame) -> SharesInfo:
@@ -144,6 +152,12 @@ def _share_bars(title: str, color: str, values: Sequence[float | None], at: floa
         hovertext=[row_hover([fields[place].name, f"{percent(value)} of the differences in {title}"]) for place, value in shown],
         hoverinfo="text",
     )
+
+
+def _largest(found: Sequence[Effect]) -> EffectsInfo:
+    """The effects there is room for, of those that come the largest first."""
+    shown = found[:_MOST_EFFECTS]
+    return EffectsInfo(sorted(shown, key=lambda one: -one.rate.value), len(found) - len(shown))
 
 
 def _sample(df: pd.DataFrame) -> pd.DataFrame:

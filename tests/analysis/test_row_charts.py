@@ -15,6 +15,7 @@ from analysis.figures import (
     memory_info,
     parallel_figure,
     parallel_info,
+    region_prices_info,
     shares_info,
     step_times_figure,
     step_times_info,
@@ -145,6 +146,20 @@ def test_effects_and_shares_say_what_a_change_is_worth(make_sweep: MakeSweep) ->
     shares = {field.name: field for field in shares_info(df).fields}
     assert (shares["optimizer"].throughput or 0) > 0.8
     assert (shares["scope"].compile_time or 0) > 0.8
+
+
+def test_parts_have_prices_from_modular_trials_alone(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 800, 90),
+        trial("scope=full,optimizer=fused", 880, 90),
+        trial("scope=modular", 700, 60),
+        trial("scope=modular,parts.encoder.mode=reduce-overhead", 770, 75),
+    ]
+    (effect,) = region_prices_info(analysis.load(make_sweep(records))).effects
+    assert effect.name == "parts.encoder"
+    assert effect.rate.value == pytest.approx(0.1)
+    assert effect.compile_s is not None
+    assert effect.compile_s.value == pytest.approx(15)
 
 
 @pytest.mark.parametrize("draw", ["steps", "memory", "timeline", "parallel", "caches"])
