@@ -69,7 +69,7 @@ CANDIDATES = Candidates(
 
 
 def pruning(rows: Sequence[dict[str, Any]], aims: Aims = AIMS, **patience: Any) -> Pruning:
-    found = Pruning(CANDIDATES, aims, max_length=MAX_LENGTH, patience=Patience(**patience))
+    found = Pruning(CANDIDATES, aims, max_length=MAX_LENGTH, patience=Patience(**{"least_gain": 0.01, **patience}))
     for told in rows:
         found.tell(told)
     return found

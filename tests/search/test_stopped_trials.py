@@ -1,0 +1,88 @@
+"""How a trial hears that it is to stop, and what its record makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import trial
+from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.board import Board, Ending, Progress
+from orchestrator.failures import Label
+from orchestrator.records import Status, TrialRecord
+from orchestrator.worker import MeasurementFailed
+
+ENDING = Ending(label="dominated", reason="stopped: it had nothing left to gain", bounds={"compile_s": 70.0})
+
+
+def test_the_first_word_to_stop_stands_and_ended_trials_are_not_told() -> None:
+    board = Board()
+    board.begin("1", "scope=full")
+    assert board.ending("1") is None
+    board.stop("1", ENDING)
+    board.stop("1", Ending(label="compile-deadline", reason="given up", bounds={}))
+    assert board.ending("1") == ENDING
+    (progress,) = board.running()
+    assert progress.ended_by == ENDING
+    board.end("1")
+    board.stop("1", ENDING)
+    board.measure("1", {"samples_per_s": 5.0})
+    assert (board.ending("1"), board.running()) == (None, [])
+
+
+def test_what_the_first_pass_told_stands_on_the_board() -> None:
+    board = Board()
+    board.begin("1", "scope=full")
+    board.measure("1", {"samples_per_s": 5.0})
+    (progress,) = board.running()
+    assert progress.early == {"samples_per_s": 5.0}
+
+
+class _Died(Exception):
+    def __init__(self, failures: Mapping[int, BaseException]) -> None:
+        super().__init__("a worker died")
+        self.worker_failures = failures
+
+
+class _Trainer:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def fit(self) -> None:
+        raise self._error
+
+
+def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrialRecord:
+    """The record of a trial that was told to stop and ended with this error."""
+    told = Progress(
+        trial_id="1", settings_key="scope=full", phase="warming-up", in_phase_s=70, elapsed_s=90, neighbours=0, ended_by=ENDING
+    )
+    monkeypatch.setattr(trial, "_trainer", lambda *arguments: _Trainer(error))
+    monkeypatch.setattr(trial, "find_progress", lambda trial_id: told)
+    plan: dict[str, Any] = {"folder": str(folder), "workload": "captioning", "size": "tiny", "seed": 0, "num_workers": 1}
+    plan |= {"use_gpu": False, "pipeline": "resident", "workers_at_once": 1, "claimed_cpus": 1.0}
+    deadlines = {"compile_deadline_s": 600.0, "trial_deadline_s": 900.0}
+    assignment = Assignment(plan=TrialPlan(**plan, **deadlines), trial_id="1", settings_key="scope=full")
+    measurement, verdict, progress = trial._attempt(assignment)
+    figures = trial._figures(measurement, assignment.plan, progress) | trial._bounds(verdict, progress)
+    record = assignment.record(verdict, phase="warming-up", started_at="", wall_s=90.0, figures=figures)
+    assert isinstance(record, TrialRecord)
+    return record
+
+
+def test_a_worker_that_ended_because_it_was_told_to_leaves_a_record_with_bounds_that_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = outcome(_Died({0: RuntimeError("exit code 75")}), tmp_path, monkeypatch)
+    assert (record.status, record.label, record.reason) == (Status.STOPPED, Label.DOMINATED, ENDING.reason)
+    assert record.bounds == {"compile_s": 70.0}
+    assert TrialRecord.from_json(record.to_json()) == record
+
+
+def test_a_worker_that_failed_of_itself_before_it_heard_is_told_by_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = MeasurementFailed("torch.OutOfMemoryError", "CUDA out of memory", False, "worker-0.log")
+    record = outcome(_Died({0: failed}), tmp_path, monkeypatch)
+    assert (record.status, record.label, record.bounds) == (Status.INFEASIBLE, Label.OUT_OF_MEMORY, {})
