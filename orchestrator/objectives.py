@@ -219,10 +219,15 @@ def front(points: Iterable[Losses]) -> list[Losses]:
     """The points that none dominates, each once, in the order they came."""
     found: list[Losses] = []
     for point in points:
-        if point in found or any(dominates(other, point) for other in found):
-            continue
-        found = [other for other in found if not dominates(point, other)] + [point]
+        found = extended(found, point)
     return found
+
+
+def extended(found: list[Losses], point: Losses) -> list[Losses]:
+    """The front with a point more, less what that dominates; the same list if it is no news."""
+    if any(all(a <= b for a, b in zip(other, point, strict=True)) for other in found):
+        return found
+    return [other for other in found if not dominates(point, other)] + [point]
 
 
 def reference_point(points: Sequence[Losses]) -> Losses:

@@ -21,7 +21,7 @@ from rich.table import Table as Printed
 
 from orchestrator import cli
 from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims, Losses, Record, front, reference_point
+from orchestrator.objectives import Aims, Losses, Record, extended, front, reference_point
 from orchestrator.pruning import Prune, replayed
 from orchestrator.search.design import good_elsewhere
 from orchestrator.search.hypervolume import hypervolume
@@ -127,7 +127,7 @@ class Ground:
             spending.tell(row)
             done.append(row)
             losses = self.aims.losses(row)
-            if losses is not None and self.aims.is_usable(row) and (grown := front([*found, losses])) != found:
+            if losses is not None and self.aims.is_usable(row) and (grown := extended(found, losses)) is not found:
                 found, volume = grown, hypervolume(grown, self.reference) / self._whole
             steps.append(Step(str(row["settings_key"]), spending.gpu_s, volume, was_pruned))
             if enough is not None and volume >= enough:

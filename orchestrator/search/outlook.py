@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.estimates import expected_s
-from orchestrator.objectives import Aims, Losses, Record, figure, front, reference_point
+from orchestrator.objectives import Aims, Losses, Record, extended, figure, reference_point
 from orchestrator.records import Status
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
@@ -25,8 +25,8 @@ _USUAL_FAILURES = 0.1
 _FAILURE_SPREAD = 0.5
 """Standard deviation of failing or not, about what it is where both are as likely."""
 
-_MOST_KNOWN = 150
-"""Results that predictions rest on: those on the front, and the latest others. Bounds the time of a prediction."""
+_MOST_KNOWN = 60
+"""Results on the front, and latest others, that are kept when there are three times as many. Bounds the time of a prediction."""
 
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
@@ -109,7 +109,9 @@ class Outlook:
             else tuple(float(number) for number in numbers if number is not None),
         )
         if is_usable and losses is not None:
-            self._front = front([*self._front, losses])
+            self._front = extended(self._front, losses)
+        if len(self._results) > 3 * _MOST_KNOWN:
+            self._forget()
 
     def expected(self, asked: Indices) -> Expected:
         """What candidates would bring and take.
@@ -118,7 +120,7 @@ class Outlook:
             asked: their places.
         """
         candidates = self._candidates.codes[asked]
-        results = self._remembered()
+        results = list(self._results.values())
         if not results:
             return Expected(np.ones(len(asked)), np.array([self.guessed_s[place] for place in asked]), 0.0)
         under_way = [self._candidates.encode(setting) for setting in self._under_way.values()]
@@ -169,14 +171,13 @@ class Outlook:
         # With all its figures, one that was stopped is no failure, and one that broke or was too noisy says nothing certain.
         return _USUAL_FAILURES if record["status"] != Status.INFEASIBLE and has_figures else 1.0
 
-    def _remembered(self) -> list[_Result]:
-        results = list(self._results.values())
-        if len(results) <= _MOST_KNOWN:
-            return results
+    def _forget(self) -> None:
+        """Drops old results that are not on the front, and of those that are, all but the latest."""
         num = len(self._aims.objectives)
         best = set(self._front)
-        kept = [r for r in results[: -_MOST_KNOWN // 2] if r.is_usable and r.figures is not None and r.figures[:num] in best]
-        return kept[-_MOST_KNOWN // 2 :] + results[-_MOST_KNOWN // 2 :]
+        items = list(self._results.items())
+        old = [(key, r) for key, r in items[:-_MOST_KNOWN] if r.is_usable and r.figures is not None and r.figures[:num] in best]
+        self._results = dict([*old[-_MOST_KNOWN:], *items[-_MOST_KNOWN:]])
 
 
 def _drawn(figures: Floats, posterior: Posterior) -> Floats:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims, Losses, Record, figure, front
+from orchestrator.objectives import Aims, Losses, Record, extended, figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Spending:
         """Counts a finished attempt."""
         self.gpu_s += gpu_s(record)
         losses = self._aims.losses(record)
-        after = front([*self._front, losses]) if losses is not None and self._aims.is_usable(record) else self._front
+        after = extended(self._front, losses) if losses is not None and self._aims.is_usable(record) else self._front
         self.unmoved = 0 if after != self._front or not after else self.unmoved + 1
         self._front = after
 
