@@ -96,7 +96,9 @@ const fitRows = (element, figure) => {
     layout.annotations = figure.layout.annotations.map((one, place) => (
       { ...one, text: names[place].join("<br>"), y: middles[place] - drawn / 2, font: { size: 12 } }));
     layout.yaxis = { ...layout.yaxis, range: [bottom, 0] };
-    const room = isNarrow(element) ? { l: 4, r: 8, t: 84 } : { t: 64 };
+    const entries = figure.data.filter((trace) => trace.showlegend !== false).length; // many are short enough to stand in pairs
+    const legendRows = entries > 4 ? Math.ceil(entries / 2) : entries;
+    const room = isNarrow(element) ? { l: 4, r: 8, t: 8 + 19 * legendRows } : { t: 64 };
     layout.margin = { ...layout.margin, ...room, ...(layout.showlegend === false ? { t: 6 } : {}) };
     layout.height = bottom + layout.margin.t + layout.margin.b;
   }
