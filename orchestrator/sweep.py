@@ -26,7 +26,7 @@ from orchestrator.search import Searcher
 from orchestrator.searching import learned_for
 from orchestrator.space import Choice, Target, choose, varied
 from orchestrator.stages import Fronts, Stages
-from workloads.base import BUILT_IN, Workload, load_workload
+from workloads.base import Workload, load_workload, named_workloads
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
 from workloads.vocabulary import Pipeline
@@ -48,13 +48,13 @@ class Options:
     """Measure compile settings of a training workload and report the trade-off."""
 
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
-    """quickstart (the default), captioning or grid."""
+    """quickstart (the default), captioning, grid or another; --list names them."""
     settings: tuple[str, ...] = ()
     """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
     vary: tuple[str, ...] = ()
     """Further values of any field to cross the settings with, like group_window=1,100."""
     workload: str | None = None
-    """captioning (the default), or package.module:Class for your own."""
+    """captioning (the default), another that --list names, or package.module:Class for your own."""
     size: str | None = None
     """One of the workload's sizes; by default its first with a GPU and its last without."""
     num_trials: int | None = None
@@ -114,6 +114,8 @@ class Options:
     """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
     source: str | None = None
     """Print one setting as Python to paste into a training script; run nothing."""
+    list: bool = False
+    """Name workloads, recipes and settings, a line each; run nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,6 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sweep(options: Options) -> int:
     console = Console()
+    if options.list:
+        from orchestrator.listing import show
+
+        show(console)
+        return 0
     environment = fingerprint()
     if options.explain is not None or options.source is not None:
         return _one_setting(console, options, environment)
@@ -140,7 +147,7 @@ def _sweep(options: Options) -> int:
         return 0
     _check_cache(config)
     learned = learned_for(config, environment)
-    commit = git_commit(BUILT_IN.get(config.workload, config.workload))
+    commit = git_commit(named_workloads().get(config.workload, config.workload))
     (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
     stages = Stages(
         config=config,

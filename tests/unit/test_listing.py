@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from dataclasses import fields
 
+import pytest
 from rich.console import Console
 
-from orchestrator import listing
+from orchestrator import listing, sweep
 from orchestrator.recipes import RECIPES
 from workloads.base import BUILT_IN
 from workloads.settings import CompileSettings
@@ -39,3 +40,10 @@ def test_it_is_printed_under_three_titles() -> None:
     lines = printed.getvalue().splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["workloads", "recipes", "settings"]
     assert any(line.startswith("  quickstart ") for line in lines)
+
+
+def test_the_sweeps_command_prints_it_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert "\n  captioning " in printed
+    assert "\n  group_window " in printed
