@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from workloads.base import Batch, load_workload
+from workloads.outputs import digest, tensors_of
 from workloads.pipeline import real_passes
 from workloads.settings import CompileSettings
 from workloads.steady import throughput, timed
@@ -36,7 +37,7 @@ def train(
     passes: int,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Warms up on every padded length, then trains for passes over the workload's batches; returns how fast that was."""
+    """Warms up on every padded length, then steps through the workload's batches pass by pass; returns how fast that was."""
     chosen = CompileSettings.parse(settings)
     trained = load_workload(workload)(size, seed).under(chosen)
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -45,13 +46,15 @@ def train(
         model = trained.build_model().to(device)
         if workers > 1:
             torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-            model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+            if trained.trains:
+                model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         optimizer = trained.optimizer(model, chosen.optimizer)
         torch.manual_seed(seed)
-        train_on = make_step(model, optimizer)
+        run = make_step(model) if optimizer is None else make_step(model, optimizer)
 
         def step(batch: Batch) -> torch.Tensor:
-            return train_on(dict(batch.inputs))
+            found = run(dict(batch.inputs))
+            return digest(tensors_of(found)) if optimizer is None else found
 
         pool = trained.pool(policy, rank=rank, device=device)
         every_length = [trained.batch_of_length(length, rank=rank, device=device) for length in policy.lengths()]
