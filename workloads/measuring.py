@@ -41,6 +41,7 @@ from workloads.shapes import ShapePolicy
 from workloads.steady import Limits, Window
 from workloads.trajectory import OutputRecorder, Recorder, Trajectory, recorder_of
 from workloads.vocabulary import Pipeline
+from workloads.warming import first_steps, warm_up_batches
 
 __all__ = ["Measurement", "Protocol", "measure"]
 
@@ -66,7 +67,7 @@ class _Run:
     @property
     def compared(self) -> list[Batch]:
         """Batches of the first steps."""
-        return [self.pool[i % len(self.pool)] for i in range(self.protocol.compared_steps)]
+        return first_steps(self.pool, self.protocol)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     workload, device = run.workload, run.device
     model = model_on(workload, device)
     optimizer = workload.optimizer(model, run.settings.optimizer)
-    warmup_batches = [*run.compared, *_every_length(run)]
+    warmup_batches = warm_up_batches(workload, run.settings, run.pool, rank=run.rank, device=device, protocol=run.protocol)
     recorder = recorder_of(workload, model, steps=run.protocol.compared_steps)
     expected = Expectation.of(run.settings, workload, model, optimizer)
     torch.manual_seed(workload.seed)
@@ -166,17 +167,6 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     )
     on_phase(Phase.DONE)
     return _summarized(run, warmup, found, diagnostics, numerics.to_dict(), source)
-
-
-def _every_length(run: _Run) -> Iterator[Batch]:
-    """Batches of every length the policy can produce, often enough to compile and capture."""
-    lengths = run.policy.lengths()
-    by_length = {batch.length: batch for batch in run.pool}
-    for length in lengths:
-        if length not in by_length:
-            by_length[length] = run.workload.batch_of_length(length, rank=run.rank, device=run.device)
-    for _ in range(run.protocol.cudagraph_visits if run.settings.claims_cudagraphs else run.protocol.visits):
-        yield from (by_length[length] for length in lengths)
 
 
 def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequence[Batch], device: torch.device) -> _WarmUp:

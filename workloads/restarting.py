@@ -9,19 +9,20 @@ Output: seconds to build model and optimizer, of the first step, and of the whol
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from workloads.base import Batch, Workload
+from workloads.base import Workload
 from workloads.compile_phases import timing_phases
 from workloads.compiling import applied
 from workloads.measurement import Protocol
 from workloads.phases import Phase
 from workloads.references import model_on
 from workloads.settings import CompileSettings
+from workloads.warming import warm_up_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ def restart(
     workload = workload.under(settings)
     with workload.process_settings():
         on_phase(Phase.BUILDING)
-        batches = list(_batches(workload, settings, device, rank, protocol or Protocol()))
+        pool = workload.pool(settings.shape_policy(workload.max_length), rank=rank, device=device)
+        batches = warm_up_batches(workload, settings, pool, rank=rank, device=device, protocol=protocol or Protocol())
         _synchronize(device)
         began = time.perf_counter()
         model = model_on(workload, device)
@@ -96,21 +98,6 @@ def restart(
         warmup_steps=len(batches),
         compile_phases_s=phases.split(warmup_s),
     )
-
-
-def _batches(
-    workload: Workload, settings: CompileSettings, device: torch.device, rank: int, protocol: Protocol
-) -> Iterator[Batch]:
-    """Those of a measurement's warm-up: the first real ones, then every length, often enough to compile and capture."""
-    policy = settings.shape_policy(workload.max_length)
-    pool = workload.pool(policy, rank=rank, device=device)
-    by_length = {batch.length: batch for batch in pool}
-    for length in policy.lengths():
-        if length not in by_length:
-            by_length[length] = workload.batch_of_length(length, rank=rank, device=device)
-    yield from (pool[i % len(pool)] for i in range(protocol.compared_steps))
-    for _ in range(protocol.cudagraph_visits if settings.claims_cudagraphs else protocol.visits):
-        yield from (by_length[length] for length in policy.lengths())
 
 
 def _synchronize(device: torch.device) -> None:
