@@ -112,7 +112,10 @@ def test_logs_are_text_and_nothing_outside_them_is_served(make_sweep: MakeSweep)
 
 
 def test_the_command_says_where_and_ends_when_interrupted(make_sweep: MakeSweep) -> None:
-    command = [sys.executable, "-m", "analysis.report", str(make_sweep()), "--watch", "--port", "0"]
+    # A shell has what it runs in the background ignore SIGINT, and children inherit that.
+    interruptible = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    run = "runpy.run_module('analysis.report', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", interruptible + run, str(make_sweep()), "--watch", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("http://127.0.0.1:")
