@@ -15,9 +15,9 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -65,8 +65,19 @@ def split(cpus: Collection[int], num_shares: int, places: Mapping[int, Place]) -
         whole = [[cpu] for core in whole for cpu in core]
     if len(whole) < num_shares:
         return [tuple(whole[slot % len(whole)]) for slot in range(num_shares)]
-    bounds = [slot * len(whole) // num_shares for slot in range(num_shares + 1)]
+    bounds = _bounds([len(core) for core in whole], num_shares)
     return [tuple(sorted(cpu for core in whole[begin:end] for cpu in core)) for begin, end in pairwise(bounds)]
+
+
+def _bounds(sizes: Sequence[int], num_shares: int) -> list[int]:
+    """Where shares of so many cores begin and end, each as near as can be to where equal shares of logical CPUs would."""
+    reached = [0, *accumulate(sizes)]
+    bounds = [0]
+    for share in range(1, num_shares):
+        possible = range(bounds[-1] + 1, len(sizes) - (num_shares - share) + 1)
+        ideal = share * reached[-1] / num_shares
+        bounds.append(min(possible, key=lambda bound: abs(reached[bound] - ideal)))
+    return [*bounds, len(sizes)]
 
 
 @contextmanager

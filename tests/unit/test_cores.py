@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.cores import Place, share_of, slot, split
@@ -67,6 +67,9 @@ def test_more_shares_than_cores_have_one_each_and_share_it() -> None:
     assert split(range(2), 5, places(2)) == [(0,), (1,), (0,), (1,), (0,)]
 
 
+@example(
+    cpus={0, 1, 2, 3, 58, 10, 42, 25, 26, 57}, num_shares=2, nodes=1, threads=2
+)  # some cores with both threads, some with one
 @given(
     cpus=st.sets(st.integers(0, 63), min_size=1),
     num_shares=st.integers(1, 16),
