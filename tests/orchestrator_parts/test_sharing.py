@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.compiler._cache import CacheArtifactManager
 from toy_workloads import Toy
 
 from orchestrator import sharing
@@ -31,10 +33,12 @@ class Measured:
 
 
 @pytest.fixture(autouse=True)
-def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's environment, with empty caches."""
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker's environment, with empty caches, and nothing that earlier tests compiled in this process."""
     monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
     fresh(tmp_path / "first", monkeypatch)
+    with CacheArtifactManager.with_fresh_cache():
+        yield
 
 
 def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
