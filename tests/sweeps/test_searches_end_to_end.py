@@ -79,7 +79,8 @@ def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_not
     assert eager["label"] in (None, "unstable"), eager  # eager ones are not stopped
     assert eager["samples_per_s"] > 0
 
-    assert (slow["status"], slow["label"], slow["phase"]) == ("stopped", "dominated", "steady"), slow
+    assert (slow["status"], slow["label"]) == ("stopped", "dominated"), slow
+    assert slow["phase"] in ("steady", "checking")  # a window of this size may be over before word of it arrives
     assert "stopped after the first timed pass: it cannot keep samples_per_s>=1e+06 any more" in slow["reason"]
     assert 0 < slow["bounds"]["samples_per_s"] < 1e6
     assert slow["bounds"]["compile_s"] > 0
