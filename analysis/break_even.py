@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from analysis.pareto import floats, standing, usable
 from analysis.uncertainty import DRAWS, drawn
 from orchestrator.errors import ConfigError
 from orchestrator.records import Caches
-from workloads.settings import Scope
+from workloads.settings import CompileSettings, Dynamic, Padding, Scope
 
 
 class Starts(StrEnum):
@@ -94,6 +95,16 @@ class Reign(NamedTuple):
     """The last; None if nothing is ever better."""
     from_s: float
     """What the job takes at the first."""
+
+
+@cache
+def is_plain(settings_key: str) -> bool:
+    """Whether they are `torch.compile(model)` as it comes: one length or, padded to any multiple, lengths torch finds out."""
+    settings = CompileSettings.parse(settings_key)
+    return settings in (
+        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.STATIC, padding=Padding.MAX),
+        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.AUTO, padding=Padding.LONGEST, pad_multiple=settings.pad_multiple),
+    )
 
 
 def samples_per_step(df: pd.DataFrame) -> int:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +16,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.arguments import Parser, amount, count, run
-from analysis.break_even import Costs, Job, Reign, Starts, costs, reigns, samples_per_step
+from analysis.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.formatting import duration, figure, number, percent, whole
 from analysis.load import load
 from analysis.uncertainty import DRAWS
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Constraint
-from workloads.settings import CompileSettings, Dynamic, Mode, Padding, Scope
+from workloads.settings import Scope
 
 USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
 
@@ -233,19 +231,7 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
 
 def _as_it_comes(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Which rows are `torch.compile(model)` with nothing said."""
-    return np.array([_is_plain(str(key)) for key in table["settings_key"]], dtype=np.bool_)
-
-
-@cache
-def _is_plain(key: str) -> bool:
-    """Whether settings are the default ones, of one length or, rounded up to any multiple, of lengths torch finds by itself."""
-    settings = CompileSettings.parse(key)
-    if settings.dynamic is Dynamic.AUTO:
-        settings = replace(settings, pad_multiple=None)
-    return settings in (
-        CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.STATIC, padding=Padding.MAX),
-        CompileSettings(scope=Scope.FULL, mode=Mode.DEFAULT, dynamic=Dynamic.AUTO, padding=Padding.LONGEST),
-    )
+    return np.array([is_plain(str(key)) for key in table["settings_key"]], dtype=np.bool_)
 
 
 def _gain(every: Costs, chosen: pd.Series, among: npt.NDArray[np.bool_], job: Job) -> Gain | None:

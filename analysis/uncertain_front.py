@@ -60,9 +60,7 @@ def uncertain_front(
         ValueError: as `pareto_front`.
     """
     signs = signs_of(df, objectives)
-    between = {name: noise(df if attempts is None else attempts, name) for name in signs}
-    candidates = usable(df, *signs)
-    chances = _chances(candidates, signs, between, attempts, count, seed)
+    candidates, between, chances = _chances(df, signs, attempts, count, seed)
     on_front = ~dominated(costs_of(candidates, signs))
     kept = on_front | (chances >= POSSIBLE)
     last, *others = reversed(signs)
@@ -93,30 +91,24 @@ def front_probability(
     Raises:
         ValueError: as `pareto_front`.
     """
-    signs = signs_of(df, objectives)
-    between = {name: noise(df if attempts is None else attempts, name) for name in signs}
-    candidates = usable(df, *signs)
-    chances = pd.Series(_chances(candidates, signs, between, attempts, count, seed), index=candidates.index, dtype="Float64")
-    return chances.reindex(df.index)
+    candidates, _, chances = _chances(df, signs_of(df, objectives), attempts, count, seed)
+    return pd.Series(chances, index=candidates.index, dtype="Float64").reindex(df.index)
 
 
 def _chances(
-    candidates: pd.DataFrame,
-    signs: Mapping[str, float],
-    between: Mapping[str, Noise],
-    attempts: pd.DataFrame | None,
-    count: int,
-    seed: int,
-) -> npt.NDArray[np.float64]:
-    """Share of draws in which each candidate is dominated by none."""
+    df: pd.DataFrame, signs: Mapping[str, float], attempts: pd.DataFrame | None, count: int, seed: int
+) -> tuple[pd.DataFrame, dict[str, Noise], npt.NDArray[np.float64]]:
+    """Which trials can be on the front, the noise between runs, and in what share of draws each is dominated by none."""
+    between = {name: noise(df if attempts is None else attempts, name) for name in signs}
+    candidates = usable(df, *signs)
     chances = np.zeros(len(candidates))
     near = _near(candidates, signs, between)
     if not len(near):
-        return chances
+        return candidates, between, chances
     factors = np.array(list(signs.values()))
     costs = factors * drawn(candidates.iloc[near], tuple(signs), attempts=attempts, count=count, seed=seed)
     chances[near] = (_undominated_in_two(costs) if len(signs) == 2 else _undominated(costs)) / count
-    return chances
+    return candidates, between, chances
 
 
 def _undominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

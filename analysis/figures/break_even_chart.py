@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.break_even import Job, Reign, Starts, costs, reigns, samples_per_step
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_note
+from analysis.break_even import Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import duration, figure, number
 from orchestrator.errors import ConfigError
-from workloads.settings import CompileSettings, Dynamic, Padding, Scope
+from workloads.settings import Scope
 
 MIN_STEPS, MAX_STEPS = 100, 10_000_000
 """Job lengths that are drawn."""
@@ -63,7 +63,7 @@ def break_even_info(df: pd.DataFrame) -> BreakEvenInfo:
     try:
         trials = notable(df)
         eager = trials[trials["scope"] == Scope.EAGER].sort_values("samples_per_s", ascending=False).head(1)
-        plain = trials[trials["settings_key"].map(_is_plain)].head(1)
+        plain = trials[trials["settings_key"].map(is_plain)].head(1)
         chosen = trials.head(_MOST_SETTINGS).index.union(eager.index).union(plain.index)
         of_chosen = df[df["settings_key"].isin(df.loc[chosen, "settings_key"])]  # cold and warm ones
         table = costs(of_chosen, Job(steps=MIN_STEPS)).table
@@ -81,7 +81,7 @@ def break_even_info(df: pd.DataFrame) -> BreakEvenInfo:
             warm_s=number(warm.at[index, "first_s"]) if bool(warm.at[index, "starts_known"]) else None,
             step_s=float(row["step_s"]),
             num_workers=int(row["num_workers"]),
-            is_plain=_is_plain(str(row["settings_key"])),
+            is_plain=is_plain(str(row["settings_key"])),
         )
         for index, row in table.iterrows()
     ]
@@ -100,11 +100,9 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     Args:
         info: what `break_even_info` returned.
     """
-    chart = go.Figure(layout=base_layout())
     if not info.settings:
-        chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
-        chart.add_annotation(empty_note("No usable trial has both a throughput and its step times."))
-        return chart
+        return empty_figure("No usable trial has both a throughput and its step times.")
+    chart = go.Figure(layout=base_layout())
     steps = np.geomspace(MIN_STEPS, MAX_STEPS, _CURVE_POINTS)
     base = info.settings[info.baseline or 0]
     chart.update_layout(
@@ -196,12 +194,3 @@ def _apart(ends: list[float]) -> list[float]:
         found[place] = max(ends[place], lowest)
         lowest = found[place] + _NAME_ROOM
     return list(found.values())
-
-
-def _is_plain(settings_key: str) -> bool:
-    """Whether these settings are `torch.compile(model)` with nothing said: of one length, or of lengths torch finds out."""
-    settings = CompileSettings.parse(settings_key)
-    return settings in (
-        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.STATIC, padding=Padding.MAX),
-        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.AUTO, padding=Padding.LONGEST, pad_multiple=settings.pad_multiple),
-    )

@@ -101,6 +101,14 @@ def empty_note(words: str) -> dict[str, Any]:
     return {"text": html.escape(words, quote=False), "showarrow": False, "font": {"size": 16}, **centred}
 
 
+def empty_figure(words: str) -> go.Figure:
+    """A low chart without axes that says why it is empty."""
+    chart = go.Figure(layout=base_layout())
+    chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
+    chart.add_annotation(empty_note(words))
+    return chart
+
+
 def _title(title: str) -> dict[str, Any]:
     at = {"x": 0.0, "xref": "paper", "xanchor": "left", "y": 0.975, "yanchor": "top"}
     return {"text": html.escape(title, quote=False), "font": {"size": 19}, **at}

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_note
+from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_figure
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import figure, gib, text
 from workloads.settings import CompileSettings, Scope
@@ -113,11 +113,9 @@ def parallel_figure(info: ParallelInfo) -> go.Figure:
     Args:
         info: what `parallel_info` returned.
     """
-    chart = go.Figure(layout=base_layout())
     if len(info.axes) < 2 or len(info.lines) < 2:
-        chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
-        chart.add_annotation(empty_note("There are no two settings to compare."))
-        return chart
+        return empty_figure("There are no two settings to compare.")
+    chart = go.Figure(layout=base_layout())
     chart.update_layout(
         meta={"kind": "parallel", "min_width": _AXIS_PX * len(info.axes)},
         height=_HEIGHT_PX,

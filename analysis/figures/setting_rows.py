@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import base_layout, empty_note
+from analysis.figures.chart_style import base_layout, empty_figure
 from analysis.formatting import figure
 from analysis.pareto import pareto_front
 from orchestrator.records import Status
@@ -51,11 +51,9 @@ def rows_figure(rows: Sequence[RowName], *, x_title: str, nothing: str, has_lege
         nothing: what a chart without rows says.
         has_legend: whether room is left for one above the rows.
     """
-    chart = go.Figure(layout=base_layout())
     if not rows:
-        chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
-        chart.add_annotation(empty_note(nothing))
-        return chart
+        return empty_figure(nothing)
+    chart = go.Figure(layout=base_layout())
     above_px = _LEGEND_PX if has_legend else 6
     chart.update_layout(
         meta={"kind": "rows"},

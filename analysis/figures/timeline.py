@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import LINE_COLOR, PAPER, base_layout, empty_note
+from analysis.figures.chart_style import LINE_COLOR, PAPER, base_layout, empty_figure
 from analysis.figures.setting_rows import row_hover
 from analysis.formatting import duration, number, text
 from orchestrator.records import Status, WarmStart
@@ -106,11 +106,9 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
     Args:
         info: what `timeline_info` returned.
     """
-    chart = go.Figure(layout=base_layout())
     if not info.spans:
-        chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
-        chart.add_annotation(empty_note("No trial says when it began."))
-        return chart
+        return empty_figure("No trial says when it began.")
+    chart = go.Figure(layout=base_layout())
     chart.update_layout(
         meta={"kind": "lanes"},
         barmode="overlay",
