@@ -89,16 +89,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    name = words[0] if words else ""
-    if name in ("-h", "--help"):
-        print(f"usage: {PROG} COMMAND …, each with its own --help\n")
-        for command, (options, _) in COMMANDS.items():
-            print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")
+    if (chosen := cli.chosen(COMMANDS, PROG, words)) is None:
         return 0
-    if name not in COMMANDS:
-        raise cli.UsageError(f"{f'no command {name!r}' if name else 'a command is missing'}; use one of {', '.join(COMMANDS)}")
-    kind, run = COMMANDS[name]
-    options = cli.parse(kind, f"{PROG} {name}", words[1:])
+    options, run = chosen
     if not options.output.parent.is_dir():
         raise ConfigError(f"--output {options.output}: there is no such folder")
     Console(width=WIDTH).print(*run(options), sep="\n", highlight=False)

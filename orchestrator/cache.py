@@ -115,16 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    name = words[0] if words else ""
-    if name in ("-h", "--help"):
-        print(f"usage: {PROG} COMMAND …, each with its own --help\n")
-        for command, (options, _) in COMMANDS.items():
-            print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")
+    if (chosen := cli.chosen(COMMANDS, PROG, words)) is None:
         return 0
-    if name not in COMMANDS:
-        raise cli.UsageError(f"{f'no command {name!r}' if name else 'a command is missing'}; use one of {', '.join(COMMANDS)}")
-    options, run = COMMANDS[name]
-    return run(cli.parse(options, f"{PROG} {name}", words[1:]))
+    options, run = chosen
+    return run(options)
 
 
 def _list(options: ListOptions) -> int:

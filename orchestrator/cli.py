@@ -6,14 +6,15 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tyro
 
 from workloads.errors import CompileSweepError
 
 Options = TypeVar("Options")
+Command = TypeVar("Command")
 
 
 class UsageError(CompileSweepError):
@@ -36,6 +37,29 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str]) -> Option
         if stop.code in (0, None):
             raise
     raise UsageError(_sentence(complaint.getvalue(), prog))
+
+
+def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: Sequence[str]) -> tuple[Any, Command] | None:
+    """The options and the function of the command that the words begin with; None if they ask for help, which is printed.
+
+    Args:
+        commands: by name, the class of its options, whose docstring begins with what it does, and its function.
+        prog: the program.
+        words: of the command line.
+
+    Raises:
+        UsageError: no such command, or options that do not fit it.
+    """
+    name = words[0] if words else ""
+    if name in ("-h", "--help"):
+        print(f"usage: {prog} COMMAND …, each with its own --help\n")
+        for command, (options, _) in commands.items():
+            print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")
+        return None
+    if name not in commands:
+        raise UsageError(f"{f'no command {name!r}' if name else 'a command is missing'}; use one of {', '.join(commands)}")
+    options, function = commands[name]
+    return parse(options, f"{prog} {name}", words[1:]), function
 
 
 def run(command: Callable[[], int]) -> int:

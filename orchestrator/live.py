@@ -47,7 +47,6 @@ class LiveView:
         folder: the sweep's.
         title: the first line.
         planned: trials this sweep consists of so far, those of earlier runs included; None if nobody knows, as in a search.
-        done: records of earlier runs.
         expected_s: seconds each setting, by its key, will probably take.
         front_of: finds the present front.
         stopping: whether the sweep was asked to finish.
@@ -60,19 +59,19 @@ class LiveView:
         folder: Path,
         title: str,
         planned: int | None,
-        done: Sequence[TrialRecord],
         expected_s: Mapping[str, float],
         front_of: FrontOf,
         stopping: threading.Event,
     ) -> None:
         self._console, self._folder, self._title = console, folder, title
         self._expected_s, self._front_of, self._stopping = expected_s, front_of, stopping
-        self._state = _State(planned=planned, records=list(done))
-        self._bytes_read = -1
+        self._fresh_trials = records.follow(folder).fresh
+        self._fresh_starts = records.follow_warm_starts(folder).fresh
+        self._state = _State(planned=planned, records=self._fresh_trials())
+        self._fresh_starts()  # those of earlier runs, which are told of no more
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._more: SimpleQueue[tuple[Mapping[str, float], str, bool]] = SimpleQueue()
-        self._starts_seen = len(records.read_warm_starts(folder))
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self._live: Live | None = None
 
@@ -112,7 +111,7 @@ class LiveView:
         running_before = {progress.trial_id: progress.phase for progress in state.running}
         with suppress(Exception):  # Ray may be starting, or gone
             state.running = ray.get(find_board().running.remote(), timeout=_POLL_S)
-        fresh = self._new_records()
+        fresh = self._fresh_trials()
         if fresh:
             state.records.extend(fresh)
             state.front = self._front_of(self._folder)
@@ -120,8 +119,7 @@ class LiveView:
         state.stopping = self._stopping.is_set()
         if self._live is None:
             self._tell(running_before, fresh)
-        for start in records.read_warm_starts(self._folder)[self._starts_seen :]:
-            self._starts_seen += 1
+        for start in self._fresh_starts():
             self._line(_start_outcome(start))
         while not self._more.empty():
             expected_s, why, are_trials = self._more.get()
@@ -142,13 +140,6 @@ class LiveView:
                 self._line(f"{_label(progress.settings_key)}: {progress.phase}{self._expectation(progress)}")
         for number, record in enumerate(fresh, start=len(state.records) - len(fresh) + 1):
             self._line(f"{number}{'' if state.planned is None else f'/{state.planned}'} {_outcome(record)}")
-
-    def _new_records(self) -> list[TrialRecord]:
-        bytes_now = (self._folder / records.TRIALS_FILE).stat().st_size
-        if bytes_now == self._bytes_read:
-            return []
-        self._bytes_read = bytes_now
-        return records.read(self._folder)[len(self._state.records) :]
 
     def _expectation(self, progress: Progress) -> str:
         if progress.phase != Phase.STARTING:

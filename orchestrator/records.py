@@ -278,6 +278,11 @@ def read_warm_starts(folder: Path) -> list[WarmStart]:
     return lines.read(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
 
 
+def follow_warm_starts(folder: Path) -> lines.Tail[WarmStart]:
+    """What reads the folder's warm starts as they are recorded, each once."""
+    return lines.Tail(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
+
+
 def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
     """The record of each setting that counts: the latest cold one, or, where there is none, the latest warm one."""
     found: dict[str, TrialRecord] = {}

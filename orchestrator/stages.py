@@ -38,7 +38,7 @@ class Fronts(NamedTuple):
     """The front there would be if noisy trials were on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Stages:
     """One run of a sweep."""
 
@@ -53,6 +53,11 @@ class Stages:
     learned: Learned = field(default_factory=Learned)
     """What earlier sweeps teach its search."""
     _interrupts: Interrupts = field(default_factory=Interrupts)
+    _fresh: Callable[[], list[TrialRecord]] = field(init=False)
+    _records: list[TrialRecord] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._fresh = records.follow(self.output).fresh
 
     def left(self) -> list[CompileSettings]:
         """Settings that no record counts for; of a search, those it may still propose."""
@@ -123,14 +128,12 @@ class Stages:
                     from orchestrator.live import LiveView
                     from orchestrator.tuning import run_trials
 
-                    done = self._done()
                     view = LiveView(
                         console=console,
                         folder=self.output,
                         title=f"{self.config.recipe}: {self.config.workload} ({self.config.size}) on "
                         f"{presenting.machine(self.environment)}",
-                        planned=None if search else len(done) + len(left),
-                        done=done,
+                        planned=None if search else len(self._done()) + len(left),
                         expected_s={setting.key: self._expected_s(setting) for setting in left},
                         front_of=self.fronts.present,
                         stopping=self._interrupts.asked,
@@ -174,7 +177,9 @@ class Stages:
         return Pruning(Candidates(self.config.settings), self.config.search.aims, max_length=self.max_length)
 
     def _done(self) -> list[TrialRecord]:
-        return records.read(self.output)
+        """The folder's records; only what was added since the last call is read, because this is asked for every setting."""
+        self._records += self._fresh()
+        return self._records
 
     def _expected_s(self, setting: CompileSettings) -> float:
         return expected_s(setting, self.max_length, self._done())

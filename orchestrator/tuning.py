@@ -19,9 +19,10 @@ from orchestrator.early_stopping import EarlyStopping
 from orchestrator.environment import Environment
 from orchestrator.pruning import Pruning
 from orchestrator.records import TrialRecord
+from orchestrator.search.candidates import Candidates
+from orchestrator.search.plain import InOrder
 from orchestrator.search.proposer import Proposer
 from orchestrator.search.tune import ProposingSearcher
-from orchestrator.searchers import PlannedSearcher
 from orchestrator.trial import run_trial
 from workloads.settings import CompileSettings
 
@@ -100,8 +101,9 @@ def run_trials(
         prunes=pruning is not None,
         warm_start=warm_start,
     )
-    searcher: PlannedSearcher | ProposingSearcher = PlannedSearcher(settings, plan, new_trial_id, may_start)
-    if search is not None:
+    if search is None:
+        searcher = ProposingSearcher(InOrder(Candidates(settings)), plan, new_trial_id, may_start)
+    else:
         enough = search.why_enough
         searcher = ProposingSearcher(
             search.proposer, plan, new_trial_id, may_start, search.new_records, enough=lambda: enough() is not None

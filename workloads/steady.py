@@ -28,8 +28,9 @@ from workloads.lockstep import agreed
 OUTLIER_FACTOR = 1.5
 """Times its batch's median above which a step is counted as an outlier."""
 
-HOPELESS_FACTOR = 10
-"""A GPU that waits for a noisy host needs hundreds of passes for an interval of 1 %; a few more would only cost its time."""
+HOPELESS_FROM, HOPELESS_FACTOR = 5, 10
+"""After so many passes a window is given up whose interval would need so many times the limit of passes. A GPU that waits for a
+noisy host needs hundreds for an interval of 1 %; a few more would only cost its time."""
 
 _RESAMPLINGS = 1000
 
@@ -68,8 +69,6 @@ class Limits:
     """Passes of a few milliseconds may be more than `max_passes`, until the window is this long."""
     target_width: float
     """Width of the median's 95 % interval over the median at which the window stops growing."""
-    hopeless_from: int = 5
-    """Passes from which on a window is given up whose interval would need `HOPELESS_FACTOR` times `max_passes`."""
 
 
 def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: torch.device) -> list[float]:
@@ -136,7 +135,7 @@ def grow(
 def _hopeless(window: Window, width: float, limits: Limits) -> bool:
     """Whether the interval will not be narrow in time: its width shrinks with the root of the number of passes."""
     done = len(window.passes)
-    return done >= limits.hopeless_from and done * width**2 > HOPELESS_FACTOR * limits.max_passes * limits.target_width**2 > 0
+    return done >= HOPELESS_FROM and done * width**2 > HOPELESS_FACTOR * limits.max_passes * limits.target_width**2 > 0
 
 
 def _pass(window: Window, step: Step, pool: Sequence[Batch], device: torch.device) -> None:

@@ -26,7 +26,7 @@ class ProposingSearcher(Searcher):
         plan: what all trials have in common.
         new_trial_id: makes an identifier no other attempt of the folder has.
         may_start: asked of each proposal; one that may not start is passed over.
-        new_records: those appended to the folder since it was last called.
+        new_records: those appended to the folder since it was last called; a proposer that learns nothing needs none.
         enough: asked before each proposal whether the search has ended; the proposer knows all new records then.
     """
 
@@ -36,7 +36,7 @@ class ProposingSearcher(Searcher):
         plan: TrialPlan,
         new_trial_id: Callable[[], str],
         may_start: Callable[[CompileSettings], bool],
-        new_records: Callable[[], Iterable[TrialRecord]],
+        new_records: Callable[[], Iterable[TrialRecord]] = lambda: (),
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
