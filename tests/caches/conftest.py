@@ -54,7 +54,7 @@ def s3_uri(s3_port: int) -> Callable[..., str]:
     return uri
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     from orchestrator.session import ray_session
 
