@@ -7,30 +7,21 @@ hits/<manifest's name>/<count>-<random>    empty: what a listing shows is all th
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pyarrow import ArrowException
-from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, FileSystem, FileType, S3FileSystem, resolve_s3_region
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
+from orchestrator import places
 from orchestrator.caches.entries import DIGEST
 from orchestrator.caches.shelf import BlobInfo, Blobs, Use
 from orchestrator.errors import CacheError
-
-SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-FSSPEC = "fsspec+"
-"""Goes before the scheme of a file system that only fsspec knows: fsspec+https://…"""
-
-OBJECT_STORES = ("s3", "gcs", "abfs")
-"""What pyarrow calls the file systems where an object appears whole once it is written, and folders are no thing."""
 
 AT_ONCE = 8
 """Requests under way at a time: an object store answers each in tens of milliseconds, whatever its size."""
@@ -52,14 +43,10 @@ def normalized(location: str) -> str:
     Raises:
         CacheError: it is none that a store can be at.
     """
-    if not location.strip():
-        raise CacheError("no store can be at an empty place; name a folder or a URI")
-    scheme, colon, _ = location.partition("://")
-    if not colon:
-        return str(Path(location).expanduser().absolute())
-    if scheme in SCHEMES or (scheme.startswith(FSSPEC) and scheme != FSSPEC):
-        return location
-    raise CacheError(f"no store can be at {_without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
+    try:
+        return places.normalized(location)
+    except ValueError as error:
+        raise CacheError(f"no store {error}") from None
 
 
 class DurableShelf:
@@ -77,7 +64,7 @@ class DurableShelf:
 
     @property
     def location(self) -> str:
-        return _without_credentials(self._uri)
+        return places.without_credentials(self._uri)
 
     def present(self, sizes: Mapping[str, int]) -> set[str]:
         digests = list(sizes)
@@ -110,7 +97,7 @@ class DurableShelf:
             elif isinstance(error, FileNotFoundError):
                 blobs.failed[digest] = "is not in the store any more"
             else:
-                blobs.failed[digest] = f"cannot be read ({_brief(error)})"
+                blobs.failed[digest] = f"cannot be read ({places.brief(error)})"
         return blobs
 
     def drop_blobs(self, digests: Iterable[str]) -> None:
@@ -168,8 +155,7 @@ class DurableShelf:
 
     @cached_property
     def _opened(self) -> tuple[FileSystem, str]:
-        filesystem, root = _s3(self._uri) if self._uri.startswith("s3://") else FileSystem.from_uri(self._uri)
-        return filesystem, root.rstrip("/")
+        return places.opened(self._uri)
 
     @property
     def _filesystem(self) -> FileSystem:
@@ -179,28 +165,7 @@ class DurableShelf:
         return f"{self._opened[1]}/{name}"
 
     def _write(self, name: str, content: bytes) -> None:
-        """Writes a file that appears whole, whoever looks, and takes the place of another at once."""
-        path = self._path(name)
-        if self._filesystem.type_name in OBJECT_STORES:
-            with self._filesystem.open_output_stream(path) as file:
-                file.write(content)
-            return
-        part = self._path(f"parts/{uuid.uuid4().hex}")
-        for file in (part, path):
-            self._filesystem.create_dir(file.rpartition("/")[0], recursive=True)
-        try:
-            with self._filesystem.open_output_stream(part) as file:
-                file.write(content)
-            self._filesystem.move(part, path)
-        except BaseException:
-            self._discard(part)
-            raise
-
-    def _discard(self, path: str) -> None:
-        try:
-            self._filesystem.delete_file(path)
-        except OSError:
-            return  # it was never made, or whatever kept it from being written keeps it from being removed
+        places.write_whole(*self._opened, name, content)
 
     def _read(self, name: str, max_bytes: int) -> bytes:
         with self._filesystem.open_input_stream(self._path(name)) as file:
@@ -242,27 +207,7 @@ class DurableShelf:
         try:
             yield
         except (OSError, ArrowException, ImportError, ValueError) as error:
-            raise CacheError(f"the cache at {self.location} cannot be used: {_brief(error)}") from None
-
-
-def _s3(uri: str) -> tuple[S3FileSystem, str]:
-    """As `FileSystem.from_uri`, which would ask a server that hangs 31 times and give up after 100 s (pyarrow 25)."""
-    parts = urlsplit(uri)
-    options = dict(parse_qsl(parts.query))
-    if unknown := sorted(options.keys() - {"region", "scheme", "endpoint_override"}):
-        raise ValueError(f"an s3:// URI has no option {unknown[0]}; it takes region, scheme and endpoint_override")
-    bucket = parts.netloc.rpartition("@")[2]
-    if not (options.keys() | os.environ.keys()) & {"region", "endpoint_override", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
-        options["region"] = resolve_s3_region(bucket)
-    filesystem = S3FileSystem(
-        access_key=unquote(parts.username) if parts.username else None,
-        secret_key=unquote(parts.password) if parts.password else None,
-        connect_timeout=3,
-        request_timeout=4,
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=3),
-        **options,
-    )
-    return filesystem, f"{bucket}/{parts.path.strip('/')}"
+            raise CacheError(f"the cache at {self.location} cannot be used: {places.brief(error)}") from None
 
 
 def _blob(digest: str) -> str:
@@ -280,17 +225,3 @@ def _folder_of(info: FileInfo) -> str:
 def _modified_at(info: FileInfo) -> datetime:
     """Now, where a file system does not tell: nothing is then taken for old."""
     return info.mtime.astimezone(UTC) if info.mtime else datetime.now(UTC)
-
-
-def _without_credentials(uri: str) -> str:
-    """The URI for people: neither user and password nor options."""
-    if "://" not in uri:
-        return uri
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _brief(error: BaseException) -> str:
-    """An error's own words, on one line and no longer than a line."""
-    words = " ".join((str(error) or type(error).__name__).split())
-    return words if len(words) <= 200 else f"{words[:200]}…"

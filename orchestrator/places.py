@@ -1,0 +1,105 @@
+"""Where files can be kept: a folder, or whatever file system or object store pyarrow or fsspec has a URI for."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+
+from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, S3FileSystem, resolve_s3_region
+
+SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+FSSPEC = "fsspec+"
+"""Goes before the scheme of a file system that only fsspec knows: fsspec+https://…"""
+
+OBJECT_STORES = ("s3", "gcs", "abfs")
+"""What pyarrow calls the file systems where an object appears whole once it is written, and folders are no thing."""
+
+
+def normalized(location: str) -> str:
+    """A URI or folder as it means the same from any folder of this host.
+
+    Raises:
+        ValueError: it is none that files can be kept at; a sentence, less its subject.
+    """
+    if not location.strip():
+        raise ValueError("can be at an empty place; name a folder or a URI")
+    scheme, colon, _ = location.partition("://")
+    if not colon:
+        return str(Path(location).expanduser().absolute())
+    if scheme in SCHEMES or (scheme.startswith(FSSPEC) and scheme != FSSPEC):
+        return location
+    raise ValueError(f"can be at {without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
+
+
+def opened(uri: str) -> tuple[FileSystem, str]:
+    """The file system of a normalized URI, and the path in it.
+
+    Raises:
+        OSError, ArrowException, ImportError, ValueError: whatever its library says.
+    """
+    filesystem, root = _s3(uri) if uri.startswith("s3://") else FileSystem.from_uri(uri)
+    return filesystem, root.rstrip("/")
+
+
+def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) -> None:
+    """Writes a file that appears whole, whoever looks, and takes the place of another at once.
+
+    Args:
+        filesystem: where.
+        root: the folder that `name` is in; unfinished files lie in `parts` below it.
+        name: the file, with the folders between.
+        content: all of it.
+    """
+    path = f"{root}/{name}"
+    if filesystem.type_name in OBJECT_STORES:
+        with filesystem.open_output_stream(path) as file:
+            file.write(content)
+        return
+    part = f"{root}/parts/{uuid.uuid4().hex}"
+    for file in (part, path):
+        filesystem.create_dir(file.rpartition("/")[0], recursive=True)
+    try:
+        with filesystem.open_output_stream(part) as file:
+            file.write(content)
+        filesystem.move(part, path)
+    except BaseException:
+        with suppress(OSError):  # it was never made, or whatever kept it from being written keeps it from being removed
+            filesystem.delete_file(part)
+        raise
+
+
+def without_credentials(uri: str) -> str:
+    """The URI for people: neither user and password nor options."""
+    if "://" not in uri:
+        return uri
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def brief(error: BaseException) -> str:
+    """An error's own words, on one line and no longer than a line."""
+    words = " ".join((str(error) or type(error).__name__).split())
+    return words if len(words) <= 200 else f"{words[:200]}…"
+
+
+def _s3(uri: str) -> tuple[S3FileSystem, str]:
+    """As `FileSystem.from_uri`, which would ask a server that hangs 31 times and give up after 100 s (pyarrow 25)."""
+    parts = urlsplit(uri)
+    options = dict(parse_qsl(parts.query))
+    if unknown := sorted(options.keys() - {"region", "scheme", "endpoint_override"}):
+        raise ValueError(f"an s3:// URI has no option {unknown[0]}; it takes region, scheme and endpoint_override")
+    bucket = parts.netloc.rpartition("@")[2]
+    if not (options.keys() | os.environ.keys()) & {"region", "endpoint_override", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
+        options["region"] = resolve_s3_region(bucket)
+    filesystem = S3FileSystem(
+        access_key=unquote(parts.username) if parts.username else None,
+        secret_key=unquote(parts.password) if parts.password else None,
+        connect_timeout=3,
+        request_timeout=4,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=3),
+        **options,
+    )
+    return filesystem, f"{bucket}/{parts.path.strip('/')}"
