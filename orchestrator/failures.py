@@ -33,6 +33,13 @@ class Label(StrEnum):
     COMPILE_DEADLINE = "compile-deadline"
     TRIAL_DEADLINE = "trial-deadline"
     EXCEPTION = "exception"
+    CRASHED = "crashed"
+    DEVICE_FAULT = "device-fault"
+    DEVICE_LOST = "device-lost"
+    DISK_FULL = "disk-full"
+    GPU_SHARED = "gpu-shared"
+    NODE_LOST = "node-lost"
+    ACTOR_LOST = "actor-lost"
     WORKER_DIED = "worker-died"
     TRIAL_DIED = "trial-died"
     NOT_WARM = "not-warm"
@@ -49,8 +56,28 @@ _INFEASIBLE = {
     Label.OUT_OF_MEMORY,
     Label.COMPILE_ERROR,
     Label.COMPILE_DEADLINE,
+    Label.DEVICE_FAULT,
 }
 """Labels that are a property of the setting; the others say nothing certain about it."""
+
+INFRASTRUCTURE = frozenset({Label.NODE_LOST, Label.ACTOR_LOST, Label.DEVICE_LOST, Label.DISK_FULL, Label.TRIAL_DIED})
+"""Labels that are a property of the machines: the setting is tried again, and again when the sweep is resumed."""
+
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory|can't allocate memory|low on memory|memory usage threshold")
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_DEVICE_LOST = re.compile(
+    r"uncorrectable ECC|uncorrectable NVLink|[Dd]evice is lost|GPU is lost|fallen off the bus|no CUDA-capable device"
+    r"|devices?(?:\(s\) is/are| are| is) busy or unavailable|CUDA driver initialization failed|system not yet initialized"
+)
+_DEVICE_FAULT = re.compile(
+    r"illegal memory access|misaligned address|device-side assert|unspecified launch failure|illegal instruction was encountered"
+    r"|invalid program counter|hardware stack error|invalid address space|launch timed out"
+)
+_PEERS_GONE = re.compile(
+    r"[Cc]onnection (?:closed by|reset by|refused by)|[Bb]roken pipe|remote process (?:has )?exited|communicator was aborted"
+    r"|ncclRemoteError|ncclSystemError|[Ss]ocket [Cc]losed|Timed out waiting|DistNetworkError|DistBackendError"
+)
+"""What a worker's exception says that was only let down by another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +109,16 @@ class Death:
     error_text: str = ""
     error_is_compilers: bool = False
     """Whether the exception came out of the compiler."""
+    num_workers: int = 1
+    """Of the trial."""
+    fatal: str | None = None
+    """What Python wrote when a signal ended a worker, like "Segmentation fault"; None if it wrote nothing."""
+    timed_out: bool = False
+    """Whether a worker wrote that its deadline ended it."""
+    oom_killed: bool = False
+    """Whether the kernel ended a process of a worker's host for want of memory as the worker went."""
+    nodes_lost: int = 0
+    """Hosts of the trial's workers that left the cluster."""
 
 
 def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
@@ -112,6 +149,11 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
             Label.INPUT_BOUND,
             f"waits for data {share:.0%} of the time (allowed {MAX_DATA_WAIT_SHARE:.0%}), so the figure is the input pipeline's; "
             "make the loader faster, or time the compute alone with --pipeline resident",
+        )
+    if others := measurement.get("gpu_neighbours"):
+        return _verdict(
+            Label.GPU_SHARED,
+            f"the GPU was not the trial's alone: {_sentence('; '.join(others))}; measure it again when nothing else runs there",
         )
     if not measurement["stable"]:
         low, high = measurement["step_ms_ci95"]
@@ -149,20 +191,59 @@ def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:
 
 def judge_death(death: Death) -> Verdict:
     """An attempt without a measurement: what ended it?"""
+    return _judge_silence(death) if death.error_type is None else _judge_exception(death, death.error_type)
+
+
+def is_let_down(error_type: str, text: str) -> bool:
+    """Whether a worker's exception says only that another worker of its group was gone."""
+    return _PEERS_GONE.search(f"{error_type} {text}") is not None
+
+
+def _judge_exception(death: Death, error_type: str) -> Verdict:
     where = f"in phase {death.phase}"
-    if death.error_type is not None:
-        text = f"{death.error_type.rpartition('.')[2]}: {_sentence(death.error_text)}"
-        if re.search(r"OutOfMemory|MemoryError|out of memory|can't allocate memory", f"{death.error_type} {death.error_text}"):
-            return _verdict(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}")
-        label = Label.COMPILE_ERROR if death.error_is_compilers else Label.EXCEPTION
-        return _verdict(label, f"{text} ({where})")
-    if death.phase == Phase.WARMING_UP and death.in_phase_s >= death.compile_deadline_s:
+    text = f"{error_type.rpartition('.')[2]}: {_sentence(death.error_text)}"
+    everything = f"{error_type} {death.error_text}"
+    if death.nodes_lost:
+        return _node_lost(death, where)
+    if _OUT_OF_MEMORY.search(everything):
+        return _verdict(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}")
+    if _NO_ROOM.search(everything):
+        return _verdict(Label.DISK_FULL, f"a disk was full {where}: {text}")
+    if _DEVICE_LOST.search(everything):
+        return _verdict(Label.DEVICE_LOST, f"the GPU failed {where}, which no setting can make it: {text}")
+    if _DEVICE_FAULT.search(everything):
+        return _verdict(Label.DEVICE_FAULT, f"a kernel did what the GPU forbids {where}: {text}")
+    if error_type.startswith("ray."):
+        return _verdict(Label.ACTOR_LOST, f"an actor or object that the trial needed was gone {where}: {text}")
+    if death.num_workers > 1 and is_let_down(error_type, death.error_text):
+        return _verdict(Label.WORKER_DIED, f"a worker died without an exception {where}; another one says {text}")
+    return _verdict(Label.COMPILE_ERROR if death.error_is_compilers else Label.EXCEPTION, f"{text} ({where})")
+
+
+def _judge_silence(death: Death) -> Verdict:
+    where = f"in phase {death.phase}"
+    if death.nodes_lost:
+        return _node_lost(death, where)
+    if death.oom_killed or _OUT_OF_MEMORY.search(death.error_text):
+        by = "the kernel" if death.oom_killed else "Ray"
+        return _verdict(Label.OUT_OF_MEMORY, f"the host ran out of memory {where}, and {by} ended a worker")
+    if death.fatal is not None:
+        return _verdict(Label.CRASHED, f"{_sentence(death.fatal)} {where}, outside Python; the stacks are in the trial's log")
+    if _NO_ROOM.search(death.error_text):
+        return _verdict(Label.DISK_FULL, f"a disk was full {where}: {_sentence(death.error_text)}")
+    in_time = death.elapsed_s < death.trial_deadline_s
+    if death.phase == Phase.WARMING_UP and (death.in_phase_s >= death.compile_deadline_s or (death.timed_out and in_time)):
         return _verdict(
             Label.COMPILE_DEADLINE, f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
         )
-    if death.elapsed_s >= death.trial_deadline_s:
+    if death.timed_out or not in_time:
         return _verdict(Label.TRIAL_DEADLINE, f"not done after {death.trial_deadline_s:g} s, {where}; killed by the deadline")
     return _verdict(Label.WORKER_DIED, f"a worker died without an exception {where}: {_sentence(death.error_text)}")
+
+
+def _node_lost(death: Death, where: str) -> Verdict:
+    lost = "the host of a worker" if death.nodes_lost == 1 else f"{death.nodes_lost} hosts of workers"
+    return _verdict(Label.NODE_LOST, f"{lost} left the cluster {where}")
 
 
 def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str) -> Verdict:

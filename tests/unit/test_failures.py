@@ -36,6 +36,13 @@ STATUSES = {
     Label.COMPILE_DEADLINE: Status.INFEASIBLE,
     Label.TRIAL_DEADLINE: Status.FAILED,
     Label.EXCEPTION: Status.FAILED,
+    Label.CRASHED: Status.FAILED,
+    Label.DEVICE_FAULT: Status.INFEASIBLE,
+    Label.DEVICE_LOST: Status.FAILED,
+    Label.DISK_FULL: Status.FAILED,
+    Label.GPU_SHARED: Status.FAILED,
+    Label.NODE_LOST: Status.FAILED,
+    Label.ACTOR_LOST: Status.FAILED,
     Label.WORKER_DIED: Status.FAILED,
     Label.TRIAL_DIED: Status.FAILED,
     Label.NOT_WARM: Status.FAILED,
@@ -72,6 +79,7 @@ def death(**fields: Any) -> Death:
 
 
 MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
+    (Label.GPU_SHARED, {"gpu_neighbours": ["process 7, 2.0 GiB"], "stable": False}, ["not the trial's alone", "process 7"]),
     (Label.NAN, {"numerics": numerics("nan", first_bad_step=1)}, ["not finite from step 1 on", "eager is"]),
     (Label.NAN, {"numerics": numerics("nan", first_bad_steady_step=2)}, ["not finite from timed step 2 on"]),
     (
@@ -137,6 +145,57 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         {"error_type": "builtins.ValueError", "phase": "warming-up", "in_phase_s": 700.0, "elapsed_s": 1000.0},
         ["ValueError"],
     ),
+    (
+        Label.DEVICE_FAULT,
+        {"error_type": "torch.AcceleratorError", "error_text": "CUDA error: an illegal memory access was encountered"},
+        ["in phase steady", "illegal memory access"],
+    ),
+    (
+        Label.DEVICE_LOST,
+        {"error_type": "torch.AcceleratorError", "error_text": "CUDA error: uncorrectable ECC error encountered"},
+        ["no setting", "ECC"],
+    ),
+    (
+        Label.DEVICE_LOST,
+        {"error_type": "torch.AcceleratorError", "error_text": "CUDA error: CUDA-capable device(s) is/are busy or unavailable"},
+        ["busy or unavailable"],
+    ),
+    (
+        Label.DISK_FULL,
+        {"error_type": "builtins.OSError", "error_text": "[Errno 28] No space left on device: '/tmp/x'"},
+        ["a disk was full", "No space left"],
+    ),
+    (Label.DISK_FULL, {"error_text": "[Errno 28] No space left on device"}, ["a disk was full"]),
+    (
+        Label.ACTOR_LOST,
+        {"error_type": "ray.exceptions.ActorDiedError", "error_text": "The actor is dead because its owner died."},
+        ["was gone", "its owner died"],
+    ),
+    (Label.NODE_LOST, {"nodes_lost": 1}, ["the host of a worker left the cluster in phase steady"]),
+    (
+        Label.NODE_LOST,  # an exception of another worker is but a consequence
+        {"nodes_lost": 2, "error_type": "builtins.RuntimeError", "error_text": "Connection reset by peer"},
+        ["2 hosts"],
+    ),
+    (
+        Label.WORKER_DIED,
+        {"error_type": "builtins.RuntimeError", "error_text": "Connection closed by peer [127.0.0.1]:5", "num_workers": 2},
+        ["a worker died without an exception", "another one says", "closed by peer"],
+    ),
+    (
+        Label.EXCEPTION,  # of a worker alone, it is something else that closed
+        {"error_type": "builtins.RuntimeError", "error_text": "Connection closed by peer"},
+        ["closed by peer"],
+    ),
+    (Label.CRASHED, {"fatal": "Segmentation fault", "phase": "warming-up"}, ["Segmentation fault in phase warming-up"]),
+    (Label.OUT_OF_MEMORY, {"oom_killed": True}, ["the host ran out of memory", "the kernel ended"]),
+    (
+        Label.OUT_OF_MEMORY,
+        {"error_text": "3 Workers were killed due to the node running low on memory."},
+        ["the host ran out of memory", "Ray ended"],
+    ),
+    (Label.COMPILE_DEADLINE, {"phase": "warming-up", "timed_out": True, "in_phase_s": 0.0}, ["after 600 s"]),
+    (Label.TRIAL_DEADLINE, {"phase": "checking", "timed_out": True, "elapsed_s": 10.0}, ["in phase checking"]),
     (Label.COMPILE_DEADLINE, {"phase": "warming-up", "in_phase_s": 600.0}, ["after 600 s"]),
     (Label.COMPILE_DEADLINE, {"phase": "warming-up", "in_phase_s": 880.0, "elapsed_s": 900.0}, ["after 600 s"]),
     (Label.TRIAL_DEADLINE, {"phase": "checking", "elapsed_s": 900.0}, ["after 900 s", "in phase checking"]),
