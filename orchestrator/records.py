@@ -81,6 +81,12 @@ class TrialRecord:
     """ISO 8601 with its UTC offset."""
     wall_s: float = 0.0
     """Seconds the whole attempt took, worker start included."""
+    tries: int = 1
+    """This attempt and those before it that faults of the machines ended; see `retrying.py`."""
+    retry_reasons: list[str] = field(default_factory=list)
+    """Why each of those before ended, as a sentence."""
+    retried_s: float = 0.0
+    """Seconds that those before took, and the waits between."""
     bounds: dict[str, float] = field(default_factory=dict)
     """Of an attempt that was stopped early, the best its figures could have become, by name; see `pruning.py`."""
     compile_s: float | None = None
@@ -91,6 +97,8 @@ class TrialRecord:
     """Share of the warm-up that worker 0 and what it started waited for a core; see `pressure.py`."""
     contended: bool = False
     """Whether other trials on the host slowed the warm-up, as far as can be told."""
+    gpu_neighbours: list[str] = field(default_factory=list)
+    """Processes of others that were on a worker's GPU during the warm-up or the timed steps; see `gpu_residents.py`."""
     first_step_s: float | None = None
     warmup_s: float | None = None
     warmup_steps: int | None = None
@@ -212,6 +220,10 @@ class WarmStart:
     environment_key: str | None = None
     started_at: str = ""
     wall_s: float = 0.0
+    tries: int = 1
+    retry_reasons: list[str] = field(default_factory=list)
+    retried_s: float = 0.0
+    gpu_neighbours: list[str] = field(default_factory=list)
     """As in a trial's record, from `label` on."""
     warm_start_s: float | None = None
     """From a process that has imported torch to one that compiles no more: `restore_s`, `load_s` and `warmup_s` together."""

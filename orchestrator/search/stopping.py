@@ -103,5 +103,5 @@ class Spending:
 
 
 def gpu_s(record: Record) -> float:
-    """What an attempt took: seconds from its start to its end, for each of its workers."""
-    return (figure(record, "wall_s") or 0.0) * (figure(record, "num_workers") or 1.0)
+    """What an attempt took, those before it that were repeated included: seconds for each of its workers."""
+    return ((figure(record, "wall_s") or 0.0) + (figure(record, "retried_s") or 0.0)) * (figure(record, "num_workers") or 1.0)
