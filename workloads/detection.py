@@ -1,13 +1,14 @@
 """Object detection: YOLOS of Hugging Face's with random weights, on noise of COCO's size and number of classes.
 
-The loss is DETR's, written out: queries are matched to objects one to one, greedily and on the device. The published one solves
-the assignment with SciPy on the CPU, which no compiler traces.
+The loss is the published one, DETR's, for a batch whose images have equally many objects. How queries are matched to objects may
+vary (`matching.py`), because that is where a compiler loses the published code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch.nn.functional import cross_entropy
 from transformers import YolosConfig, YolosForObjectDetection
 
 from workloads.images import ImageTraining
+from workloads.matching import CLASS_COST, CORNER_COST, MATCHINGS, OVERLAP_COST, costs, generalized_overlap
+from workloads.options import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +50,19 @@ SIZES = {
 }  # fmt: skip
 
 NOTHING_WEIGHT = 0.1
-"""Of the class "nothing" in the cross entropy; this and the next three are DETR's."""
-CLASS_COST, CORNER_COST, OVERLAP_COST = 1.0, 5.0, 2.0
+"""Of the class "nothing" in the cross entropy, DETR's."""
 
 
 class DetectionLoss(nn.Module):
-    """Classes, boxes and their overlap of the queries that are matched, and "nothing" for the others; in float32."""
+    """Classes, boxes and their overlap of the queries that are matched, and "nothing" for the others; in float32.
+
+    Args:
+        matching: one of `MATCHINGS`.
+    """
+
+    def __init__(self, matching: str = "hungarian") -> None:
+        super().__init__()
+        self.matching = matching
 
     def forward(self, logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
         """Scalar loss.
@@ -64,7 +74,7 @@ class DetectionLoss(nn.Module):
             targets: (batch, objects, 4), as boxes.
         """
         logits, boxes = logits.float(), boxes.float()
-        queries = matched(logits.detach(), boxes.detach(), labels, targets)
+        queries = MATCHINGS[self.matching](costs(logits.detach(), boxes.detach(), labels, targets))
         nothing = logits.size(-1) - 1
         classes = torch.full(logits.shape[:2], nothing, device=logits.device).scatter(1, queries, labels)
         weights = torch.ones(nothing + 1, device=logits.device, dtype=logits.dtype)
@@ -76,35 +86,10 @@ class DetectionLoss(nn.Module):
         return CLASS_COST * by_class + CORNER_COST * corners + OVERLAP_COST * overlap
 
 
-def matched(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-    """For each object the query that fits it best and no object before it, (batch, objects)."""
-    objects = labels.size(1)
-    classes = logits.softmax(-1).gather(2, labels.unsqueeze(1).expand(-1, logits.size(1), -1))
-    pairs = boxes.unsqueeze(2).expand(-1, -1, objects, -1), targets.unsqueeze(1).expand(-1, boxes.size(1), -1, -1)
-    corners = (pairs[0] - pairs[1]).abs().sum(-1)
-    cost = CORNER_COST * corners - CLASS_COST * classes - OVERLAP_COST * generalized_overlap(*pairs)
-    found = []
-    for number in range(objects):
-        best = cost[:, :, number].argmin(1, keepdim=True)
-        found.append(best)
-        cost = cost.scatter(1, best.unsqueeze(-1).expand(-1, -1, objects), torch.inf)
-    return torch.cat(found, dim=1)
-
-
-def generalized_overlap(one: Tensor, other: Tensor) -> Tensor:
-    """Generalised intersection over union of boxes given by centre and size (Rezatofighi et al., 2019)."""
-    low, high = one[..., :2] - one[..., 2:] / 2, one[..., :2] + one[..., 2:] / 2
-    other_low, other_high = other[..., :2] - other[..., 2:] / 2, other[..., :2] + other[..., 2:] / 2
-    shared = (torch.minimum(high, other_high) - torch.maximum(low, other_low)).clamp(min=0).prod(-1)
-    around = (torch.maximum(high, other_high) - torch.minimum(low, other_low)).prod(-1)
-    union = one[..., 2:].prod(-1) + other[..., 2:].prod(-1) - shared
-    return shared / (union + 1e-7) - (around - union) / (around + 1e-7)
-
-
 class DetectionModel(nn.Module):
     """YOLOS and its loss."""
 
-    def __init__(self, size: DetectionSize) -> None:
+    def __init__(self, size: DetectionSize, matching: str) -> None:
         super().__init__()
         config = YolosConfig(
             hidden_size=size.width,
@@ -118,7 +103,7 @@ class DetectionModel(nn.Module):
         )
         config.num_labels = size.classes
         self.model = YolosForObjectDetection(config)
-        self.loss = DetectionLoss()
+        self.loss = DetectionLoss(matching)
 
     def forward(self, pixel_values: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
         """Scalar loss of images, (batch, 3, height, width); the rest as `DetectionLoss` takes it."""
@@ -128,9 +113,10 @@ class DetectionModel(nn.Module):
 
 
 class Detection(ImageTraining):
-    """YOLOS trained on synthetic images of COCO's size; EMA and batch size may vary."""
+    """YOLOS trained on synthetic images of COCO's size; EMA, matching and batch size may vary."""
 
     sizes = tuple(SIZES)
+    options: ClassVar[Mapping[str, Option]] = {**ImageTraining.options, "matching": tuple(MATCHINGS)}
 
     def __init__(self, size: str = "small", seed: int = 0) -> None:
         super().__init__(size, seed)
@@ -139,7 +125,7 @@ class Detection(ImageTraining):
         self.pool_batches = self.dimensions.pool_batches
 
     def make_model(self) -> nn.Module:
-        return DetectionModel(self.dimensions)
+        return DetectionModel(self.dimensions, str(self.chosen["matching"]))
 
     def tensors(self, length: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         size = self.dimensions

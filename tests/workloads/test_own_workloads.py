@@ -11,10 +11,11 @@ from torch.nn.functional import cross_entropy
 from workloads.base import BUILT_IN, Workload, load_workload
 from workloads.compiling import applied, source_for
 from workloads.decoder import Decoder
-from workloads.detection import DetectionLoss, generalized_overlap, matched
+from workloads.detection import DetectionLoss, DetectionModel
 from workloads.errors import SettingsError
 from workloads.fragments import moving_average
 from workloads.gpt2 import Gpt2, Gpt2Inference
+from workloads.matching import MATCHINGS, costs, generalized_overlap
 from workloads.measuring import Protocol, measure
 from workloads.segmentation import Segmentation
 from workloads.settings import CompileSettings
@@ -53,6 +54,7 @@ def first_inputs(workload: Workload) -> dict[str, torch.Tensor]:
         ("decoder", "scope=modular"),
         ("segmentation", "scope=full,workload.ema=on"),
         ("detection", "scope=full"),
+        ("detection", "scope=full,workload.matching=greedy"),
     ],
 )
 def test_compiled_it_is_one_graph_a_piece_and_right(name: str, spelled: str) -> None:
@@ -175,11 +177,45 @@ def test_each_object_gets_a_query_of_its_own_the_best_one() -> None:
     targets = torch.tensor([[[0.2, 0.2, 0.1, 0.1], [0.21, 0.2, 0.1, 0.1]]])
     boxes = torch.tensor([[[0.9, 0.9, 0.1, 0.1], [0.2, 0.2, 0.1, 0.1], [0.3, 0.2, 0.1, 0.1]]])
     logits, labels = torch.zeros(1, 3, 4), torch.tensor([[0, 1]])
-    assert matched(logits, boxes, labels, targets).tolist() == [[1, 2]]
+    for match in MATCHINGS.values():
+        assert match(costs(logits, boxes, labels, targets)).tolist() == [[1, 2]]
     perfect = torch.cat([boxes[:, :1], targets], dim=1)
     sure = torch.full((1, 3, 4), -20.0)
     sure[0, 0, 3] = sure[0, 1, 0] = sure[0, 2, 1] = 20.0
     assert DetectionLoss()(sure, perfect, labels, targets) < 1e-4 < DetectionLoss()(logits, boxes, labels, targets)
+
+
+def test_the_least_sum_may_deny_an_object_its_best_query_and_numbers_that_are_none_cost_most() -> None:
+    cost = torch.tensor([[[1.0, 2.0], [3.0, 9.0], [torch.nan, torch.inf]]])  # (images, queries, objects)
+    assert {name: match(cost).tolist() for name, match in MATCHINGS.items() if name != "greedy"} == {
+        "hungarian": [[1, 0]],
+        "python": [[1, 0]],
+    }
+    assert MATCHINGS["greedy"](cost.nan_to_num(nan=1e9)).tolist() == [[0, 1]]
+    torch.library.opcheck(torch.ops.compile_sweep.hungarian.default, (cost,), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_the_loss_is_that_of_transformers() -> None:
+    workload = tiny("detection")
+    model = workload.build_model()
+    assert isinstance(model, DetectionModel)
+    inputs = first_inputs(workload)
+    published = model.model(
+        pixel_values=inputs["pixel_values"],
+        labels=[{"class_labels": one, "boxes": two} for one, two in zip(inputs["labels"], inputs["targets"], strict=True)],
+    )
+    torch.testing.assert_close(model(**inputs), published.loss, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
+def test_only_the_published_matching_breaks_the_graph() -> None:
+    breaks = {}
+    for matching in MATCHINGS:
+        torch._dynamo.reset()
+        loss, size = DetectionLoss(matching), (2, 6, 6)
+        arguments = (torch.randn(size), torch.rand(2, 6, 4), torch.randint(5, (2, 2)), torch.rand(2, 2, 4))
+        breaks[matching] = torch._dynamo.explain(loss)(*arguments).graph_break_count > 0
+    assert breaks == {"hungarian": False, "python": True, "greedy": False}
 
 
 def test_overlap_is_that_of_the_paper() -> None:
