@@ -4,7 +4,8 @@ CompileSweepError
 ├── ConfigError          a recipe, option or combination of options that does not work
 ├── SweepFolderError     a folder that cannot be used for this sweep
 ├── RecordsError         trials.jsonl or sweep.json is not what this version wrote
-└── CacheError           a store of compile caches that cannot be used, or a signing key that is none
+├── CacheError           a store of compile caches that cannot be used, or a signing key that is none
+└── StorageError         a place for results that cannot be used
 """
 
 from __future__ import annotations
@@ -26,3 +27,7 @@ class RecordsError(CompileSweepError):
 
 class CacheError(CompileSweepError):
     """A store of compile caches that cannot be reached or used, a signing key that is none, or something not in the store."""
+
+
+class StorageError(CompileSweepError):
+    """A place for results that cannot be reached or used, or that holds something else."""

@@ -1,0 +1,255 @@
+"""Results at a URI: a cluster's nodes need no file system in common, and a sweep outlives the machine that ran it.
+
+The sweep's folder on the head stays what everything reads and writes. While the sweep runs, what changes in it is copied to the
+storage, and a sweep taken up again begins by bringing back what the folder lacks. The storage then holds the same files by the
+same names, so `aws s3 cp --recursive` brings home a folder like any other; names that begin with a dot are left out.
+
+One driver at a time may write. A copy lags the folder by about `EVERY_S`: a head that is lost takes with it at most the trials
+that ended within that time, and they run again. Nothing is ever removed from a storage.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from pyarrow import ArrowException
+from pyarrow.fs import FileSelector, FileSystem, FileType
+
+from orchestrator import places
+from orchestrator.errors import StorageError, SweepFolderError
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
+
+VARIABLE = "COMPILE_SWEEP_STORAGE"
+"""Where a cluster keeps results: the URI below which each sweep has a folder, and the cache one, unless the command line says
+otherwise."""
+
+EVERY_S = 2.0
+LOGS_OF_RECORDS = (TRIALS_FILE, WARM_STARTS_FILE)
+_LAST_TRIES = 3
+
+_FAILURES = (OSError, ArrowException, ImportError, ValueError)
+"""What pyarrow and its file systems raise for a store that does not answer or does not let us in."""
+
+State = tuple[int, int]
+"""Of a file as it was copied: when it was last written, in ns, and its size."""
+
+
+def normalized(location: str) -> str:
+    """The URI or folder of a storage as it means the same from any folder of this host.
+
+    Raises:
+        StorageError: results cannot be kept there.
+    """
+    try:
+        return places.normalized(location)
+    except ValueError as error:
+        raise StorageError(f"no results {error}") from None
+
+
+def below(base: str, name: str) -> str:
+    """A folder of the storage at a URI, whose options stay at its end."""
+    path, mark, options = base.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+class Storage:
+    """The copy of one sweep's folder.
+
+    Args:
+        location: a folder or URI, for this sweep alone.
+        folder: the sweep's.
+    """
+
+    def __init__(self, location: str, folder: Path) -> None:
+        self._uri, self._folder = normalized(location), folder
+        self._copied: dict[str, State] = {}
+
+    @property
+    def location(self) -> str:
+        """The URI for people, without credentials."""
+        return places.without_credentials(self._uri)
+
+    def holds_sweep(self) -> bool:
+        """Whether there is one.
+
+        Raises:
+            StorageError: the storage does not answer.
+        """
+        try:
+            return bool(self._filesystem.get_file_info(f"{self._root}/{SWEEP_FILE}").is_file)
+        except _FAILURES as error:
+            raise self._unusable(error) from None
+
+    def bring_back(self) -> int:
+        """Copies to the folder what it lacks of the sweep in the storage; returns how many files.
+
+        Raises:
+            StorageError: the storage does not answer, or names a file outside of the folder.
+            SweepFolderError: the folder has records that are not those of the storage.
+        """
+        try:
+            names = self._names()
+            if SWEEP_FILE not in names:
+                return 0
+            behind = [name for name in LOGS_OF_RECORDS if name in names and self._is_behind(name)]
+            lacking = [name for name in names if name not in LOGS_OF_RECORDS and not (self._folder / name).exists()]
+            if behind and SWEEP_FILE not in lacking:
+                lacking.append(SWEEP_FILE)  # another head went on with it
+            for name in (*lacking, *behind):
+                self._publish(name, self._read(name))
+        except _FAILURES as error:
+            raise self._unusable(error) from None
+        return len(lacking) + len(behind)
+
+    def copy(self) -> int:
+        """Copies what changed in the folder since the last call; returns how many files.
+
+        Raises:
+            StorageError: the storage does not answer; the rest is copied by the next call.
+        """
+        count = 0
+        try:
+            for name in self._local_names():
+                path = self._folder / name
+                with suppress(FileNotFoundError):  # replaced or removed meanwhile: the next call sees what became of it
+                    found = path.stat()
+                    state = found.st_mtime_ns, found.st_size
+                    if self._copied.get(name) == state:
+                        continue
+                    content = _content(path)
+                    places.write_whole(self._filesystem, self._root, name, content)
+                    self._copied[name] = state
+                    count += 1
+        except _FAILURES as error:
+            raise self._unusable(error) from None
+        return count
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Copies while the block lasts, and once more when it ends, however it does.
+
+        A storage that does not answer is asked again; it does not disturb the sweep.
+
+        Raises:
+            StorageError: at the end, if something could not be copied.
+        """
+        ended = threading.Event()
+
+        def follow() -> None:
+            while not ended.wait(EVERY_S):
+                self._try()
+
+        thread = threading.Thread(target=follow, name="storage", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._finish()
+
+    def _finish(self) -> None:
+        for _ in range(_LAST_TRIES - 1):
+            if self._try():
+                return
+        try:
+            self.copy()
+        except StorageError as error:
+            raise StorageError(f"{error}; the sweep is whole in {self._folder}, and --resume copies it again") from None
+
+    def _try(self) -> bool:
+        try:
+            self.copy()
+        except StorageError:
+            return False
+        return True
+
+    @cached_property
+    def _opened(self) -> tuple[FileSystem, str]:
+        return places.opened(self._uri)
+
+    @property
+    def _filesystem(self) -> FileSystem:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
+
+    def _names(self) -> list[str]:
+        """Files of the storage, by their path in it."""
+        selector = FileSelector(self._root, recursive=True, allow_not_found=True)
+        files = [info.path for info in self._filesystem.get_file_info(selector) if info.type is FileType.File]
+        names = [str(path)[len(self._root) :].lstrip("/") for path in files]
+        for name in names:
+            if not _is_inside(name):
+                raise StorageError(f"{self.location} names a file {name!r}, which no sweep has; nothing was brought back")
+        return [name for name in names if _is_copied(name)]
+
+    def _local_names(self) -> list[str]:
+        """Files of the folder that are copied: first what a sweep cannot be taken up without."""
+        found = [path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        names = [path.as_posix() for path in found if _is_copied(path.as_posix())]
+        first = (SWEEP_FILE, *LOGS_OF_RECORDS)
+        return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name))
+
+    def _is_behind(self, name: str) -> bool:
+        """Whether the storage's log has records after all of the folder's."""
+        path = self._folder / name
+        mine = path.read_bytes() if path.exists() else b""
+        theirs = self._read(name)
+        if theirs.startswith(mine):
+            return len(theirs) > len(mine) or not path.exists()
+        if mine.startswith(theirs):
+            return False
+        raise SweepFolderError(
+            f"{self._folder} and {self.location} hold different records in {name}; name another --output, or another --storage"
+        )
+
+    def _read(self, name: str) -> bytes:
+        with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
+            return bytes(file.read())
+
+    def _publish(self, name: str, content: bytes) -> None:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+
+    def _unusable(self, error: BaseException) -> StorageError:
+        return StorageError(f"the storage at {self.location} cannot be used: {places.brief(error)}")
+
+
+def _content(path: Path) -> bytes:
+    """All of a file; of a log of records whole lines only."""
+    with path.open("rb") as file:
+        if path.name in LOGS_OF_RECORDS:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        return file.read()
+
+
+def _is_copied(name: str) -> bool:
+    """Whether a file is part of what a sweep leaves: no temporary file, no state of Ray Train."""
+    parts = PurePosixPath(name).parts
+    return not any(part.startswith(".") for part in parts) and parts[0] != "parts"
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name from a listing stays in the folder that it is joined to."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name

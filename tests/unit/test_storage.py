@@ -1,0 +1,150 @@
+"""Results at a URI: copied while a sweep runs, brought back where it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples import wait_until
+
+from orchestrator import storage as storage_module
+from orchestrator.errors import StorageError, SweepFolderError
+from orchestrator.storage import Storage, below, normalized
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sweep's folder with a record, a log and what is nobody's business."""
+    made = tmp_path / "sweep"
+    (made / "logs" / "001-a").mkdir(parents=True)
+    (made / "sweep.json").write_text("{}")
+    (made / "trials.jsonl").write_text("one\n")
+    (made / "logs" / "001-a" / "worker-0.log").write_text("up\n")
+    (made / ".train-x" / "state").mkdir(parents=True)
+    (made / ".train-x" / "state" / "snapshot").write_text("no")
+    (made / ".sweep.json.abc").write_text("half")
+    return made
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "bucket" / "sweep"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_changed_is_copied_and_nothing_else(folder: Path, place: Path) -> None:
+    storage = Storage(str(place), folder)
+    assert not storage.holds_sweep()
+    assert storage.copy() == 3
+    assert names(place) == ["logs/001-a/worker-0.log", "sweep.json", "trials.jsonl"]
+    assert storage.copy() == 0
+    with (folder / "trials.jsonl").open("a") as log:
+        log.write("two\n")
+    assert storage.copy() == 1
+    assert (place / "trials.jsonl").read_text() == "one\ntwo\n"
+    assert storage.holds_sweep()
+
+
+def test_another_machine_brings_all_of_it_back(folder: Path, place: Path, tmp_path: Path) -> None:
+    Storage(str(place), folder).copy()
+    there = Storage(str(place), tmp_path / "elsewhere")
+    assert there.bring_back() == 3
+    assert names(tmp_path / "elsewhere") == ["logs/001-a/worker-0.log", "sweep.json", "trials.jsonl"]
+    assert there.bring_back() == 0
+
+
+def test_a_folder_that_is_ahead_stays_and_one_that_is_behind_catches_up(folder: Path, place: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere"
+    Storage(str(place), folder).copy()
+    Storage(str(place), other).bring_back()
+    (other / "trials.jsonl").write_text("one\ntwo\n")
+    (other / "sweep.json").write_text('{"runs": 2}')
+    assert Storage(str(place), other).bring_back() == 0
+    Storage(str(place), other).copy()
+    assert Storage(str(place), folder).bring_back() == 2
+    assert (folder / "trials.jsonl").read_text() == "one\ntwo\n"
+    assert (folder / "sweep.json").read_text() == '{"runs": 2}'
+
+
+def test_a_folder_with_other_records_is_refused_untouched(folder: Path, place: Path, tmp_path: Path) -> None:
+    Storage(str(place), folder).copy()
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (other / "trials.jsonl").write_text("mine\n")
+    with pytest.raises(SweepFolderError, match=r"hold different records in trials\.jsonl; name another --output"):
+        Storage(str(place), other).bring_back()
+    assert names(other) == ["trials.jsonl"]
+
+
+def test_nothing_is_brought_back_from_an_empty_place(place: Path, tmp_path: Path) -> None:
+    assert Storage(str(place), tmp_path / "new").bring_back() == 0
+    assert not (tmp_path / "new").exists()
+
+
+def test_copies_follow_while_a_sweep_runs_and_at_its_end(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "EVERY_S", 0.05)
+    with Storage(str(place), folder).copying():
+        wait_until(lambda: (place / "trials.jsonl").exists(), 20)
+        monkeypatch.setattr(storage_module, "EVERY_S", 1000.0)
+        (folder / "report.html").write_text("done")
+    assert (place / "report.html").read_text() == "done"
+
+
+def test_a_storage_that_is_away_for_a_while_does_not_disturb(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "EVERY_S", 0.05)
+    place.parent.mkdir()
+    place.write_text("a file where the folder should be")
+    with Storage(str(place), folder).copying():
+        (folder / "trials.jsonl").write_text("one\ntwo\n")
+        place.unlink()
+    assert (place / "trials.jsonl").read_text() == "one\ntwo\n"
+
+
+def test_one_that_stays_away_is_said_at_the_end(folder: Path, place: Path) -> None:
+    place.parent.mkdir()
+    place.write_text("a file")
+    with (
+        pytest.raises(
+            StorageError, match=r"the storage at .* cannot be used: .*; the sweep is whole in .*, and --resume copies it"
+        ),
+        Storage(str(place), folder).copying(),
+    ):
+        pass
+
+
+def test_the_sweep_in_memory_of_another_file_system(folder: Path, tmp_path: Path) -> None:
+    place = f"fsspec+memory://{tmp_path}"
+    Storage(place, folder).copy()
+    assert Storage(place, tmp_path / "elsewhere").bring_back() == 3
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a\\x", ""])
+def test_a_name_that_leaves_the_folder_is_told_from_others(name: str) -> None:
+    assert not storage_module._is_inside(name)
+    assert storage_module._is_inside("logs/001-a/worker-0.log")
+
+
+@pytest.mark.parametrize(
+    ("location", "complaint"),
+    [("", "no results can be at an empty place"), ("ftp://u:secret@host/x", "no results can be at ftp://host/x; use a folder")],
+)
+def test_a_place_that_is_none_is_refused_in_one_sentence(location: str, complaint: str) -> None:
+    with pytest.raises(StorageError, match=complaint) as caught:
+        normalized(location)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "whole"),
+    [
+        ("s3://bucket/sweeps", "s3://bucket/sweeps/mine"),
+        ("s3://bucket/", "s3://bucket/mine"),
+        ("s3://bucket?region=eu-west-1", "s3://bucket/mine?region=eu-west-1"),
+        ("/results", "/results/mine"),
+    ],
+)
+def test_a_folder_below_a_uri_keeps_its_options(base: str, whole: str) -> None:
+    assert below(base, "mine") == whole
