@@ -116,13 +116,19 @@ def inference(target: Target) -> Iterator[Candidate]:
 
 
 def vision(target: Target) -> Iterator[Candidate]:
-    """The pitfalls of compiling vision models as rows: AMP, EMA, SyncBN and the memory of reduce-overhead, eager and compiled."""
+    """The pitfalls of compiling vision models as rows, eager and compiled: AMP, EMA, SyncBN, memory by mode and batch size."""
     variants: list[Candidate] = [{}, {"autocast": "off"}]
-    variants += [{f"workload.{name}": value} for name, value in (("ema", True), ("norm", "sync")) if name in target.options]
+    further = [("ema", (True,)), ("norm", ("sync",)), ("matching", ("python", "greedy"))]
+    further.append(("batch_size", (max(1, target.batch_size // 2), 2 * target.batch_size)))
+    for name, values in further:
+        if name in target.options:
+            variants += [
+                {f"workload.{name}": value} for value in values if target.has_gpu or (name, value) not in target.needs_gpu
+            ]
     for variant in variants:
-        if target.has_gpu or variant.get("workload.norm") != "sync":  # which torch has for GPUs alone
-            for scope in ("eager", "full", "regional"):
-                yield {"scope": scope, **variant}
+        yield {"scope": "eager", **variant}
+        yield {"scope": "full", **variant}
+    yield {"scope": "regional"}
     if target.has_gpu:
         for variant in variants:
             yield {"scope": "full", "mode": "reduce-overhead", **variant}

@@ -11,10 +11,10 @@ from typing import Any
 from workloads.base import Workload
 from workloads.compiling import refuse_unknown_names
 from workloads.errors import SettingsError, WorkloadError
-from workloads.options import Option, check_inference, check_options
+from workloads.options import Option, check_inference, check_options, lacks_gpu
 from workloads.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from workloads.shapes import length_grouped, optimal_buckets
-from workloads.spelling import positive
+from workloads.spelling import Scalar, positive
 
 Candidate = Mapping[str, Any]
 """Fields of `CompileSettings` as a person would write them, valid or not, and `num_buckets`, which becomes `buckets`."""
@@ -43,6 +43,8 @@ class Target:
     """What settings may vary of the workload itself."""
     trains: bool = True
     """False for inference only."""
+    needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)
+    """Options with the values of theirs that need a GPU, and why."""
 
     @classmethod
     def of(cls, workload: Workload, *, has_gpu: bool) -> Target:
@@ -61,6 +63,7 @@ class Target:
             workload=type(workload).__name__,
             options=workload.options,
             trains=workload.trains,
+            needs_gpu=workload.needs_gpu,
         )
 
 
@@ -116,6 +119,8 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
     """Why this machine cannot run valid settings; None if it can."""
     if settings.claims_cudagraphs and not target.has_gpu:
         return "CUDA graphs need a GPU, and none is visible"
+    if not target.has_gpu and (reason := lacks_gpu(target.needs_gpu, dict(settings.workload or ()))):
+        return reason
     if settings.attention is not None and settings.attention not in target.attentions:
         able = ", ".join(target.attentions) or "its own only, so leave attention out"
         return f"the workload cannot run attention={settings.attention}; it can run {able}"

@@ -40,6 +40,19 @@ def check_options(workload: str, options: Mapping[str, Option], settings: Compil
             raise SettingsError(f"workload.{name}={spelled(value)} is none of what {workload} takes; use one of {able}")
 
 
+def lacks_gpu(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping[str, Scalar]) -> str | None:
+    """Why a machine without a GPU cannot run a workload in this form; None if it can.
+
+    Args:
+        needs_gpu: options with the values of theirs that need one, and why.
+        chosen: the option values in force, or those that settings name.
+    """
+    for (name, value), why in needs_gpu.items():
+        if chosen.get(name) == value:
+            return f"workload.{name}={spelled(value)} needs a GPU: {why}"
+    return None
+
+
 def check_inference(workload: str, settings: CompileSettings) -> None:
     """Refuses settings of a training step for a workload that has none.
 

@@ -14,6 +14,7 @@ from transformers import SegformerConfig, SegformerForSemanticSegmentation
 from workloads.finding import repeated_blocks
 from workloads.images import ImageTraining
 from workloads.options import Option
+from workloads.spelling import Scalar
 
 IGNORED = 255
 """Label of a pixel that counts for nothing, in Cityscapes."""
@@ -93,6 +94,9 @@ class Segmentation(ImageTraining):
 
     sizes = tuple(SIZES)
     options: ClassVar[Mapping[str, Option]] = {**ImageTraining.options, "norm": ("batch", "sync")}
+    needs_gpu: ClassVar[Mapping[tuple[str, Scalar], str]] = {
+        ("norm", "sync"): "torch synchronises batch normalisation between CUDA devices alone; use workload.norm=batch"
+    }
 
     def __init__(self, size: str = "b0", seed: int = 0) -> None:
         super().__init__(size, seed)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
 from workloads.errors import SettingsError
+from workloads.options import lacks_gpu
 from workloads.settings import Autocast, CompileSettings
 from workloads.shapes import ShapePolicy
 from workloads.spelling import Scalar
@@ -52,6 +53,8 @@ class Synthetic(Workload):
         return deepcopy(self._untrained)
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        if device.type == "cpu" and (reason := lacks_gpu(self.needs_gpu, self.chosen)):
+            raise SettingsError(reason)
         length = policy.padded(self.max_length)
         return [self._batch(length, number, rank, device) for number in range(self.pool_batches)]
 

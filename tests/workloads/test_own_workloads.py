@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from orchestrator.space import Target, choose
 from workloads.base import BUILT_IN, Workload, load_workload
 from workloads.compiling import applied, source_for
 from workloads.decoder import Decoder
@@ -171,6 +172,16 @@ def test_synchronized_normalisation_replaces_the_usual_one() -> None:
             type(module).__name__ for module in workload.build_model().modules() if "BatchNorm" in type(module).__name__
         }
     assert kinds == {"batch": {"BatchNorm2d"}, "sync": {"SyncBatchNorm"}}
+
+
+def test_synchronized_normalisation_is_refused_where_there_is_no_gpu() -> None:
+    settings = CompileSettings.parse("scope=eager,workload.norm=sync")
+    with pytest.raises(SettingsError, match=r"^workload\.norm=sync needs a GPU: .*; use workload\.norm=batch$"):
+        measure(tiny("segmentation"), settings, device=CPU, protocol=SHORT)
+    chosen = choose([settings.fields_that_apply()], Target.of(tiny("segmentation"), has_gpu=False))
+    assert (chosen.settings, len(chosen.excluded)) == ((), 1)
+    assert "needs a GPU" in chosen.excluded[0].reason
+    assert choose([settings.fields_that_apply()], Target.of(tiny("segmentation"), has_gpu=True)).settings == (settings,)
 
 
 def test_each_object_gets_a_query_of_its_own_the_best_one() -> None:
