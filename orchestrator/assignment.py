@@ -47,6 +47,10 @@ class TrialPlan:
     """Whether a trial may be told to stop early."""
     warm_start: bool = False
     """Whether a trial only starts from its setting's own artifacts, instead of measuring it."""
+    placement: str = "pack"
+    """pack or spread."""
+    head: str | None = None
+    """Ray's name of the host that has the folder, where there may be others; None where there is one host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,15 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class Placement(StrEnum):
+    """Which host a trial's workers go to."""
+
+    PACK = "pack"
+    """One that has room beside other trials; a trial's workers to as few hosts as possible."""
+    SPREAD = "spread"
+    """One that no other trial has, all workers of a trial together."""
+
+
 class CachePolicy(StrEnum):
     """What trials begin with."""
 
@@ -123,6 +132,8 @@ class SweepConfig:
     """Train workers a trial, each with one GPU where there are GPUs."""
     max_concurrent: int = 1
     """Trials that run at once, and into how many shares a host's cores are divided."""
+    placement: Placement = Placement.PACK
+    """Which hosts of a cluster trials run on."""
     confirm: bool = True
     """Whether members of the front that other trials disturbed are measured again alone, at the end."""
     cache: str | None = None
@@ -139,6 +150,8 @@ class SweepConfig:
     """Seconds the warm-up window, compiles included, may take before the trial is killed."""
     trial_deadline_s: float = 1200.0
     """Seconds a whole trial may take before it is killed."""
+    storage: str | None = None
+    """Where the folder is copied while the sweep runs; None for nowhere."""
     search: SearchConfig = SearchConfig()
     """How settings are chosen among `settings`."""
 
@@ -180,7 +193,8 @@ class SweepConfig:
         values = {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items()}
         search = asdict(self.search).items()
         values["search"] = {name: list(value) if isinstance(value, tuple) else value for name, value in search}
-        values["cache"] = None if self.cache is None else shown(self.cache)
+        for name in ("cache", "storage"):
+            values[name] = None if values[name] is None else shown(values[name])
         values["settings"] = [setting.key for setting in self.settings]
         values["excluded"] = [asdict(excluded) for excluded in self.excluded]
         return values

@@ -41,6 +41,7 @@ def ray_session() -> Iterator[None]:
             ray.init(
                 address="local",
                 num_cpus=len(os.sched_getaffinity(0)),
+                resources={"host": 1.0},  # as each host of a cluster has, see placing.py
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,

@@ -6,6 +6,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -126,6 +127,8 @@ class Stages:
                 with ray_session(), self._interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
                     from orchestrator.board import open_board  # these import ray, which reads what the session has set
                     from orchestrator.live import LiveView
+                    from orchestrator.logs import open_log_book
+                    from orchestrator.placing import in_cluster, wait_for_host
                     from orchestrator.tuning import run_trials
 
                     view = LiveView(
@@ -152,7 +155,11 @@ class Stages:
                         view.plan_more({setting.key: self._expected_s(setting) for setting in settings}, why)
                         return settings
 
-                    with open_board(), view:
+                    book: AbstractContextManager[None] = nullcontext()
+                    if in_cluster():
+                        wait_for_host(self.config, self.environment.cores, console.print, self._interrupts.asked)
+                        book = open_log_book(self.output)
+                    with open_board(), book, view:
                         if left:
                             restores = self.config.caches is not CachePolicy.COLD
                             run(left, may_start=may_try, restores=restores, search=search, pruning=self._pruning())

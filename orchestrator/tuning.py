@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import ray
 from ray import tune
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
+from orchestrator import placing
 from orchestrator.assignment import TrialPlan
 from orchestrator.cleanup import Cleanup
 from orchestrator.config import Device, SweepConfig
 from orchestrator.early_stopping import EarlyStopping
 from orchestrator.environment import Environment
+from orchestrator.errors import SweepFolderError
+from orchestrator.failures import Label
 from orchestrator.pruning import Pruning
 from orchestrator.records import TrialRecord
+from orchestrator.retrying import MOST_ATTEMPTS
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.plain import InOrder
 from orchestrator.search.proposer import Proposer
@@ -28,9 +32,6 @@ from workloads.settings import CompileSettings
 
 _TRIAL_CPUS = 0.01
 """A trial only waits for its workers; holding a core it could keep them from starting for ever (0 is refused by Tune)."""
-
-_LEFT_CPUS = 0.5
-"""Of the cores of each worker, not claimed of Ray: so waiting trials fit beside workers that use all cores."""
 
 
 class Asked(Protocol):
@@ -78,10 +79,12 @@ def run_trials(
         warm_start: trials only start, from their own settings' artifacts.
         search: chooses among the settings; without one they are tried in order.
         pruning: decides which trials are stopped early; without one, none is.
+
+    Raises:
+        SweepFolderError: a record could not be written.
     """
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
-    at_once = config.max_concurrent * config.workers_per_trial
     plan = TrialPlan(
         folder=str(output.resolve()),
         workload=config.workload,
@@ -90,23 +93,35 @@ def run_trials(
         num_workers=config.workers_per_trial,
         use_gpu=config.device is Device.CUDA,
         pipeline=config.pipeline,
-        workers_at_once=at_once,
-        claimed_cpus=max(0.5, environment.cores // at_once - _LEFT_CPUS),
+        workers_at_once=placing.workers_on_a_host(config),
+        claimed_cpus=placing.claimed_cpus(config, environment.cores),
         compile_deadline_s=config.compile_deadline_s,
         trial_deadline_s=config.trial_deadline_s,
         cache=config.cache,
-        cache_in_cluster=bool(os.environ.get("RAY_ADDRESS")),  # on one host its folder is as near as the cluster's memory
+        cache_in_cluster=placing.in_cluster(),  # on one host its folder is as near as the cluster's memory
         precompile=config.precompile,
         restores=restores or warm_start,
         prunes=pruning is not None,
         warm_start=warm_start,
+        placement=config.placement,
+        head=ray.get_runtime_context().get_node_id() if placing.in_cluster() else None,
     )
+    cleanup = Cleanup(output)
+
+    def may_start_now(setting: CompileSettings) -> bool:
+        return cleanup.unwritten is None and may_start(setting)
+
     if search is None:
-        searcher = ProposingSearcher(InOrder(Candidates(settings)), plan, new_trial_id, may_start)
+        searcher = ProposingSearcher(InOrder(Candidates(settings)), plan, new_trial_id, may_start_now)
     else:
         enough = search.why_enough
         searcher = ProposingSearcher(
-            search.proposer, plan, new_trial_id, may_start, search.new_records, enough=lambda: enough() is not None
+            search.proposer,
+            plan,
+            new_trial_id,
+            may_start_now,
+            search.new_records,
+            enough=lambda: cleanup.unwritten is not None or enough() is not None,
         )
     on_head = PlacementGroupFactory([{"CPU": _TRIAL_CPUS, "node:__internal_head__": 0.001}])
     tuner = tune.Tuner(
@@ -121,8 +136,13 @@ def run_trials(
             name=uuid.uuid4().hex,  # of several in one folder
             storage_path=str(scratch),
             verbose=0,
-            callbacks=[Cleanup(output), *([EarlyStopping(output, pruning)] if pruning else [])],
-            failure_config=tune.FailureConfig(max_failures=0),
+            callbacks=[cleanup, *([EarlyStopping(output, pruning)] if pruning else [])],
+            failure_config=tune.FailureConfig(max_failures=MOST_ATTEMPTS[Label.TRIAL_DIED] - 1),  # of a trial's own process
         ),
     )
     tuner.fit()
+    if cleanup.unwritten is not None:
+        raise SweepFolderError(
+            f"a record could not be written to {output} ({cleanup.unwritten}), so the sweep has ended; what is recorded is "
+            "intact: make room and go on with --resume"
+        )

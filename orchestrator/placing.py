@@ -1,0 +1,120 @@
+"""Where trials run in a cluster: packed on as few hosts as hold them, or each on a host of its own.
+
+Spread rests on a resource that every host has one of. `ray start --resources '{"host": 1}'` declares it, as all the files here
+that describe a cluster do, and a session on this machine alone has it too. The workers of one trial share it, so a second trial
+finds none left, and a cluster that grows by itself knows what to start.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from orchestrator.config import Device, Placement, SweepConfig
+from orchestrator.errors import ConfigError
+
+HOST = "host"
+"""The resource that each host has one of."""
+
+WAIT_S = 1800.0
+"""For the first host that can take a trial: on a cloud one is started, and installs what it needs."""
+
+_SAID_AFTER_S = 5.0
+_POLL_S = 0.5
+_LEFT_CPUS = 0.5
+"""Of the cores of each worker, not claimed of Ray: so waiting trials fit beside workers that use all cores."""
+
+
+def in_cluster() -> bool:
+    """Whether trials run on a Ray that is not this command's own."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def workers_on_a_host(config: SweepConfig) -> int:
+    """Into how many shares a host's cores are divided."""
+    trials = 1 if config.placement is Placement.SPREAD else config.max_concurrent
+    return trials * config.workers_per_trial
+
+
+def claimed_cpus(config: SweepConfig, cores: int) -> float:
+    """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for.
+
+    Args:
+        config: the sweep's.
+        cores: of the host that this runs on, which says nothing of other hosts: there GPUs, or the hosts themselves, decide how
+            many trials run at once.
+    """
+    decided_otherwise = config.device is Device.CUDA or config.placement is Placement.SPREAD
+    if in_cluster() and decided_otherwise:
+        return _LEFT_CPUS
+    return max(_LEFT_CPUS, cores // workers_on_a_host(config) - _LEFT_CPUS)
+
+
+def claims(placement: Placement, num_workers: int, *, use_gpu: bool, cpus: float) -> dict[str, float]:
+    """What each worker of a trial claims of Ray.
+
+    Args:
+        placement: the sweep's.
+        num_workers: of the trial.
+        use_gpu: whether each has a GPU to itself.
+        cpus: what `claimed_cpus` returned.
+    """
+    gpu = {"GPU": 1.0} if use_gpu else {}
+    share = math.floor(1e4 / num_workers) / 1e4  # Ray counts in ten-thousandths; together they must not be more than one
+    return {"CPU": cpus, **gpu, **({HOST: share} if placement is Placement.SPREAD else {})}
+
+
+def strategy(placement: Placement) -> str:
+    """How Ray places the workers of one trial to each other."""
+    return "STRICT_PACK" if placement is Placement.SPREAD else "PACK"
+
+
+def wait_for_host(
+    config: SweepConfig, cores: int, say: Callable[[str], object], stopping: threading.Event, wait_s: float = WAIT_S
+) -> None:
+    """Returns once a trial could run, or a person asked to stop. Hosts for as many as may run at once are asked for.
+
+    A trial's deadline counts from its own start, so it must not wait for a host to be started and installed.
+
+    Args:
+        config: the sweep's.
+        cores: of the host that this runs on.
+        say: is told what is waited for, if it takes a while.
+        stopping: whether a person asked.
+        wait_s: how long to wait.
+
+    Raises:
+        ConfigError: none came.
+    """
+    bundle = claims(
+        config.placement, config.workers_per_trial, use_gpu=config.device is Device.CUDA, cpus=claimed_cpus(config, cores)
+    )
+    words = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    waits_for = f"a host of the cluster that can take a trial: {config.workers_per_trial} × ({words})"
+    began, said = time.monotonic(), False
+    groups: list[PlacementGroup] = []
+    try:
+        for _ in range(config.max_concurrent):  # one after the other, so that each made is also removed
+            groups += [placement_group([bundle] * config.workers_per_trial, strategy=strategy(config.placement))]
+        while not stopping.is_set() and not ray.wait([group.ready() for group in groups], timeout=_POLL_S)[0]:
+            waited_s = time.monotonic() - began
+            if waited_s > wait_s:
+                raise ConfigError(f"waited {wait_s:.0f} s in vain for {waits_for}; {_advice(config)}")
+            if waited_s > _SAID_AFTER_S and not said:
+                say(f"waiting for {waits_for}")
+                said = True
+    finally:
+        for group in groups:
+            remove_placement_group(group)
+
+
+def _advice(config: SweepConfig) -> str:
+    if config.placement is Placement.SPREAD and not any(HOST in node["Resources"] for node in ray.nodes() if node["Alive"]):
+        return f"--placement spread needs hosts started with --resources '{{\"{HOST}\": 1}}', and there is none; or use pack"
+    return "see `ray status` for what its hosts have"
