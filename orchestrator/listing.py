@@ -47,7 +47,7 @@ def recipes() -> Iterator[Line]:
 
 def settings() -> Iterator[Line]:
     """Fields of `CompileSettings`, as the strings under them say; those that hold others by their spelling."""
-    spelled = {"options": "inductor.NAME", "workload": "workload.NAME", "parts": "parts.NAME.FIELD"}
+    spelled = {"options": "inductor.NAME", "workload": "workload.NAME", "ddp": "ddp.NAME", "parts": "parts.NAME.FIELD"}
     said = dict(_documented(CompileSettings))
     yield from ((spelled.get(field.name, field.name), said.get(field.name, "")) for field in fields(CompileSettings))
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from workloads.ddp import DdpSettings
 from workloads.errors import SettingsError
 from workloads.modes import WITHOUT_CUDAGRAPHS
-from workloads.spelling import choice, nearest, switch
+from workloads.spelling import choice, mapping, nearest, refuse_unless_name, shortened, switch
 from workloads.vocabulary import Dynamic, Mode
 
 
@@ -56,7 +57,7 @@ def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
     """
     names = [f.name for f in fields(PartSettings)]
     found: dict[str, dict[str, Any]] = {}
-    for name, value in dict(values).items():
+    for name, value in mapping("parts", values).items():
         if isinstance(value, PartSettings):
             found.setdefault(str(name), {}).update(value.to_dict())
         elif isinstance(value, Mapping):
@@ -64,13 +65,16 @@ def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
         else:
             part, dot, field = str(name).rpartition(".")
             if not dot or field not in names:
-                raise SettingsError(f"parts.{name} is no setting of a part; {nearest(field, names)}, as in parts.encoder.mode")
+                raise SettingsError(
+                    f"parts.{shortened(name)} is no setting of a part; {nearest(field, names)}, as in parts.encoder.mode"
+                )
             found.setdefault(part, {})[field] = value
     parts = []
     for name, taken in sorted(found.items()):
+        refuse_unless_name("parts", name)
         for field in taken:
             if field not in names:
-                raise SettingsError(f"parts.{name}.{field} is no setting of a part; {nearest(str(field), names)}")
+                raise SettingsError(f"parts.{name}.{shortened(field)} is no setting of a part; {nearest(str(field), names)}")
         if (made := PartSettings(**taken)) != PartSettings():
             parts.append((name, made))
     return tuple(parts) or None
@@ -86,6 +90,8 @@ def plain(value: Any) -> Any:
     """A setting's value as JSON holds it."""
     if isinstance(value, StrEnum):
         return str(value)
+    if isinstance(value, DdpSettings):
+        return value.to_dict()
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
         return {name: item.to_dict() if isinstance(item, PartSettings) else item for name, item in value}
     return list(value) if isinstance(value, tuple) else value

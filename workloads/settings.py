@@ -11,11 +11,25 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from workloads.ddp import DdpSettings, check_scope, read_ddp
 from workloads.errors import SettingsError
+from workloads.labels import DEFAULT_PAD_MULTIPLE, label_of
 from workloads.modes import WITHOUT_CUDAGRAPHS, settled
 from workloads.parts import PartSettings, plain, read_parts
 from workloads.shapes import ShapePolicy, policy
-from workloads.spelling import Scalar, choice, flattened, lengths, nearest, option_value, positive, read_pairs, spelled, switch
+from workloads.spelling import (
+    Scalar,
+    choice,
+    flattened,
+    gathered,
+    lengths,
+    named_values,
+    positive,
+    read_pairs,
+    refuse_unless_name,
+    spelled,
+    switch,
+)  # fmt: skip
 from workloads.vocabulary import (
     Attention,
     Autocast,
@@ -35,7 +49,6 @@ __all__ = [
 RECOMPILE_LIMIT = 8
 """Graphs torch keeps for one function before it gives up and runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
 
-DEFAULT_PAD_MULTIPLE = 8
 DEFAULT_BUCKET_SIZE = 32
 INDUCTOR = "inductor"
 
@@ -67,6 +80,9 @@ _USUAL: Mapping[str, object] = {
     "matmul_precision": MatmulPrecision.HIGHEST,
 }
 """What torch does unless told otherwise, for fields that hold None then, so that keys stay short."""
+
+_DOTTED = {INDUCTOR: "options", "options": "options", "parts": "parts", "workload": "workload", "ddp": "ddp"}
+"""How dotted names begin, and the field that takes what follows."""
 
 _OPTIONS_THAT_ARE_FIELDS = {"triton.cudagraphs": "cudagraphs", "shape_padding": "shape_padding", "max_autotune": "mode"}
 
@@ -152,6 +168,9 @@ class CompileSettings:
     workload: tuple[tuple[str, Scalar], ...] | None = None
     """What is varied of the workload itself (`Workload.options`), spelled `workload.NAME=value`; None for its usual form."""
 
+    ddp: DdpSettings | None = None
+    """How several workers reduce gradients (`DistributedDataParallel`), spelled `ddp.NAME=value`; None keeps torch's choice."""
+
     def __post_init__(self) -> None:
         self._coerce()
         if self.scope is Scope.EAGER:
@@ -164,6 +183,9 @@ class CompileSettings:
                 raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
         self._settle_padding()
         self._check_bounds()
+        if self.ddp is not None:
+            backend = None if self.backend == INDUCTOR else self.backend
+            check_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients, backend=backend)
         for name, usual in _USUAL.items():
             if getattr(self, name) == usual:
                 self._set(name, None)
@@ -175,18 +197,7 @@ class CompileSettings:
         Raises:
             SettingsError: an unknown field or value, or a combination that cannot work.
         """
-        names = [f.name for f in fields(cls)]
-        taken: dict[str, Any] = {}
-        for name, value in values.items():
-            field, dot, inner = str(name).partition(".")
-            field = "options" if dot and field == INDUCTOR else field
-            if field not in names or (dot and field not in ("options", "parts", "workload")):
-                raise SettingsError(f"no setting is called {name!r}; {nearest(str(name), names)}")
-            if dot:
-                taken[field] = {**(taken.get(field) or {}), inner: value}
-            else:
-                taken[field] = value
-        return cls(**taken)
+        return cls(**gathered(values, [f.name for f in fields(cls)], _DOTTED))
 
     @classmethod
     def parse(cls, text: str) -> CompileSettings:
@@ -206,32 +217,7 @@ class CompileSettings:
     @property
     def label(self) -> str:
         """Short text for a person, without what is usual."""
-        words: list[str] = [self.scope]
-        if self.mode is not None:
-            words.append(self.mode)
-        if self.backend is not None:
-            words.append(f"backend {self.backend}")
-        if self.dynamic is Dynamic.BUCKETS:
-            words.append(f"buckets {spelled(self.buckets)}" if self.buckets else f"buckets of {self.bucket_size}")
-        elif self.dynamic is not None:
-            words.append(f"dynamic={self.dynamic}" if self.dynamic is Dynamic.TRUE else self.dynamic)
-        words += [f"{name} {part.label}" for name, part in self.parts or ()]
-        if self.scope is Scope.EAGER or self.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
-            words.append(f"pad to {self.padding}" + (f" ×{self.pad_multiple}" if self.pad_multiple else ""))
-        if self.optimizer is not OptimizerKind.FOREACH:
-            words.append(f"{self.optimizer} optimizer")
-        if self.group_window is not None:
-            words.append(f"grouped {self.group_window}")
-        for name in ("fullgraph", "shape_padding", "static_gradients"):
-            if (value := getattr(self, name)) is not None:
-                words.append(name.replace("_", " ") if value else f"no {name.replace('_', ' ')}")
-        for name in ("dynamic_min", "dynamic_max", "recompile_limit", "matmul_precision", "autocast", "attention"):
-            if (value := getattr(self, name)) is not None:
-                words.append(f"{name.replace('_', ' ')} {value}")
-        words += [
-            f"{name.rpartition('.')[2]}={spelled(value)}" for name, value in (*(self.options or ()), *(self.workload or ()))
-        ]
-        return ", ".join(words)
+        return label_of(self)
 
     @property
     def claims_cudagraphs(self) -> bool:
@@ -268,10 +254,12 @@ class CompileSettings:
     def eager_twin(self) -> CompileSettings:
         """Eager settings of the same precision: what a run under these is compared with, on the same batches.
 
-        Its attention is the workload's own, because another implementation must give the same numbers.
+        Its attention is the workload's own, because another implementation must give the same numbers. Gradients are reduced
+        as they are here.
         """
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
-        return CompileSettings(scope=Scope.EAGER, workload=self.workload, **precision)
+        ddp = self.ddp.of_eager() if self.ddp is not None else None
+        return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
 
     def num_graphs(self, max_length: int) -> int:
         """Graphs the compiler is expected to build of each compiled function."""
@@ -320,9 +308,12 @@ class CompileSettings:
             self._set("buckets", lengths("buckets", self.buckets))
         for name in ("options", "workload"):
             if (value := getattr(self, name)) is not None:
-                self._set(name, tuple(sorted((str(n), option_value(v)) for n, v in dict(value).items())) or None)
+                self._set(name, named_values(name, value))
         if self.parts is not None:
             self._set("parts", read_parts(self.parts))
+        self._set("ddp", read_ddp(self.ddp))
+        if self.backend is not None:
+            refuse_unless_name("backend", self.backend)
 
     def _refuse_compiler_fields(self) -> None:
         for name in ("mode", "dynamic", "bucket_size", "buckets", "fullgraph", "backend", "shape_padding", "parts", "options"):
