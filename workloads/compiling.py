@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from torch._inductor import list_options
 
 from workloads.base import Batch, Workload, unwrapped
 from workloads.errors import SettingsError
+from workloads.lockstep import num_workers
 from workloads.outputs import digest, tensors_of
+from workloads.reducing import reducing_as_usual, reducing_put_back, refuse_unknown_arguments
 from workloads.settings import CompileSettings, Scope
 from workloads.source import Facts, to_source
 from workloads.spelling import nearest
@@ -74,7 +76,7 @@ def applied(
     Args:
         settings: what to apply; already valid for the workload's lengths.
         workload: names the model's regions, parts and dynamic dimensions.
-        model: on `device`; inside `DistributedDataParallel` where there are several workers.
+        model: on `device`; where there are several workers, the step puts it inside `DistributedDataParallel`.
         optimizer: over the model's parameters; None for an inference-only workload.
         device: where the step runs.
 
@@ -82,21 +84,23 @@ def applied(
         SettingsError: the settings name an option, a back-end, a part or an attention that is not there.
     """
     refuse_unknown_names(settings)
-    source = source_for(settings, workload, model, device)
+    source = source_for(settings, workload, model, device, num_workers=num_workers())
     with ExitStack() as undo:
         undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
         undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
+        undo.enter_context(reducing_put_back())
         undo.callback(_put_back, model, optimizer)
-        make_step = _executed(source, settings)["make_step"]
-        if optimizer is None:
-            yield InferenceStep(make_step(model), source)
-        else:
-            yield TrainStep(make_step(model, optimizer), source)
+        with reducing_as_usual() if settings.scope is Scope.EAGER else nullcontext():
+            make_step = _executed(source, settings)["make_step"]
+            made = make_step(model) if optimizer is None else make_step(model, optimizer)
+        yield InferenceStep(made, source) if optimizer is None else TrainStep(made, source)
 
 
-def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device | str) -> str:
-    """The settings as Python for this workload's model.
+def source_for(
+    settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device | str, *, num_workers: int = 1
+) -> str:
+    """The settings as Python for this workload's model and so many workers that train together.
 
     Raises:
         SettingsError: the settings name a part or an attention the workload does not have, or it has no repeated blocks.
@@ -124,6 +128,7 @@ def source_for(settings: CompileSettings, workload: Workload, model: nn.Module, 
         attention=None if settings.attention is None else workload.attention_statement(settings.attention),
         grad_mode=None if workload.trains else workload.grad_mode,
         average_decay=workload.average_decay if workload.trains else None,
+        num_workers=num_workers,
     )
     return to_source(settings, facts)
 
@@ -134,6 +139,7 @@ def refuse_unknown_names(settings: CompileSettings) -> None:
     Raises:
         SettingsError: an Inductor option or a back-end; says which is meant, probably.
     """
+    refuse_unknown_arguments(settings.ddp)
     known = list_options() if settings.options else []
     for name, _ in settings.options or ():
         if name not in known:

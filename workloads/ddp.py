@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from workloads.errors import SettingsError
-from workloads.spelling import Scalar, choice, nearest, positive, spelled, switch
+from workloads.spelling import Scalar, choice, nearest, positive, shortened, spelled, switch
 from workloads.vocabulary import Scope
 
 USUAL_POWERSGD_RANK = 1
@@ -177,7 +177,7 @@ def read_ddp(value: Any) -> DdpSettings | None:
     if value is None or isinstance(value, DdpSettings):
         return None if value is None else _or_none(value)
     if not isinstance(value, Mapping):
-        raise SettingsError(f"ddp={value} is no setting of the workers; write it like ddp.bucket_cap_mb=100")
+        raise SettingsError(f"ddp={shortened(value)} is no setting of the workers; write it like ddp.bucket_cap_mb=100")
     names = [f.name for f in fields(DdpSettings)]
     for name in value:
         if name not in names:

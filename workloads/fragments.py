@@ -64,6 +64,11 @@ def keep_gradients(model: torch.nn.Module) -> None:
             torch._dynamo.mark_static_address(parameter.grad)
 
 
+def run_backward(loss: torch.Tensor) -> None:
+    """The backward pass, to be compiled with what reduces gradients after it."""
+    loss.backward()
+
+
 def moving_average(model: torch.nn.Module, decay: float) -> Callable[[], None]:
     """Keeps an exponential moving average of the weights; call what this returns after each update of them.
 

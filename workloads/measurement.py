@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -51,10 +51,11 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one worker measured; units are in the names."""
+    """What one worker measured, or several together: see `over_ranks.py`; units are in the names."""
 
     device: str
     compile_s: float
+    """Of the slowest worker, as the other times of the warm-up are."""
     compile_phases_s: dict[str, float]
     """Adds up to `compile_s`; see `CompilePhase`."""
     first_step_s: float
@@ -68,7 +69,7 @@ class Measurement:
     outliers: int
     """Steps over 1.5 times their batch's median; kept in every figure."""
     samples_per_s: float
-    """Over whole passes: of prepared batches, or with pipeline=real of the loader's."""
+    """Of all workers, over whole passes: of prepared batches, or with pipeline=real of the loader's."""
     samples_per_s_ci95: tuple[float, float]
     tokens_per_s: float
     mean_length: float
@@ -98,6 +99,11 @@ class Measurement:
     fallbacks: list[str]
     step_ms: list[float]
     """Every timed step on a prepared batch, pass by pass."""
+    samples_per_s_per_worker: float | None = None
+    """Mean over the workers."""
+    compile_s_by_rank: list[float] = field(default_factory=list)
+    """Of each worker."""
+    peak_memory_bytes_by_rank: list[int] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that cross processes without this module."""

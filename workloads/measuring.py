@@ -29,10 +29,12 @@ from workloads.checking import check
 from workloads.compile_phases import PhaseClock, timing_phases
 from workloads.compiling import TrainStep, applied
 from workloads.coverage import Expectation
+from workloads.ddp import check_workers
 from workloads.diagnostics import Diagnostics, watching
-from workloads.lockstep import agreed_numbers, everywhere, num_workers
+from workloads.lockstep import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
 from workloads.measurement import Measurement, Protocol
 from workloads.memory import MemoryPeaks
+from workloads.over_ranks import together
 from workloads.phases import Phase
 from workloads.pipeline import RealPasses, as_pipeline, real_passes
 from workloads.references import eager_reference, model_on, recorded
@@ -118,6 +120,9 @@ def measure(
     """
     source_of_batches = as_pipeline(pipeline)
     workload = workload.under(settings)
+    check_workers(
+        settings.ddp, num_workers(), workload=type(workload).__name__, trains=workload.trains, has_gpu=device.type == "cuda"
+    )
     with workload.process_settings():
         on_phase(Phase.BUILDING)
         memory.begin(device)
@@ -166,7 +171,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         eager_steady_losses=_floats(found.window.eager_losses),
     )
     on_phase(Phase.DONE)
-    return _summarized(run, warmup, found, diagnostics, numerics.to_dict(), source)
+    return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source))
 
 
 def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequence[Batch], device: torch.device) -> _WarmUp:
@@ -183,7 +188,7 @@ def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequ
     return _WarmUp(
         first_step_s=first_step_s,
         total_s=total_s,
-        lengths=[batch.length for batch in batches],
+        lengths=largest_everywhere([batch.length for batch in batches], device),
         trajectory=recorder.trajectory(),
         phases=phases,
         peaks=memory.peaks(device),
@@ -287,7 +292,7 @@ def _summarized(
         samples_per_s=throughput.samples_per_s,
         samples_per_s_ci95=throughput.ci95,
         tokens_per_s=throughput.tokens_per_s,
-        mean_length=statistics.fmean(window.lengths),
+        mean_length=statistics.fmean(batch.length for batch in run.pool),
         eager_step_ms=[round(step_ms, 4) for block in window.eager_blocks for step_ms in block],
         speedup_eager=speedup.ratio if speedup else None,
         speedup_eager_ci95=speedup.ci95 if speedup else None,
@@ -316,15 +321,15 @@ def _throughput(run: _Run, window: Window) -> steady.Throughput:
 
 
 def _early(run: _Run, warmup: _WarmUp, window: Window, peaks: MemoryPeaks) -> dict[str, float]:
-    """What one pass says. The rate is that of prepared batches, which with pipeline=real is the most it can be."""
-    rate = _throughput(run, window)
+    """What one pass says of all workers. The rate is that of prepared batches, which with pipeline=real is the most it can be."""
+    rates = by_rank(_throughput(run, window))
     reserved_bytes = _largest(peaks.reserved_bytes, warmup.peaks.reserved_bytes)
     return {
         "compile_s": _compile_s(warmup, window),
         "warmup_s": warmup.total_s,
         "step_ms_median": steady.stratified_median(window.passes, window.lengths),
-        "samples_per_s": rate.samples_per_s,
-        "tokens_per_s": rate.tokens_per_s,
+        "samples_per_s": sum(rate.samples_per_s for rate in rates),
+        "tokens_per_s": sum(rate.tokens_per_s for rate in rates),
         "peak_memory_bytes": float(peaks.in_use_bytes),
         **({"peak_reserved_bytes": float(reserved_bytes)} if reserved_bytes is not None else {}),
     }

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from workloads import memory
 from workloads.base import Batch, Workload
 from workloads.compiling import TrainStep, applied
+from workloads.ddp import Compression
 from workloads.lockstep import everywhere, num_workers
 from workloads.settings import Autocast, CompileSettings, MatmulPrecision, OptimizerKind
 from workloads.trajectory import Trajectory, recorder_of
@@ -28,9 +29,8 @@ deviations of a single step pass that are ten times as large."""
 
 
 def model_on(workload: Workload, device: torch.device) -> nn.Module:
-    """The workload's model on the device, inside `DistributedDataParallel` where several workers train."""
-    model = workload.build_model().to(device)
-    return _distributed(model, device) if workload.trains else model
+    """The workload's model on the device."""
+    return workload.build_model().to(device)
 
 
 @contextmanager
@@ -128,17 +128,18 @@ def _precise(
     workload: Workload, settings: CompileSettings, batches: Sequence[Batch], device: torch.device, dtype: torch.dtype
 ) -> Trajectory | None:
     memory.free(device)
-    twin = replace(settings.eager_twin(), autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST)
+    twin = settings.eager_twin()
+    ddp = twin.ddp.exact() if twin.ddp is not None else None
+    twin = replace(twin, autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST, ddp=ddp)
     try:
         with _full_precision():
             model = workload.build_model().to(device=device, dtype=dtype)
-            model = _distributed(model, device) if workload.trains else model
             optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
             torch.manual_seed(workload.seed + 1 + RANDOM_REPEATS)
             with applied(twin, workload, model, optimizer, device) as step:
                 return recorded(workload, model, step, [_as(dtype, batch) for batch in batches])
-    except RuntimeError:  # out of memory, or a model with a dtype written into its forward
-        if num_workers() > 1:
+    except RuntimeError as error:  # out of memory, or a model with a dtype written into its forward, which is so in every worker
+        if num_workers() > 1 and isinstance(error, torch.OutOfMemoryError | dist.DistError):
             raise
         return None
 
@@ -154,12 +155,6 @@ def _full_precision() -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
-
-
-def _distributed(model: nn.Module, device: torch.device) -> nn.Module:
-    if num_workers() > 1:
-        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-    return model
 
 
 def _permuted(batch: Batch) -> Batch:
@@ -180,6 +175,21 @@ def _as(dtype: torch.dtype, batch: Batch) -> Batch:
 
 def _precision(settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype) -> tuple[float, list[torch.dtype]]:
     """Relative rounding error of one operation, and the dtypes that are above it, the best first."""
+    rounding, above = _precision_of_compute(settings, autocast, weights)
+    compression = settings.ddp.compression if settings.ddp is not None else None
+    return max(rounding, _COMPRESSIONS_ROUNDING.get(compression, 0.0)), above
+
+
+_COMPRESSIONS_ROUNDING = {
+    Compression.FP16: torch.finfo(torch.float16).eps / 2,
+    Compression.BF16: torch.finfo(torch.bfloat16).eps / 2,
+}
+"""Of gradients on their way between workers."""
+
+
+def _precision_of_compute(
+    settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype
+) -> tuple[float, list[torch.dtype]]:
     named = {Autocast.BF16: torch.bfloat16, Autocast.FP16: torch.float16, Autocast.OFF: weights}
     compute = named[settings.autocast] if settings.autocast is not None else autocast or weights
     if compute is not torch.float32:

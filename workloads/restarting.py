@@ -18,6 +18,8 @@ import torch
 from workloads.base import Workload
 from workloads.compile_phases import timing_phases
 from workloads.compiling import applied
+from workloads.ddp import check_workers
+from workloads.lockstep import num_workers
 from workloads.measurement import Protocol
 from workloads.phases import Phase
 from workloads.references import model_on
@@ -67,6 +69,9 @@ def restart(
         SettingsError: the settings do not fit the workload.
     """
     workload = workload.under(settings)
+    check_workers(
+        settings.ddp, num_workers(), workload=type(workload).__name__, trains=workload.trains, has_gpu=device.type == "cuda"
+    )
     with workload.process_settings():
         on_phase(Phase.BUILDING)
         pool = workload.pool(settings.shape_policy(workload.max_length), rank=rank, device=device)

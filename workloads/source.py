@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads import ddp_source
 from workloads.errors import SettingsError
 from workloads.parts import part_of
 from workloads.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
@@ -50,6 +51,13 @@ class Facts:
     """torch's context in which an inference-only step runs; None for a training step."""
     average_decay: float | None = None
     """Of a moving average of the weights; None for none."""
+    num_workers: int = 1
+    """That train together."""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced over several workers."""
+        return self.num_workers > 1 and self.grad_mode is None
 
 
 def to_source(settings: CompileSettings, facts: Facts) -> str:
@@ -61,7 +69,8 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
         SettingsError: the settings name a part the workload does not have.
     """
     step = _make_step(settings, facts) if facts.grad_mode is None else _make_inference(settings, facts)
-    body = [*_compile_model(settings, facts), "", "", *step]
+    wrap = [*ddp_source.wrapper(settings.ddp, facts.torch_version), "", ""] if facts.reduces else []
+    body = [*wrap, *_compile_model(settings, facts), "", "", *step]
     text = "\n".join(body)
     fragments = list(_fragments(text))
     code = "\n\n\n".join(["\n".join(_batching(settings, facts)), *fragments, text])
@@ -99,7 +108,8 @@ def _imports(code: str) -> Iterator[str]:
         yield "from torch._inductor.async_compile import maybe_warm_pool"
     if "compile_tasks" in code:
         yield "from torch._inductor.runtime import compile_tasks"
-    if "DistributedDataParallel" in code:
+    yield from ddp_source.imports(code)
+    if re.search(r"\bDistributedDataParallel\b(?! )", code):
         yield "from torch.nn.parallel import DistributedDataParallel"
 
 
@@ -108,6 +118,8 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
+    if facts.reduces:
+        yield from ddp_source.process_wide(settings.ddp)
     if facts.device_type == "cuda" and settings.mode is not None:
         yield "maybe_warm_pool()  # starts Inductor's compile workers now, while the model is still to be built"
     if facts.device_type == "cuda" and facts.torch_version < (2, 13) and settings.tunes:
@@ -228,7 +240,10 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield ""
     yield "    `before_update` is called when the gradients are there and not yet used, for example to clip them."
     yield '    """'
-    yield "    forward = compile_model(model)"
+    compiles_backward = facts.reduces and ddp_source.compiles_backward(settings.ddp)
+    yield f"    forward = {ddp_source.wrapped_and_compiled(settings.ddp) if facts.reduces else 'compile_model(model)'}"
+    if compiles_backward:
+        yield f"    backward = torch.compile(run_backward{_arguments(settings, facts, fullgraph=False)})"
     yield f"    update = {_update(settings, facts)}"
     if facts.average_decay is not None:
         yield f"    average = moving_average(model, {facts.average_decay})"
@@ -249,7 +264,8 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     else:
         yield f'        with torch.autocast("{facts.device_type}", dtype=torch.{dtype}):'
         yield "            loss = forward(**inputs)"
-    yield f"        {'scaler.scale(loss)' if scaled else 'loss'}.backward()"
+    scaled_loss = "scaler.scale(loss)" if scaled else "loss"
+    yield f"        backward({scaled_loss})" if compiles_backward else f"        {scaled_loss}.backward()"
     if scaled:
         yield "        scaler.unscale_(optimizer)"
     yield "        if before_update is not None:"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from workloads.base import Batch
-from workloads.lockstep import agreed
+from workloads.lockstep import agreed, largest_everywhere
 
 OUTLIER_FACTOR = 1.5
 """Times its batch's median above which a step is counted as an outlier."""
@@ -46,7 +46,7 @@ class Window:
     """Milliseconds of every timed step."""
 
     lengths: Sequence[int]
-    """Padded length of each batch of the pool."""
+    """Padded length of each batch of the pool; where several workers step together, of the longest that one of them has."""
     passes: list[list[float]] = field(default_factory=list)
     """For each pass, the compiled step on each batch of the pool."""
     chosen: Sequence[int] = ()
@@ -92,7 +92,7 @@ def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: to
 
 def first_pass(step: Step, pool: Sequence[Batch], device: torch.device) -> Window:
     """A window of one pass, with nothing else in the device's memory."""
-    window = Window(lengths=[batch.length for batch in pool])
+    window = Window(lengths=largest_everywhere([batch.length for batch in pool], device))
     _pass(window, step, pool, device)
     return window
 
