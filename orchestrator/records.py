@@ -91,6 +91,8 @@ class TrialRecord:
     """Of an attempt that was stopped early, the best its figures could have become, by name; see `pruning.py`."""
     compile_s: float | None = None
     """Warm-up seconds less what its steps take once nothing is left to compile."""
+    compile_s_by_rank: list[float] = field(default_factory=list)
+    """The same of each worker; `compile_s` is the largest."""
     compile_phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds of `compile_s` by phase: dynamo, aot_autograd, inductor, …, and other; together they are `compile_s`."""
     cpu_pressure: float | None = None
@@ -113,6 +115,8 @@ class TrialRecord:
     samples_per_s: float | None = None
     """Over all workers."""
     samples_per_s_ci95: tuple[float, float] | None = None
+    samples_per_s_per_worker: float | None = None
+    """Mean over the workers, each of which has a GPU of its own where there are GPUs."""
     tokens_per_s: float | None = None
     """Useful tokens, padding not counted, over all workers."""
     mean_length: float | None = None
@@ -125,7 +129,9 @@ class TrialRecord:
     data_wait_share: float | None = None
     """Share of a pass that waits for data, with pipeline=real."""
     peak_memory_bytes: int | None = None
-    """Most memory allocated on worker 0's device; on CPU the process's largest resident set."""
+    """Most memory allocated on the device of a worker, the worst of them; on CPU a process's largest resident set."""
+    peak_memory_bytes_by_rank: list[int] = field(default_factory=list)
+    """Of each worker."""
     peak_reserved_bytes: int | None = None
     """Most memory that torch's allocator held of the device."""
     compile_peak_memory_bytes: int | None = None
