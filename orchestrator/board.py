@@ -41,6 +41,8 @@ class Progress:
     """Figures after the first timed pass, by name; empty before."""
     ended_by: Ending | None = None
     """Why it was told to stop, if it was."""
+    hosts: tuple[str, ...] = ()
+    """Ray's identifiers of the nodes its workers are on."""
 
 
 @dataclass(slots=True)
@@ -56,14 +58,18 @@ class _Running:
 
 
 class Board:
-    """Phases of running trials. Ray calls it; `open_board` makes it."""
+    """Phases of running trials. Ray calls it; `open_board` makes it, and Ray makes it again, empty, if its process dies."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}
+        self._ended: set[str] = set()
+        self._failed: dict[str, dict[int, str]] = {}
+        self._is_successor = _is_restarted()
 
     def begin(self, trial_id: str, settings_key: str) -> None:
-        """A trial starts."""
+        """A trial starts, or starts again."""
         now = time.monotonic()
+        self._ended.discard(trial_id)
         self._running[trial_id] = _Running(settings_key, Phase.STARTING, now, now)
 
     def arrive(self, trial_id: str, host: str) -> None:
@@ -72,8 +78,13 @@ class Board:
             self._running[trial_id].hosts.add(host)
             self._meet()
 
-    def reach(self, trial_id: str, phase: str) -> None:
-        """A trial's worker 0 begins a phase; trials that ended meanwhile are not brought back."""
+    def reach(self, trial_id: str, phase: str, settings_key: str = "") -> None:
+        """A trial's worker 0 begins a phase; trials that ended meanwhile are not brought back.
+
+        A trial that began before this board took another's place is known from then on, by its settings' key.
+        """
+        if self._is_successor and settings_key and trial_id not in self._running and trial_id not in self._ended:
+            self.begin(trial_id, settings_key)
         if trial_id in self._running:
             trial = self._running[trial_id]
             trial.phase, trial.since = phase, time.monotonic()
@@ -94,8 +105,17 @@ class Board:
         return self._running[trial_id].ended_by if trial_id in self._running else None
 
     def end(self, trial_id: str) -> None:
-        """A trial is over."""
+        """A trial is over, or an attempt at it is."""
         self._running.pop(trial_id, None)
+        self._ended.add(trial_id)
+
+    def fail(self, trial_id: str, attempt: int, reason: str) -> None:
+        """An attempt at a trial failed and is repeated; the first is number 1."""
+        self._failed.setdefault(trial_id, {})[attempt] = reason
+
+    def failed(self, trial_id: str) -> list[str]:
+        """Why each of a trial's attempts before failed, in order."""
+        return [reason for _, reason in sorted(self._failed.get(trial_id, {}).items())]
 
     def running(self) -> list[Progress]:
         """Every trial that has begun and not ended."""
@@ -110,6 +130,7 @@ class Board:
                 neighbours=len(trial.neighbours),
                 early=trial.early,
                 ended_by=trial.ended_by,
+                hosts=tuple(sorted(trial.hosts)),
             )
             for trial_id, trial in self._running.items()
         ]
@@ -123,10 +144,20 @@ class Board:
                 }
 
 
+def _is_restarted() -> bool:
+    """Whether this process is an actor that took a dead one's place."""
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)
+
+
 @contextmanager
 def open_board() -> Iterator[ActorHandle[Board]]:
     """Keeps the sweep's board while the block lasts."""
-    actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(Board)
+    # What it held is lost with it, but whoever asks is answered again: a sweep does not end for want of a board.
+    options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
+    actor = ray.remote(**options)(Board)
     board = cast("ActorHandle[Board]", actor.options(name=NAME, namespace=NAMESPACE).remote())
     try:
         yield board

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from orchestrator import folder as sweep_folder
 from orchestrator import records
 from orchestrator.assignment import Assignment
-from orchestrator.board import find_board, find_progress
-from orchestrator.failures import judge_trial_death
+from orchestrator.board import Progress, find_board, find_progress
+from orchestrator.failures import Verdict, judge_trial_death
+from orchestrator.retrying import backoff_s
+from orchestrator.trial import UNWRITTEN, is_recorded
 
 _SWEEP_EVERY_S = 2.0
+_BOARD_TIMEOUT_S = 30.0
 
 
 class Cleanup(Callback):
@@ -33,6 +37,8 @@ class Cleanup(Callback):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._next = 0.0
+        self.unwritten: str | None = None
+        """Why a record could not be written, if one could not; no further trial is of use then."""
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Frees what dead trials left."""
@@ -40,20 +46,54 @@ class Cleanup(Callback):
             self._next = time.monotonic() + _SWEEP_EVERY_S
             remove_orphaned_placement_groups()
 
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """Notes that a trial could not write its record."""
+        self.unwritten = self.unwritten or (trial.last_result or {}).get(UNWRITTEN)
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """Tune starts the trial again. If it is not to be, a record keeps it from measuring anything."""
+        assignment = Assignment.from_dict(trial.config)
+        verdict, progress = self._judge(assignment, trial)
+        with suppress(ray.exceptions.RayError):
+            failed: list[str] = ray.get(find_board().failed.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
+            if backoff_s(verdict.label, len(failed) + 1) is not None:
+                reason = verdict.reason or str(verdict.label)
+                ray.get(find_board().fail.remote(assignment.trial_id, len(failed) + 1, reason), timeout=_BOARD_TIMEOUT_S)
+                return
+        self._write(assignment, verdict, progress)
+
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Writes the record the trial could not write itself."""
         assignment = Assignment.from_dict(trial.config)
-        progress = find_progress(assignment.trial_id)
-        ray.get(find_board().end.remote(assignment.trial_id))
-        written = [*records.read(self._folder), *records.read_warm_starts(self._folder)]
-        if any(record.trial_id == assignment.trial_id for record in written):
-            return
+        self._write(assignment, *self._judge(assignment, trial))
+
+    def _judge(self, assignment: Assignment, trial: Trial) -> tuple[Verdict, Progress | None]:
+        progress: Progress | None = None
+        with suppress(ray.exceptions.RayError):
+            progress = find_progress(assignment.trial_id)
+            ray.get(find_board().end.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
         elapsed_s = progress.elapsed_s if progress else 0.0
-        verdict = judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, str(trial.get_error() or "no message"))
-        phase = progress.phase if progress else None
-        records.append(
-            self._folder, assignment.record(verdict, phase=phase, started_at=sweep_folder.now(elapsed_s), wall_s=elapsed_s)
+        text = str(trial.get_error() or "no message")
+        return judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, text), progress
+
+    def _write(self, assignment: Assignment, verdict: Verdict, progress: Progress | None) -> None:
+        if is_recorded(self._folder, assignment.trial_id):
+            return
+        failed: list[str] = []
+        with suppress(ray.exceptions.RayError):
+            failed = ray.get(find_board().failed.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
+        elapsed_s = progress.elapsed_s if progress else 0.0
+        record = assignment.record(
+            verdict,
+            phase=progress.phase if progress else None,
+            started_at=sweep_folder.now(elapsed_s),
+            wall_s=elapsed_s,
+            figures={"tries": len(failed) + 1, "retry_reasons": failed},
         )
+        try:
+            records.append(self._folder, record)
+        except OSError as error:
+            self.unwritten = error.strerror or str(error)
 
 
 def remove_orphaned_placement_groups() -> int:

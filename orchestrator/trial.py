@@ -23,19 +23,30 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from orchestrator import evidence, records
 from orchestrator import folder as sweep_folder
-from orchestrator import records
 from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.board import Progress, find_board, find_progress
+from orchestrator.autopsy import cause_of, death_of
+from orchestrator.board import Progress, find_board
 from orchestrator.config import REDIS
-from orchestrator.failures import Death, Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
+from orchestrator.failures import Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
 from orchestrator.pressure import is_contended
+from orchestrator.records import TrialRecord, WarmStart
+from orchestrator.retrying import backoff_s
 from orchestrator.watchdog import MARKER, kill_marked
-from orchestrator.worker import MeasurementFailed, train_loop
-from workloads.phases import Phase
+from orchestrator.worker import train_loop
 
 GRACE_S = 15.0
 """Past the trial's deadline, until the trial kills workers that have not ended themselves, and then until it ends itself."""
+
+RECORD_PATIENCE_S = 30.0
+"""How long a finished trial waits for room to write its record."""
+
+UNWRITTEN = "unwritten"
+"""Key of what Tune is told of a trial whose record could not be written: why."""
+
+_BOARD_TIMEOUT_S = 60.0
+"""A board that died is there again within seconds."""
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,22 +56,69 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
         config: `Assignment.to_dict()`.
     """
     assignment = Assignment.from_dict(config)
-    board = find_board()
-    ray.get(board.begin.remote(assignment.trial_id, assignment.settings_key))
-    started_at, began = sweep_folder.now(), time.monotonic()
+    folder = Path(assignment.plan.folder)
+    if is_recorded(folder, assignment.trial_id):  # by one whose process died, or was given up, before Tune heard of it
+        return {"status": "recorded", "done": True}
+    record = _tried(assignment)
+    unwritten = _append(folder, record)
+    return {"status": str(record.status), "done": True, **({UNWRITTEN: unwritten} if unwritten else {})}
+
+
+def is_recorded(folder: Path, trial_id: str) -> bool:
+    """Whether the folder holds a trial's record."""
+    return any(record.trial_id == trial_id for record in (*records.read(folder), *records.read_warm_starts(folder)))
+
+
+def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
+    """The record of an assignment, tried again for as long as only the machines are at fault."""
+    failed: list[str] = _ask("failed", assignment.trial_id) or []
+    first_began = time.monotonic()
+    if failed:  # in a process that died of it
+        time.sleep(backoff_s(Label.TRIAL_DIED, len(failed)) or 0.0)
+    while True:
+        started_at, began = sweep_folder.now(), time.monotonic()
+        _ask("begin", assignment.trial_id, assignment.settings_key)
+        try:
+            measurement, verdict, progress = _attempt(assignment)
+        finally:
+            _ask("end", assignment.trial_id)
+        ended = time.monotonic()
+        wait_s = backoff_s(verdict.label, len(failed) + 1)
+        if wait_s is None:
+            break
+        failed.append(verdict.reason or str(verdict.label))
+        _ask("fail", assignment.trial_id, len(failed), failed[-1])
+        time.sleep(wait_s)
+    retries = {"tries": len(failed) + 1, "retry_reasons": failed, "retried_s": began - first_began if failed else 0.0}
+    return assignment.record(
+        verdict,
+        phase=progress.phase if progress else None,
+        started_at=started_at,
+        wall_s=ended - began,
+        figures=_figures(measurement, assignment.plan, progress) | _bounds(verdict, progress) | retries,
+    )
+
+
+def _append(folder: Path, record: TrialRecord | WarmStart) -> str | None:
+    """Writes the record, waiting for room if there is none; returns why it could not be written, if it could not."""
+    ends_at = time.monotonic() + RECORD_PATIENCE_S
+    while True:
+        try:
+            records.append(folder, record)
+        except OSError as error:
+            if time.monotonic() >= ends_at:
+                return error.strerror or str(error)
+            time.sleep(1.0)
+        else:
+            return None
+
+
+def _ask(method: str, *arguments: Any) -> Any:
+    """What the board answers; None if it does not, which is no reason to give a trial up."""
     try:
-        measurement, verdict, progress = _attempt(assignment)
-        record = assignment.record(
-            verdict,
-            phase=progress.phase if progress else None,
-            started_at=started_at,
-            wall_s=time.monotonic() - began,
-            figures=_figures(measurement, assignment.plan, progress) | _bounds(verdict, progress),
-        )
-        records.append(Path(assignment.plan.folder), record)
-    finally:
-        ray.get(board.end.remote(assignment.trial_id))
-    return {"status": str(verdict.status), "done": True}
+        return ray.get(getattr(find_board(), method).remote(*arguments), timeout=_BOARD_TIMEOUT_S)
+    except (ray.exceptions.RayError, ValueError):  # ValueError: there is no actor of that name
+        return None
 
 
 def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Progress | None]:
@@ -69,6 +127,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
     scratch = Path(tempfile.gettempdir()) / f"compile-sweep-{marker}"
     measurement: dict[str, Any] | None = None
     error: Exception | None = None
+    began, logged = time.monotonic(), evidence.lengths(assignment.log_folder)
     try:
         with tempfile.TemporaryDirectory(prefix=sweep_folder.TRAIN_STATE, dir=plan.folder) as storage, _deadline(plan, marker):
             measurement = _trainer(assignment, marker, scratch, storage).fit().return_value
@@ -77,21 +136,23 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
     finally:
         kill_marked(marker)
         shutil.rmtree(scratch, ignore_errors=True)
-    progress = find_progress(assignment.trial_id)
+    progress: Progress | None = next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
     if measurement is not None:
         if plan.warm_start:
             return measurement, judge_warm_start(measurement), progress
         claims_cudagraphs = assignment.settings.claims_cudagraphs
         return measurement, judge_measurement(measurement, claims_cudagraphs=claims_cudagraphs), progress
-    if progress is not None and progress.ended_by is not None and _worker_exception(error) is None:
+    if progress is not None and progress.ended_by is not None and cause_of(error) is None:
         return None, judge_stop(Label(progress.ended_by.label), progress.ended_by.reason), progress
-    return None, judge_death(_death(plan, error, progress)), progress
+    found = evidence.gathered(assignment.log_folder, logged)
+    return None, judge_death(death_of(plan, error, progress, time.monotonic() - began, found)), progress
 
 
 def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -> Any:
     """A worker group's trainer. Untyped, because `ray.train` is typed as V1 and is V2 when it runs."""
     plan = assignment.plan
     run_config: Any = RunConfig
+    failure_config: Any = FailureConfig
     trainer: Any = TorchTrainer
     return trainer(
         train_loop,
@@ -105,7 +166,7 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
         run_config=run_config(
             name=assignment.trial_id,
             storage_path=storage,
-            failure_config=FailureConfig(max_failures=0),
+            failure_config=failure_config(max_failures=0, max_preemption_failures=0),  # repeating is `retrying.py`'s to decide
             worker_runtime_env={"env_vars": _worker_environment(assignment, marker, scratch)},
         ),
     )
@@ -154,33 +215,6 @@ def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:
     """What is known of a trial that was stopped."""
     ending = progress.ended_by if progress else None
     return {"bounds": dict(ending.bounds)} if ending and verdict.reason == ending.reason else {}
-
-
-def _death(plan: TrialPlan, error: Exception | None, progress: Progress | None) -> Death:
-    cause = _worker_exception(error)
-    return Death(
-        phase=progress.phase if progress else Phase.STARTING,
-        in_phase_s=progress.in_phase_s if progress else 0.0,
-        elapsed_s=progress.elapsed_s if progress else 0.0,
-        compile_deadline_s=plan.compile_deadline_s,
-        trial_deadline_s=plan.trial_deadline_s,
-        error_type=cause.error_type if cause else None,
-        error_text=cause.text if cause else str(_innermost(error)),
-        error_is_compilers=cause is not None and cause.from_compiler,
-    )
-
-
-def _worker_exception(error: BaseException | None) -> MeasurementFailed | None:
-    """The exception our worker raised, out of the worker group's error; None if no worker raised one."""
-    failures: Mapping[int, BaseException] = getattr(error, "worker_failures", {})
-    return next((failure for failure in failures.values() if isinstance(failure, MeasurementFailed)), None)
-
-
-def _innermost(error: BaseException | None) -> BaseException | None:
-    """What Ray Train's error was made of: its own first line only says that there was one."""
-    failures: Mapping[int, BaseException] = getattr(error, "worker_failures", {})
-    failure = next(iter(failures.values()), getattr(error, "controller_failure", error))
-    return getattr(failure, "health_check_failure", failure)
 
 
 @contextmanager

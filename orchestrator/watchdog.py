@@ -2,8 +2,8 @@
 
 Every process of a trial's worker inherits a marker in its environment. A reaper, a small process beside the worker, notices
 when the worker is gone, however it went, kills whatever still carries the marker (compile workers, compilers) and removes the
-worker's scratch folder. Deadlines in the worker use `faulthandler`, which needs no GIL: a compiler stuck in C++ is ended too,
-and the stacks of all its threads are left in the trial's log.
+worker's scratch folder. It says in the trial's log if the kernel's out-of-memory killer was at work. Deadlines in the worker use
+`faulthandler`, which needs no GIL: a compiler stuck in C++ is ended too, and the stacks of all its threads are left in the log.
 """
 
 from __future__ import annotations
@@ -15,15 +15,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from orchestrator.evidence import OOM_NOTE
 
 MARKER = "COMPILE_SWEEP_ATTEMPT"
 """Environment variable whose value names the attempt a process belongs to."""
 
 _POLL_S = 0.2
+_POLLS_BEFORE = 10
+"""Of the reaper, over which it looks back when the worker goes: an out-of-memory kill of long ago has nothing to do with it."""
+
 _NO_MORE_STARTS_S = 1.0
 """How long the reaper goes on looking: a process may be starting another while it is killed."""
+
+
+def explain_crashes(log: IO[str]) -> None:
+    """Has the stacks of all threads written to `log` should a signal such as SIGSEGV end this process."""
+    faulthandler.enable(file=log, all_threads=True)
 
 
 def arm(seconds: float, log: IO[str]) -> None:
@@ -73,12 +85,25 @@ def kill_marked(marker: str) -> int:
 
 
 def _reap(watched: int, marker: str, scratch: Path) -> None:
+    kills = deque([_oom_kills()], maxlen=_POLLS_BEFORE)
     while os.getppid() == watched:
         time.sleep(_POLL_S)
+        kills.append(_oom_kills())
+    if killed := kills[-1] - kills[0]:
+        print(f"{OOM_NOTE} {killed} process{'es' if killed > 1 else ''} of this host as the worker went", flush=True)
     give_up = time.monotonic() + _NO_MORE_STARTS_S
     while kill_marked(marker) or time.monotonic() < give_up:
         time.sleep(_POLL_S)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _oom_kills() -> int:
+    """Processes of this host that the kernel ended for want of memory, since it started; 0 where it does not say."""
+    with suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ from workloads.phases import Phase
 STOP_POLL_S = 1.0
 """How often a worker asks whether its trial is to stop."""
 
+_TELL_TIMEOUT_S = 20.0
+"""How long a worker waits for the board; one that died is there again within seconds."""
+
 _STOPPED_EXIT = 75
 """Exit code of a worker that was told to stop; only for people who look."""
 
@@ -56,6 +59,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     assignment, scratch = Assignment.from_dict(values["assignment"]), Path(values["scratch"])
     rank = ray.train.get_context().get_world_rank()
     with _own_log(assignment.log_folder, rank) as log:
+        watchdog.explain_crashes(log)
         watchdog.start_reaper(scratch)
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
         watchdog.arm(assignment.plan.trial_deadline_s, log)
@@ -100,7 +104,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     elif assignment.settings.mode is not None:
         start_compile_workers()
     board = find_board()
-    ray.get(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id()))
+    _tell(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id()))
     gauge = PressureGauge(cores=len(cpus))
     cpu_pressure: float | None = None
 
@@ -110,7 +114,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
             cpu_pressure = gauge.stop()
         print(f"{now()} {phase}", flush=True)
         if rank == 0:
-            ray.get(board.reach.remote(assignment.trial_id, phase))
+            _tell(board.reach.remote(assignment.trial_id, phase, assignment.settings_key))
         seconds_left = deadline - time.monotonic()
         watchdog.arm(min(plan.compile_deadline_s, seconds_left) if phase is Phase.WARMING_UP else seconds_left, log)
         if phase is Phase.WARMING_UP:
@@ -119,7 +123,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     def on_early(early: dict[str, float]) -> None:
         if rank == 0:  # workers step in lockstep, so the group's rates are worker 0's times their number
             rates = {name: early[name] * plan.num_workers for name in ("samples_per_s", "tokens_per_s")}
-            ray.get(board.measure.remote(assignment.trial_id, early | rates))
+            _tell(board.measure.remote(assignment.trial_id, early | rates))
 
     if rank == 0 and plan.prunes:
         _heed_the_board(assignment.trial_id, log)
@@ -149,6 +153,12 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,
     }
+
+
+def _tell(told: Any) -> None:
+    """Waits until the board has heard. One that is gone does not keep a trial from being measured."""
+    with suppress(ray.exceptions.RayError):
+        ray.get(told, timeout=_TELL_TIMEOUT_S)
 
 
 def _heed_the_board(trial_id: str, log: IO[str]) -> None:

@@ -1,0 +1,74 @@
+"""From Ray Train's error to what is known of an attempt's end: whose word counts, and whether its host is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import ray
+from ray.train.v2.api.exceptions import PreemptionError
+
+from orchestrator.assignment import TrialPlan
+from orchestrator.board import Progress
+from orchestrator.evidence import Evidence
+from orchestrator.failures import Death, is_let_down
+from orchestrator.worker import MeasurementFailed
+from workloads.phases import Phase
+
+
+def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None, elapsed_s: float, evidence: Evidence) -> Death:
+    """What is known of an attempt that returned no measurement.
+
+    Args:
+        plan: of the trial.
+        error: what the worker group's trainer raised.
+        progress: how far the board knows it to have been; None if it knows nothing.
+        elapsed_s: seconds since the attempt began.
+        evidence: what its logs say.
+    """
+    cause = cause_of(error)
+    return Death(
+        phase=progress.phase if progress else Phase.STARTING,
+        in_phase_s=progress.in_phase_s if progress else 0.0,
+        elapsed_s=elapsed_s,
+        compile_deadline_s=plan.compile_deadline_s,
+        trial_deadline_s=plan.trial_deadline_s,
+        num_workers=plan.num_workers,
+        error_type=cause.error_type if cause else None,
+        error_text=cause.text if cause else str(_innermost(error)),
+        error_is_compilers=cause is not None and cause.from_compiler,
+        fatal=evidence.fatal,
+        timed_out=evidence.timed_out,
+        oom_killed=evidence.oom_killed,
+        nodes_lost=max(int(isinstance(error, PreemptionError)), _lost(progress.hosts if progress else ())),
+    )
+
+
+def cause_of(error: BaseException | None) -> MeasurementFailed | None:
+    """The exception a worker of ours raised, out of the worker group's error.
+
+    None if none raised one, or if those who did were only let down by one that died without.
+    """
+    failures = list(_failures(error).values())
+    raised = [failure for failure in failures if isinstance(failure, MeasurementFailed)]
+    own = [failure for failure in raised if not is_let_down(failure.error_type, failure.text)]
+    if own:
+        return own[0]
+    return raised[0] if raised and len(raised) == len(failures) else None
+
+
+def _innermost(error: BaseException | None) -> BaseException | None:
+    """What Ray Train's error was made of: its own first line only says that there was one."""
+    died = [failure for failure in _failures(error).values() if not isinstance(failure, MeasurementFailed)]
+    failure = next(iter(died), getattr(error, "controller_failure", error))
+    return getattr(failure, "health_check_failure", failure)
+
+
+def _failures(error: BaseException | None) -> Mapping[int, BaseException]:
+    failures: Mapping[int, BaseException] = getattr(error, "worker_failures", {})
+    return failures
+
+
+def _lost(hosts: Iterable[str]) -> int:
+    """How many of these nodes the cluster has no more."""
+    there = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+    return sum(host not in there for host in hosts)
