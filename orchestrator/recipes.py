@@ -7,6 +7,8 @@ from difflib import get_close_matches
 
 from orchestrator.errors import ConfigError
 from orchestrator.space import Candidate, Target, every_candidate
+from workloads.settings import Attention
+from workloads.spelling import Scalar
 
 Recipe = Callable[[Target], Iterator[Candidate]]
 
@@ -96,15 +98,29 @@ def modes(target: Target) -> Iterator[Candidate]:
 
 def inference(target: Target) -> Iterator[Candidate]:
     """Why compiling may not help inference, and what does: each cause switched by itself, then together."""
-    cast: Candidate = {"workload.weights": "bf16"} if "weights" in target.options else {}
-    free: Candidate = {"workload.grad_mode": "no_grad"} if "grad_mode" in target.options else {}
+    cast: Candidate = next(iter(_varied(target, "weights", "bf16")), {})
     scopes: tuple[Candidate, ...] = ({"scope": "eager"}, {"scope": "full"}, {"scope": "regional"}, {"scope": "modular"})
     for scope in scopes:
         yield scope
         yield {**scope, **cast}
-    yield {"scope": "eager", **free}
-    yield {"scope": "full", **free}
+    causes = [*_varied(target, "grad_mode", "no_grad"), *_varied(target, "batch_size", 1, 8 * target.batch_size)]
+    if Attention.EAGER in target.attentions:
+        causes.append({"attention": "eager"})
+    if target.has_gpu:  # where there is an autocast to begin with
+        causes.append({"autocast": "off"})
+        causes += [{**kept, "workload.grad_mode": "no_grad"} for kept in _varied(target, "cast_cache", "kept")]
+    for cause in causes:
+        yield {"scope": "eager", **cause}
+        yield {"scope": "full", **cause}
+    for frozen in _varied(target, "weights", "frozen"):
+        yield {"scope": "full", **frozen}
+        if target.has_gpu:
+            yield {"scope": "full", "mode": "reduce-overhead", **frozen}
+    for first in _varied(target, "new_tokens", 1):
+        yield {"scope": "eager", **first}
+        yield {"scope": "modular", **first, **cast}
     if target.max_length > 1:
+        yield {"scope": "full", "dynamic": "mark"}
         yield {"scope": "full", "dynamic": "true"}
     if target.has_gpu:
         for mode in ("reduce-overhead", "max-autotune"):
@@ -112,19 +128,20 @@ def inference(target: Target) -> Iterator[Candidate]:
             yield {"scope": "full", "mode": mode, **tuned}
             yield {"scope": "full", "mode": mode, **tuned, **cast}
         yield {"scope": "modular", "mode": "reduce-overhead", **cast}
-        yield {"scope": "full", "mode": "reduce-overhead", **free}
+        for other in (*_varied(target, "grad_mode", "no_grad"), *_varied(target, "batch_size", 1)):
+            yield {"scope": "full", "mode": "reduce-overhead", **other}
 
 
 def vision(target: Target) -> Iterator[Candidate]:
     """The pitfalls of compiling vision models as rows, eager and compiled: AMP, EMA, SyncBN, memory by mode and batch size."""
-    variants: list[Candidate] = [{}, {"autocast": "off"}]
-    further = [("ema", (True,)), ("norm", ("sync",)), ("matching", ("python", "greedy"))]
-    further.append(("batch_size", (max(1, target.batch_size // 2), 2 * target.batch_size)))
-    for name, values in further:
-        if name in target.options:
-            variants += [
-                {f"workload.{name}": value} for value in values if target.has_gpu or (name, value) not in target.needs_gpu
-            ]
+    variants: list[Candidate] = [
+        {},
+        {"autocast": "off"},
+        *_varied(target, "ema", True),
+        *_varied(target, "norm", "sync"),
+        *_varied(target, "matching", "python", "greedy"),
+        *_varied(target, "batch_size", max(1, target.batch_size // 2), 2 * target.batch_size),
+    ]
     for variant in variants:
         yield {"scope": "eager", **variant}
         yield {"scope": "full", **variant}
@@ -132,6 +149,12 @@ def vision(target: Target) -> Iterator[Candidate]:
     if target.has_gpu:
         for variant in variants:
             yield {"scope": "full", "mode": "reduce-overhead", **variant}
+
+
+def _varied(target: Target, name: str, *values: Scalar) -> list[Candidate]:
+    """The workload's option with each of the values; none where the workload has no such option or the machine cannot run one."""
+    able = [value for value in values if target.has_gpu or (name, value) not in target.needs_gpu]
+    return [{f"workload.{name}": value} for value in able] if name in target.options else []
 
 
 def grid(target: Target) -> Iterator[Candidate]:

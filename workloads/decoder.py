@@ -24,7 +24,7 @@ from workloads.errors import SettingsError
 from workloads.options import Option
 from workloads.settings import Attention, CompileSettings
 from workloads.spelling import Scalar
-from workloads.synthetic import HALF, Synthetic
+from workloads.synthetic import INFERENCE_OPTIONS, Synthetic
 
 NEW_TOKENS = {"base": 64, "tiny": 6}
 """Of each caption, by size."""
@@ -98,8 +98,7 @@ class Decoder(Synthetic):
     options: ClassVar[Mapping[str, Option]] = {
         "batch_size": int,
         "new_tokens": int,
-        "grad_mode": ("inference_mode", "no_grad"),
-        "weights": ("float32", HALF),
+        **INFERENCE_OPTIONS,
     }
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:

@@ -19,7 +19,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from workloads.errors import SettingsError
 from workloads.options import Option
 from workloads.settings import Attention
-from workloads.synthetic import HALF, Synthetic
+from workloads.synthetic import INFERENCE_OPTIONS, Synthetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +146,11 @@ class Gpt2(Synthetic):
 
 
 class Gpt2Inference(Gpt2):
-    """GPT-2's forward on whole rows, tiny to 1.5 billion parameters; weights may be cast once, in place of autocast."""
+    """GPT-2's forward on whole rows, tiny to 1.5 billion parameters; when weights are cast may vary."""
 
     trains = False
     attentions: ClassVar[Mapping[Attention, str]] = {**_OWN_CHOICES, Attention.FLEX: "flex_attention"}
     options: ClassVar[Mapping[str, Option]] = {
         "batch_size": int,
-        "grad_mode": ("inference_mode", "no_grad"),
-        "weights": ("float32", HALF),
+        **INFERENCE_OPTIONS,
     }

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
 from workloads.errors import SettingsError
-from workloads.options import lacks_gpu
+from workloads.options import Option, lacks_gpu
 from workloads.settings import Autocast, CompileSettings
 from workloads.shapes import ShapePolicy
 from workloads.spelling import Scalar
 
-HALF = "bf16"
-"""The value of an option `weights` that casts them once, so that no autocast is needed."""
+HALF, FROZEN = "bf16", "frozen"
+"""Values of an option `weights`: cast once, so that no autocast is needed; constants of what is compiled, cast while it is."""
+
+KEPT = "kept"
+"""The value of an option `cast_cache` that keeps autocast's casts of the weights from step to step."""
+
+INFERENCE_OPTIONS: Mapping[str, Option] = {
+    "grad_mode": ("inference_mode", "no_grad"),
+    "weights": ("float32", HALF, FROZEN),
+    "cast_cache": ("step", KEPT),
+}
+"""What decides how often weights are cast and what autograd costs, of workloads that only infer."""
 
 
 class Synthetic(Workload):
@@ -64,12 +76,27 @@ class Synthetic(Workload):
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         return {}
 
+    @contextmanager
+    def process_settings(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.chosen.get("weights") == FROZEN:
+                # As an option of torch.compile it does nothing: Dynamo looks at the process's configuration (torch 2.11 to 2.13).
+                stack.enter_context(torch._inductor.config.patch(freezing=True))
+            if self.chosen.get("cast_cache") == KEPT:
+                stack.enter_context(casts_kept())
+            yield
+
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
         return None if self.chosen.get("weights") == HALF else super().autocast_dtype(device)
 
     def validate(self, settings: CompileSettings) -> None:
         super().validate(settings)
         chosen = {**self.chosen, **dict(settings.workload or ())}
+        if chosen.get("weights") == HALF and chosen.get("cast_cache") == KEPT:
+            raise SettingsError(f"workload.weights={HALF} leaves autocast nothing to cast; leave workload.cast_cache={KEPT} out")
+        if chosen.get("cast_cache") == KEPT and chosen.get("grad_mode") != "no_grad":
+            said = f"workload.cast_cache={KEPT} needs workload.grad_mode=no_grad"
+            raise SettingsError(f"{said}: under inference_mode autocast keeps no casts at all")
         if chosen.get("weights") == HALF and settings.autocast not in (None, Autocast.OFF):
             raise SettingsError(f"workload.weights={HALF} needs no autocast; leave autocast={settings.autocast} out")
 
@@ -79,3 +106,17 @@ class Synthetic(Workload):
         if self.chosen.get("weights") == HALF:
             inputs = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
         return Batch(inputs=inputs, length=length, samples=self.batch_size, tokens=self.batch_size * length)
+
+
+@contextmanager
+def casts_kept() -> Iterator[None]:
+    """Autocast inside keeps its casts of the weights, as one `with torch.autocast` around a whole loop does.
+
+    What is compiled does not use them: its graph casts in each call. Weights that change after the first step are not seen.
+    """
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        torch.autocast_decrement_nesting()
+        torch.clear_autocast_cache()

@@ -45,8 +45,9 @@ def test_every_recipe_over_lengths_begins_with_both_eager_baselines(recipe: str,
         ("regional", "layers-inference", 3),
         ("modes", "gpt2", 3),
         ("modes", "gpt2-inference", 3),
-        ("inference", "gpt2-inference", 10),
-        ("inference", "decoder", 9),
+        ("inference", "gpt2-inference", 16),
+        ("inference", "decoder", 16),
+        ("inference", "layers-inference", 6),
         ("vision", "segmentation", 9),
         ("vision", "detection", 9),
     ],
@@ -58,6 +59,17 @@ def test_recipes_of_other_workloads_try_all_they_name(recipe: str, workload: str
     assert len(chosen.settings) >= fewest
     assert chosen.settings[0].scope is Scope.EAGER
     assert {setting.scope for setting in chosen.settings} >= {Scope.EAGER, Scope.FULL}
+
+
+def test_inference_varies_each_cause_alone_eager_and_compiled() -> None:
+    target = Target.of(load_workload("gpt2-inference")("tiny", 0), has_gpu=True)
+    chosen = settings_of("inference", target)
+    causes = ["weights=bf16", "grad_mode=no_grad", "cast_cache=kept,workload.grad_mode=no_grad", "batch_size=1", "batch_size=16"]
+    for cause in (*(f"workload.{cause}" for cause in causes), "autocast=off", "attention=eager"):
+        for scope in ("eager", "full"):
+            assert CompileSettings.parse(f"scope={scope},{cause}") in chosen
+    for compiled in ("workload.weights=frozen", "dynamic=true", "dynamic=mark", "mode=reduce-overhead,workload.weights=frozen"):
+        assert CompileSettings.parse(f"scope=full,{compiled}") in chosen
 
 
 def test_every_recipe_has_a_line_that_says_what_it_is() -> None:

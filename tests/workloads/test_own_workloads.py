@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import cross_entropy
 
 from orchestrator.space import Target, choose
@@ -52,6 +54,7 @@ def first_inputs(workload: Workload) -> dict[str, torch.Tensor]:
         ("layers-inference", "scope=full,workload.grad_mode=no_grad"),
         ("gpt2", "scope=regional,workload.batch_size=3"),
         ("gpt2-inference", "scope=full,dynamic=mark,pad_multiple=16,workload.weights=bf16"),
+        ("gpt2-inference", "scope=full,workload.weights=frozen,autocast=bf16"),
         ("decoder", "scope=modular"),
         ("segmentation", "scope=full,workload.ema=on"),
         ("detection", "scope=full"),
@@ -88,7 +91,13 @@ def test_it_names_modules_that_exist_and_fits_its_name(name: str) -> None:
     ("name", "spelled", "said"),
     [
         ("gpt2", "scope=full,workload.weights=bf16", "no option 'weights'"),
-        ("gpt2-inference", "scope=full,workload.weights=fp8", "is none of what Gpt2Inference takes; use one of float32, bf16"),
+        (
+            "gpt2-inference",
+            "scope=full,workload.weights=fp8",
+            "Gpt2Inference takes; use one of float32, bf16, frozen",
+        ),
+        ("gpt2-inference", "scope=full,workload.weights=bf16,workload.cast_cache=kept", "leaves autocast nothing to cast"),
+        ("gpt2-inference", "scope=full,workload.cast_cache=kept", "needs workload.grad_mode=no_grad"),
         ("gpt2-inference", "scope=full,workload.weights=bf16,autocast=bf16", "needs no autocast"),
         ("gpt2-inference", "scope=full,optimizer=fused", "only infers"),
         ("gpt2", "scope=full,workload.batch_size=0", "use a whole number of 1 or more"),
@@ -114,6 +123,35 @@ def test_options_change_the_workload_and_their_usual_values_do_not() -> None:
     source = source_for(CompileSettings.parse("scope=full,workload.grad_mode=no_grad"), workload, workload.build_model(), CPU)
     assert "@torch.no_grad()" in source
     assert "workload.grad_mode=no_grad" in source
+
+
+@pytest.mark.parametrize(("cache", "sees_the_change"), [("step", True), ("kept", False)])
+def test_casts_that_are_kept_are_those_of_the_first_step(cache: str, sees_the_change: bool) -> None:
+    settings = CompileSettings.parse(f"scope=eager,autocast=bf16,workload.grad_mode=no_grad,workload.cast_cache={cache}")
+    workload = tiny("gpt2-inference").under(settings)
+    batch = workload.pool(PadToMax(max_length=32), rank=0, device=CPU)[0]
+    with workload.process_settings():
+        model = workload.build_model()
+        with applied(settings, workload, model, None, CPU) as step:
+            before = step(batch)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if ".h." in name and parameter.dim() == 2:  # what autocast casts; it casts no embedding
+                        parameter.mul_(2.0)
+            assert (float(step(batch)) != float(before)) is sees_the_change
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
+
+
+@pytest.mark.parametrize(("weights", "products"), [("float32", 2), ("frozen", 0)])
+def test_frozen_weights_are_cast_when_compiled_and_not_in_each_call(weights: str, products: int) -> None:
+    frozen = tiny("gpt2-inference").under(CompileSettings.parse(f"scope=full,workload.weights={weights}"))
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16)).eval()
+    torch._dynamo.reset()
+    with frozen.process_settings(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        _, (code, *_) = run_and_get_code(torch.compile(model, dynamic=False), torch.ones(4, 16))
+    assert len(re.findall(r"assert_size_stride\(arg\d+_1, \(16, 16\)", code)) == products
+    assert not torch._inductor.config.freezing
 
 
 def test_attention_implementations_are_those_the_model_can_run() -> None:
