@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from orchestrator.config import CachePolicy, Device
+from orchestrator.config import CachePolicy, Device, Placement
 from orchestrator.search import Searcher
 from workloads.vocabulary import Pipeline
 
@@ -67,6 +67,8 @@ class Options:
     """Keep what Dynamo traced as well, so that a warm start does not trace. It checks fewer guards then."""
     no_warm_start: bool = False
     """Do not start members of the front again from their own artifacts, at the end."""
+    placement: Placement | None = None
+    """pack (the default) fills a cluster's hosts one after the other; spread gives each trial a host to itself."""
     workers_per_trial: int | None = None
     """Train workers of each trial, one GPU each; 1 by default."""
     time_budget_s: float | None = None
@@ -79,6 +81,9 @@ class Options:
     """Decides weights and data; 0 by default."""
     output: Path | None = None
     """The sweep's folder; by default a new one under results/."""
+    storage: str | None = None
+    """Where the folder is copied while the sweep runs, and brought back from by --resume: s3://bucket/sweep, gs://…, another
+    folder, or none; by default $COMPILE_SWEEP_STORAGE with the folder's name behind it, if that is set."""
     resume: bool = False
     """Go on with the sweep in --output: what is recorded there is not repeated."""
     dry_run: bool = False

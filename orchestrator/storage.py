@@ -14,21 +14,26 @@ import fcntl
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from pyarrow import ArrowException
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from orchestrator import places
+from orchestrator.config import HIDDEN
 from orchestrator.errors import StorageError, SweepFolderError
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
 
 VARIABLE = "COMPILE_SWEEP_STORAGE"
 """Where a cluster keeps results: the URI below which each sweep has a folder, and the cache one, unless the command line says
 otherwise."""
+
+NOWHERE = "none"
+"""What `--storage` says for keeping results in the sweep's folder alone."""
 
 EVERY_S = 2.0
 LOGS_OF_RECORDS = (TRIALS_FILE, WARM_STARTS_FILE)
@@ -59,6 +64,33 @@ def below(base: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
+def chosen(given: str | None, stored: Mapping[str, Any], output: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Where a sweep's results are kept; None for nowhere.
+
+    Args:
+        given: on the command line.
+        stored: configuration of the sweep that is taken up again, if one is.
+        output: the sweep's folder.
+        environ: where the cluster says what is usual in it.
+
+    Raises:
+        StorageError: results cannot be kept there, or the password was not written down.
+    """
+    if given is not None:
+        location = normalized(given)
+        if given == NOWHERE:
+            return None
+        if Path(location).is_relative_to(output.absolute()):
+            raise StorageError(f"--storage {given} lies in the sweep's own folder, whose copy it would be; name another")
+        return location
+    if HIDDEN in str(stored.get("storage")):
+        raise StorageError(f"the password of {stored['storage']} was not written down; give --storage again")
+    if "storage" in stored:
+        return None if stored["storage"] is None else str(stored["storage"])
+    base = environ.get(VARIABLE)
+    return below(normalized(base), output.absolute().name) if base else None
+
+
 class Storage:
     """The copy of one sweep's folder.
 
@@ -68,13 +100,13 @@ class Storage:
     """
 
     def __init__(self, location: str, folder: Path) -> None:
-        self._uri, self._folder = normalized(location), folder
+        self.uri, self._folder = normalized(location), folder  # the URI with the credentials it may hold
         self._copied: dict[str, State] = {}
 
     @property
     def location(self) -> str:
         """The URI for people, without credentials."""
-        return places.without_credentials(self._uri)
+        return places.without_credentials(self.uri)
 
     def holds_sweep(self) -> bool:
         """Whether there is one.
@@ -86,6 +118,18 @@ class Storage:
             return bool(self._filesystem.get_file_info(f"{self._root}/{SWEEP_FILE}").is_file)
         except _FAILURES as error:
             raise self._unusable(error) from None
+
+    def refuse_another(self) -> None:
+        """Keeps a new sweep from being copied over one.
+
+        Raises:
+            SweepFolderError: there is one.
+            StorageError: the storage does not answer.
+        """
+        if self.holds_sweep():
+            raise SweepFolderError(
+                f"{self.location} holds a sweep already; add --resume to go on with it, or name another --storage or --output"
+            )
 
     def bring_back(self) -> int:
         """Copies to the folder what it lacks of the sweep in the storage; returns how many files.
@@ -173,7 +217,7 @@ class Storage:
 
     @cached_property
     def _opened(self) -> tuple[FileSystem, str]:
-        return places.opened(self._uri)
+        return places.opened(self.uri)
 
     @property
     def _filesystem(self) -> FileSystem:

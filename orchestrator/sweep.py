@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from contextlib import nullcontext
+from dataclasses import fields, replace
 from datetime import datetime
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 import analysis
 from analysis.formatting import number
-from orchestrator import cli, folder, presenting, records
-from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, SearchConfig, SweepConfig
+from orchestrator import cli, folder, presenting, records, storage
+from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.failures import Label
@@ -26,6 +28,7 @@ from orchestrator.search import Searcher
 from orchestrator.searching import learned_for
 from orchestrator.space import Choice, Target, choose, varied
 from orchestrator.stages import Fronts, Stages
+from orchestrator.storage import Storage
 from workloads.base import Workload, load_workload, named_workloads
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
@@ -57,13 +60,15 @@ def _sweep(options: Options) -> int:
     environment = fingerprint()
     if options.explain is not None or options.source is not None:
         return _one_setting(console, options, environment)
-    if options.resume and options.output is None:
-        raise ConfigError("--resume needs to know which sweep; name its folder with --output")
+    if options.resume and options.output is None and options.storage is None:
+        raise ConfigError("--resume needs to know which sweep; name its folder with --output, or its --storage")
     output = options.output or _new_folder(options)
+    kept = _storage(options, output)
     stored = _stored_config(output) if options.resume else {}
     device = _device(options, stored, environment)
     workload = _workload(options, stored, device)
     config = _configured(options, stored, workload, device, environment, output)
+    config = replace(config, storage=kept.uri if kept else None)
     if options.dry_run:
         done = records.read(output) if options.resume else []
         presenting.show_plan(console, config, workload.max_length, done)
@@ -80,6 +85,15 @@ def _sweep(options: Options) -> int:
         environment=environment,
         learned=learned,
     )
+    with kept.copying() if kept else nullcontext():
+        interrupted = _run(console, config, stages, output)
+    if kept is not None:
+        console.print(f"results: {kept.location}", soft_wrap=True)
+    return 130 if interrupted else 0
+
+
+def _run(console: Console, config: SweepConfig, stages: Stages, output: Path) -> bool:
+    """Runs the sweep, writes its report and tells how it went; returns whether a person stopped it."""
     search = stages.search()
     interrupted = stages.run(console, search)
     report = analysis.write_report(output)
@@ -99,7 +113,21 @@ def _sweep(options: Options) -> int:
     elif starts := stages.to_start():
         console.print(f"{len(starts)} of the front were not started from artifacts; go on with: {again}", soft_wrap=True)
     console.print(f"report: {report}", soft_wrap=True)
-    return 130 if interrupted else 0
+    return interrupted
+
+
+def _storage(options: Options, output: Path) -> Storage | None:
+    """The copy of the sweep's folder, which a sweep taken up again is brought back from; None for none."""
+    before = _stored_config(output) if options.resume else {}
+    location = storage.chosen(options.storage, before, output)
+    if location is None:
+        return None
+    kept = Storage(location, output)
+    if options.resume:
+        kept.bring_back()
+    elif not options.dry_run:
+        kept.refuse_another()
+    return kept
 
 
 def _rows(found: analysis.Summary) -> list[presenting.SummaryRow]:
@@ -173,6 +201,7 @@ def _configured(
         device=device,
         pipeline=pipeline,
         workers_per_trial=workers,
+        placement=Placement(_first(options.placement, stored.get("placement"), Placement.PACK)),
         max_concurrent=_first(options.max_concurrent, max(1, num_gpus // max(1, workers))),
         confirm=not options.no_confirm,
         cache=_cache(options, stored, output),
@@ -220,7 +249,8 @@ def _cache(options: Options, stored: dict[str, Any], output: Path) -> str | None
     if options.cache is None and "cache" in stored:
         return None if stored["cache"] is None else str(stored["cache"])
     if options.cache is None:
-        return str(output.absolute().parent / "cache")
+        base = os.environ.get(storage.VARIABLE)
+        return storage.below(storage.normalized(base), "cache") if base else str(output.absolute().parent / "cache")
     if not options.cache.strip():
         raise ConfigError(f"--cache {options.cache!r} is no place; name a folder or a URI, or {NO_CACHE}")
     if options.cache == NO_CACHE or options.cache.startswith(REDIS):
@@ -311,6 +341,8 @@ def _fronts(config: SweepConfig) -> Fronts:
 
 
 def _new_folder(options: Options) -> Path:
+    if options.resume:  # where it was, if it was made here, is where its storage says
+        return Path("results") / PurePosixPath(urlsplit(str(options.storage)).path).name
     name = GIVEN if options.settings else options.recipe or (str(options.searcher) if options.searcher else "quickstart")
     return Path("results") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from samples import wait_until
 
 from orchestrator import storage as storage_module
+from orchestrator import sweep
+from orchestrator.config import SweepConfig
 from orchestrator.errors import StorageError, SweepFolderError
-from orchestrator.storage import Storage, below, normalized
+from orchestrator.folder import read_sweep
+from orchestrator.stages import Stages
+from orchestrator.storage import Storage, below, chosen, normalized
+from workloads.settings import CompileSettings
 
 
 @pytest.fixture
@@ -148,3 +154,68 @@ def test_a_place_that_is_none_is_refused_in_one_sentence(location: str, complain
 )
 def test_a_folder_below_a_uri_keeps_its_options(base: str, whole: str) -> None:
     assert below(base, "mine") == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "environ", "expected"),
+    [
+        (None, {}, {}, None),
+        ("s3://mine/sweep", {"storage": "s3://theirs/x"}, {storage_module.VARIABLE: "s3://bucket"}, "s3://mine/sweep"),
+        ("none", {"storage": "s3://theirs/x"}, {storage_module.VARIABLE: "s3://bucket"}, None),
+        (None, {"storage": "s3://theirs/x"}, {storage_module.VARIABLE: "s3://bucket"}, "s3://theirs/x"),
+        (None, {"storage": None}, {storage_module.VARIABLE: "s3://bucket"}, None),
+        (None, {}, {storage_module.VARIABLE: "s3://bucket/"}, "s3://bucket/captioning"),
+    ],
+)
+def test_where_results_are_kept(
+    given: str | None, stored: dict[str, str | None], environ: dict[str, str], expected: str | None
+) -> None:
+    assert chosen(given, stored, Path("results/captioning"), environ) == expected
+
+
+def test_a_storage_whose_password_was_not_written_down_has_to_be_given_again() -> None:
+    with pytest.raises(StorageError, match=r"the password of s3://\*\*\*@bucket/x was not written down; give --storage again"):
+        chosen(None, {"storage": "s3://***@bucket/x"}, Path("results/captioning"), {})
+
+
+def test_a_storage_in_the_sweeps_own_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="lies in the sweep's own folder, whose copy it would be"):
+        chosen(str(tmp_path / "sweep" / "copy"), {}, tmp_path / "sweep", {})
+
+
+SWEEP = ("--settings", "scope=eager", "--size", "tiny", "--device", "cpu", "--cache", "none")
+
+
+def test_a_new_sweep_is_not_copied_over_another(
+    folder: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stages, "run", lambda *arguments: pytest.fail("the sweep was started"))
+    Storage(str(place), folder).copy()
+    assert sweep.main([*SWEEP, "--output", str(tmp_path / "new"), "--storage", str(place)]) == 2
+    assert f"{place} holds a sweep already; add --resume to go on with it" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_sweep_is_copied_with_its_report_and_goes_on_from_its_storage_alone(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(Stages, "run", lambda *arguments: True)  # as if stopped at once
+    assert sweep.main([*SWEEP, "--output", str(tmp_path / "first"), "--storage", str(place)]) == 130
+    assert f"results: {place}" in capsys.readouterr().out
+    assert {"report.html", "sweep.json", "trials.jsonl"} <= set(names(place))
+    monkeypatch.chdir(tmp_path)
+    assert sweep.main(["--resume", "--storage", str(place), "--cache", "none"]) == 130
+    assert read_sweep(tmp_path / "results" / place.name)["config"]["storage"] == str(place)
+    assert len(read_sweep(place)["runs"]) == 1
+
+
+def test_a_password_in_a_storage_is_not_written_down(tmp_path: Path) -> None:
+    config = SweepConfig(
+        recipe="given",
+        workload="captioning",
+        size="tiny",
+        settings=(CompileSettings.parse("scope=eager"),),
+        storage="s3://key:secret@bucket/sweep",
+    )
+    assert config.to_dict()["storage"] == "s3://***@bucket/sweep"
