@@ -5,7 +5,8 @@ CompileSweepError
 ├── SweepFolderError     a folder that cannot be used for this sweep
 ├── RecordsError         trials.jsonl or sweep.json is not what this version wrote
 ├── CacheError           a store of compile caches that cannot be used, or a signing key that is none
-└── StorageError         a place for results that cannot be used
+├── StorageError         a place for results that cannot be used
+└── TrackingError        a place of --log-to that does not answer
 """
 
 from __future__ import annotations
@@ -31,3 +32,7 @@ class CacheError(CompileSweepError):
 
 class StorageError(CompileSweepError):
     """A place for results that cannot be reached or used, or that holds something else."""
+
+
+class TrackingError(CompileSweepError):
+    """A place of --log-to that does not answer, or lets nobody in."""

@@ -3,7 +3,7 @@
 CompileSweepError
 ├── SettingsError            a combination of compile settings that cannot work, or text that is none
 ├── WorkloadError            a workload that does not exist, does not import, or breaks its contract
-└── (orchestrator/errors.py) ConfigError, SweepFolderError, RecordsError, CacheError
+└── (orchestrator/errors.py) ConfigError, SweepFolderError, RecordsError, CacheError, …
 
 Every error here is the user's to mend: the command line prints its one sentence and exits with code 2.
 """
