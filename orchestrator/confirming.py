@@ -12,15 +12,16 @@ MOST_ROUNDS = 3
 
 
 def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side_by_side: bool) -> list[TrialRecord]:
-    """The record that counts of each member of the front whose compile met contention or whose steps were too noisy to rank.
+    """The record that counts of each member of the front whose figures others on its host or GPU disturbed.
 
     Args:
-        front: settings keys of the front there would be if noisy trials were on it.
+        front: settings keys of the front there would be if noisy trials, and those that shared their GPU, were on it.
         done: the sweep's records, in order.
         side_by_side: whether trials ran beside others; alone, a noisy one would be as noisy again.
     """
     records = standing(done)
-    return [records[key] for key in front if records[key].contended or (side_by_side and records[key].label == Label.UNSTABLE)]
+    disturbed = {Label.GPU_SHARED, *([Label.UNSTABLE] if side_by_side else [])}
+    return [records[key] for key in front if records[key].contended or records[key].label in disturbed]
 
 
 def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:
@@ -50,6 +51,8 @@ def announcement(members: Sequence[TrialRecord]) -> str:
 def _waited(member: TrialRecord) -> str:
     if member.label == Label.UNSTABLE:
         return "its steps were noisy"
+    if member.label == Label.GPU_SHARED:
+        return "others were on its GPU"
     if member.cpu_pressure is None:
         return "how long it waited for cores is not known"
     return f"waited for cores {member.cpu_pressure:.0%} of the warm-up"

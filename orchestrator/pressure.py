@@ -129,6 +129,11 @@ def _times(root: int) -> _Times:
     return found
 
 
+def descendants(root: int) -> set[int]:
+    """The process and its descendants."""
+    return set(_tree(root))
+
+
 def _tree(root: int) -> Iterator[int]:
     """The process and its descendants."""
     children: dict[int, list[int]] = {}

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.config import REDIS, CachePolicy, SweepConfig
+from orchestrator.failures import INFRASTRUCTURE
 from orchestrator.records import Caches, TrialRecord, WarmStart, standing
 from workloads.settings import CompileSettings, Scope
 
 
 def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:
-    """Settings without a record, in order; where trials are to be cold, a warm one's is none.
+    """Settings without a record, in order; where trials are to be cold, a warm one's is none, nor is one of the machines' fault.
 
     Args:
         config: the sweep's.
         done: its records.
     """
-    recorded = {r.settings_key for r in done if config.caches is not CachePolicy.COLD or r.caches is Caches.COLD}
+    counting = [record for record in done if record.label not in INFRASTRUCTURE]
+    recorded = {r.settings_key for r in counting if config.caches is not CachePolicy.COLD or r.caches is Caches.COLD}
     return [setting for setting in config.settings if setting.key not in recorded]
 
 
@@ -41,7 +43,7 @@ def not_started(
         return []
     is_redis = config.cache.startswith(REDIS)
     published = {record.settings_key for record in done if record.cache_made or (is_redis and record.caches is Caches.WARM)}
-    started = {start.settings_key for start in starts}
+    started = {start.settings_key for start in starts if start.label not in INFRASTRUCTURE}
     settings = [CompileSettings.parse(key) for key in front if key in published - started]
     return [setting for setting in settings if setting.scope is not Scope.EAGER]
 

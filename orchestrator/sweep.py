@@ -334,7 +334,7 @@ def _fronts(config: SweepConfig) -> Fronts:
 
     def hopeful(output: Path) -> list[str]:
         trials = analysis.load(output)
-        noisy = trials["label"] == Label.UNSTABLE
+        noisy = trials["label"].isin([Label.UNSTABLE, Label.GPU_SHARED])
         return list(front_of(trials.assign(status=trials["status"].mask(noisy, str(records.Status.OK))))["settings_key"])
 
     return Fronts(present=present, hopeful=hopeful)

@@ -19,12 +19,16 @@ from orchestrator import cores, environment, watchdog
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Ending, find_board
 from orchestrator.folder import now
+from orchestrator.gpu_residents import GpuResidents
 from orchestrator.pressure import PressureGauge
 from orchestrator.sharing import Sharing
 from workloads.phases import Phase
 
 STOP_POLL_S = 1.0
 """How often a worker asks whether its trial is to stop."""
+
+_LEAVING_S = 10.0
+"""How long a worker waits for processes of others, a killed trial's say, to leave its GPU, which may take seconds."""
 
 _TELL_TIMEOUT_S = 20.0
 """How long a worker waits for the board; one that died is there again within seconds."""
@@ -105,11 +109,19 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         start_compile_workers()
     board = find_board()
     _tell(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id()))
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None
+    residents = GpuResidents(f"GPU-{gpu.uuid}" if gpu else "")
+    residents.wait_until_alone(_LEAVING_S)
     gauge = PressureGauge(cores=len(cpus))
     cpu_pressure: float | None = None
+    gpu_neighbours: list[str] = []
 
     def on_phase(phase: Phase) -> None:
-        nonlocal cpu_pressure
+        nonlocal cpu_pressure, gpu_neighbours
+        if phase is Phase.BUILDING:
+            residents.start()
+        elif phase is (Phase.DONE if plan.warm_start else Phase.CHECKING):
+            gpu_neighbours = residents.stop()
         if phase is (Phase.DONE if plan.warm_start else Phase.STEADY):
             cpu_pressure = gauge.stop()
         print(f"{now()} {phase}", flush=True)
@@ -152,6 +164,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         "environment_key": environment.fingerprint().key,
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,
+        "gpu_neighbours": gpu_neighbours,
     }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
+
+import pytest
 
 from orchestrator.confirming import announcement, disturbed_members, rounds
 from orchestrator.failures import Label
@@ -27,6 +30,13 @@ def test_noisy_ones_are_measured_again_where_there_were_neighbours() -> None:
     assert disturbed_members([FULL], done, side_by_side=True) == done
     assert disturbed_members([FULL], done, side_by_side=False) == []
     assert "full, default, static (its steps were noisy)" in announcement(done)
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_those_that_shared_their_gpu_are_measured_again(side_by_side: bool) -> None:
+    shared = dataclasses.replace(record(EAGER), status=Status.FAILED, label=Label.GPU_SHARED)
+    assert disturbed_members([EAGER], [shared], side_by_side=side_by_side) == [shared]
+    assert "others were on its GPU" in announcement([shared])
 
 
 def test_the_latest_record_of_a_setting_decides() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from orchestrator.config import CachePolicy, SweepConfig
+from orchestrator.failures import Label
 from orchestrator.records import Caches, Status, TrialRecord, WarmStart
 from orchestrator.remaining import announced_cold, announced_starts, left, not_started, warm_members
 from workloads.settings import CompileSettings
@@ -44,6 +46,14 @@ def test_a_warm_record_does_not_count_where_trials_are_to_be_cold(caches: CacheP
 def test_settings_are_left_in_their_order() -> None:
     assert left(config(), []) == [EAGER, FULL, REGIONAL]
     assert left(config(), [record(FULL)]) == [EAGER, REGIONAL]
+
+
+def test_a_fault_of_the_machines_is_no_result_and_runs_again() -> None:
+    lost = dataclasses.replace(record(EAGER), status=Status.FAILED, label=Label.NODE_LOST)
+    died = dataclasses.replace(lost, label=Label.WORKER_DIED)
+    assert EAGER in left(config(), [lost])
+    assert EAGER not in left(config(), [died])
+    assert EAGER not in left(config(), [lost, record(EAGER)])
 
 
 def test_members_whose_cold_time_is_estimated_are_found_until_they_are_measured() -> None:

@@ -1,0 +1,195 @@
+"""A trial's attempts: repeated with back-off where the machines are at fault, and its record written when there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import records, trial
+from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.autopsy import cause_of
+from orchestrator.failures import OK, Label, Verdict
+from orchestrator.records import Status
+from orchestrator.retrying import MOST_ATTEMPTS
+from orchestrator.worker import MeasurementFailed
+
+LOST = Verdict(status=Status.FAILED, label=Label.NODE_LOST, reason="the host of a worker left the cluster in phase steady")
+OUT_OF_MEMORY = Verdict(status=Status.INFEASIBLE, label=Label.OUT_OF_MEMORY, reason="out of memory")
+
+
+class Clock:
+    """Time that passes when slept."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+class Board:
+    """What was asked of the board, and attempts it knows of."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.failed: list[str] = []
+
+    def __call__(self, method: str, *arguments: Any) -> Any:
+        self.asked.append((method, *arguments))
+        return list(self.failed) if method == "failed" else None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(trial, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Board:
+    board = Board()
+    monkeypatch.setattr(trial, "_ask", board)
+    return board
+
+
+def assignment_in(folder: Path) -> Assignment:
+    plan = TrialPlan(
+        folder=str(folder),
+        workload="toy",
+        size="only",
+        seed=0,
+        num_workers=1,
+        use_gpu=False,
+        pipeline="resident",
+        workers_at_once=1,
+        claimed_cpus=0.5,
+        compile_deadline_s=600.0,
+        trial_deadline_s=900.0,
+    )
+    return Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
+
+
+def ran(folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, *verdicts: Verdict) -> Mapping[str, Any]:
+    """Runs a trial whose attempts take 10 s each and end like this, and returns what Tune is told."""
+    coming = iter(verdicts)
+
+    def attempt(assignment: Assignment) -> tuple[None, Verdict, None]:
+        clock.now += 10
+        return None, next(coming), None
+
+    monkeypatch.setattr(trial, "_attempt", attempt)
+    return trial.run_trial(assignment_in(folder).to_dict())
+
+
+@pytest.mark.usefixtures("board")
+def test_what_worked_at_once_was_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    assert ran(tmp_path, monkeypatch, clock, OK) == {"status": "ok", "done": True}
+    (record,) = records.read(tmp_path)
+    assert (record.tries, record.retry_reasons, record.retried_s, clock.slept) == (1, [], 0.0, [])
+
+
+def test_a_fault_of_the_machines_is_tried_again_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, board: Board
+) -> None:
+    ran(tmp_path, monkeypatch, clock, LOST, LOST, OK)
+    (record,) = records.read(tmp_path)
+    assert (record.status, record.tries, record.retry_reasons) == (Status.OK, 3, [LOST.reason, LOST.reason])
+    assert clock.slept == [2.0, 4.0]
+    assert (record.wall_s, record.retried_s) == (10.0, 26.0)
+    assert [word[:3] for word in board.asked if word[0] == "fail"] == [("fail", "7", 1), ("fail", "7", 2)]
+
+
+@pytest.mark.usefixtures("board")
+def test_there_is_a_limit_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    most = MOST_ATTEMPTS[Label.NODE_LOST]
+    ran(tmp_path, monkeypatch, clock, *[LOST] * most)
+    (record,) = records.read(tmp_path)
+    assert (record.status, record.label, record.tries, len(record.retry_reasons)) == ("failed", "node-lost", most, most - 1)
+
+
+@pytest.mark.usefixtures("board")
+def test_a_fault_of_the_setting_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    ran(tmp_path, monkeypatch, clock, OUT_OF_MEMORY)
+    (record,) = records.read(tmp_path)
+    assert (record.label, record.tries) == ("out-of-memory", 1)
+
+
+def test_attempts_of_a_process_that_died_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, board: Board
+) -> None:
+    board.failed = ["the trial's own process failed"]
+    ran(tmp_path, monkeypatch, clock, OK)
+    (record,) = records.read(tmp_path)
+    assert (record.tries, record.retry_reasons) == (2, ["the trial's own process failed"])
+
+
+@pytest.mark.usefixtures("board")
+def test_a_trial_that_is_recorded_already_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    ran(tmp_path, monkeypatch, clock, OK)
+    assert ran(tmp_path, monkeypatch, clock)["status"] == "recorded"
+    assert len(records.read(tmp_path)) == 1
+
+
+@pytest.mark.usefixtures("board")
+@pytest.mark.parametrize("full_for", [3, 10_000])
+def test_a_record_waits_for_room_and_tune_is_told_if_there_never_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, full_for: int
+) -> None:
+    append, tries = records.append, iter(range(full_for))
+
+    def full(folder: Path, record: records.TrialRecord | records.WarmStart) -> None:
+        if next(tries, None) is not None:
+            raise OSError(28, "No space left on device")
+        append(folder, record)
+
+    monkeypatch.setattr(records, "append", full)
+    told = ran(tmp_path, monkeypatch, clock, OK)
+    if full_for == 3:
+        assert told == {"status": "ok", "done": True}
+        assert len(records.read(tmp_path)) == 1
+    else:
+        assert told[trial.UNWRITTEN] == "No space left on device"
+        assert clock.now < 10 + trial.RECORD_PATIENCE_S + 2
+
+
+class GroupFailed(Exception):
+    """As Ray Train's error."""
+
+    def __init__(self, *failures: Exception) -> None:
+        super().__init__("Training failed due to worker errors:")
+        self.worker_failures = dict(enumerate(failures))
+
+
+LET_DOWN = MeasurementFailed("builtins.RuntimeError", "Connection closed by peer [127.0.0.1]:9", False, "log")
+RAISED = MeasurementFailed("builtins.ValueError", "mine", False, "log")
+DIED = RuntimeError("the actor died")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (None, None),
+        (RuntimeError("no worker group"), None),
+        (GroupFailed(RAISED), RAISED),
+        (GroupFailed(LET_DOWN, RAISED), RAISED),
+        (GroupFailed(LET_DOWN, DIED), None),
+        (GroupFailed(RAISED, DIED), RAISED),
+        (GroupFailed(LET_DOWN), LET_DOWN),
+        (GroupFailed(DIED), None),
+    ],
+)
+def test_of_several_workers_the_one_that_failed_by_itself_counts(
+    error: Exception | None, cause: MeasurementFailed | None
+) -> None:
+    assert cause_of(error) is cause
