@@ -154,6 +154,8 @@ class SweepConfig:
     """Where the folder is copied while the sweep runs; None for nowhere."""
     search: SearchConfig = SearchConfig()
     """How settings are chosen among `settings`."""
+    log_to: tuple[str, ...] = ()
+    """Where trials are logged to besides the sweep's folder, as `tracking.Destination` spells it."""
 
     def __post_init__(self) -> None:
         for name in ("workers_per_trial", "max_concurrent"):
@@ -193,6 +195,7 @@ class SweepConfig:
         values = {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items()}
         search = asdict(self.search).items()
         values["search"] = {name: list(value) if isinstance(value, tuple) else value for name, value in search}
+        values["log_to"] = [shown(place) for place in self.log_to]
         for name in ("cache", "storage"):
             values[name] = None if values[name] is None else shown(values[name])
         values["settings"] = [setting.key for setting in self.settings]

@@ -81,6 +81,8 @@ class Options:
     """Decides weights and data; 0 by default."""
     output: Path | None = None
     """The sweep's folder; by default a new one under results/."""
+    log_to: Repeated = ()
+    """Log trials there as well, as they finish: mlflow:URI, mlflow:DIR, tensorboard:DIR or wandb:PROJECT."""
     storage: str | None = None
     """Where the folder is copied while the sweep runs, and brought back from by --resume: s3://bucket/sweep, gs://…, another
     folder, or none; by default $COMPILE_SWEEP_STORAGE with the folder's name behind it, if that is set."""

@@ -25,6 +25,7 @@ from orchestrator.records import TrialRecord
 from orchestrator.search import Candidates, Learned
 from orchestrator.searching import Search
 from orchestrator.session import Interrupts, ray_session
+from orchestrator.tracking import Tracking
 from workloads.settings import CompileSettings
 
 FrontOf = Callable[[Path], list[str]]
@@ -53,6 +54,8 @@ class Stages:
     """Of the head."""
     learned: Learned = field(default_factory=Learned)
     """What earlier sweeps teach its search."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """What trials are logged to besides."""
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _fresh: Callable[[], list[TrialRecord]] = field(init=False)
     _records: list[TrialRecord] = field(default_factory=list, init=False)
@@ -148,6 +151,7 @@ class Stages:
                         output=self.output,
                         scratch=Path(scratch),
                         new_trial_id=_new_trial_id(self.output),
+                        tracking=self.tracking,
                     )
 
                     def again(members: Sequence[TrialRecord], why: str) -> list[CompileSettings]:

@@ -29,6 +29,7 @@ from orchestrator.searching import learned_for
 from orchestrator.space import Choice, Target, choose, varied
 from orchestrator.stages import Fronts, Stages
 from orchestrator.storage import Storage
+from orchestrator.tracking import Destination, Tracking
 from workloads.base import Workload, load_workload, named_workloads
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
@@ -75,6 +76,7 @@ def _sweep(options: Options) -> int:
         return 0
     _check_cache(config)
     learned = learned_for(config, environment)
+    tracking = Tracking(config.log_to, output)
     commit = git_commit(named_workloads().get(config.workload, config.workload))
     (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
     stages = Stages(
@@ -84,6 +86,7 @@ def _sweep(options: Options) -> int:
         max_length=workload.max_length,
         environment=environment,
         learned=learned,
+        tracking=tracking,
     )
     with kept.copying() if kept else nullcontext():
         interrupted = _run(console, config, stages, output)
@@ -112,6 +115,8 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path) ->
         console.print(f"{which}; go on with: {again}", soft_wrap=True)
     elif starts := stages.to_start():
         console.print(f"{len(starts)} of the front were not started from artifacts; go on with: {again}", soft_wrap=True)
+    for complaint in stages.tracking.finish(report):
+        console.print(f"warning: {complaint}", soft_wrap=True)
     console.print(f"report: {report}", soft_wrap=True)
     return interrupted
 
@@ -212,10 +217,17 @@ def _configured(
         compile_deadline_s=compile_deadline_s,
         trial_deadline_s=_first(options.trial_deadline_s, compile_deadline_s + 300.0),
         search=search,
+        log_to=_log_to(options, stored),
     )
     if num_gpus and workers > num_gpus and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"--workers-per-trial {workers} needs as many GPUs, and {num_gpus} are visible")
     return config
+
+
+def _log_to(options: Options, stored: dict[str, Any]) -> tuple[str, ...]:
+    """Where trials are logged to, as it means the same in any folder."""
+    asked = tuple(chain(*options.log_to)) or tuple(stored.get("log_to", ()))
+    return tuple(Destination.parse(text).spelled for text in asked)
 
 
 def _search(options: Options, stored: dict[str, Any]) -> SearchConfig:

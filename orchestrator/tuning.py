@@ -27,6 +27,8 @@ from orchestrator.search.candidates import Candidates
 from orchestrator.search.plain import InOrder
 from orchestrator.search.proposer import Proposer
 from orchestrator.search.tune import ProposingSearcher
+from orchestrator.tracking import Tracking
+from orchestrator.tracking.callback import LogTrials
 from orchestrator.trial import run_trial
 from workloads.settings import CompileSettings
 
@@ -62,6 +64,7 @@ def run_trials(
     warm_start: bool = False,
     search: Asked | None = None,
     pruning: Pruning | None = None,
+    tracking: Tracking | None = None,
 ) -> None:
     """Runs the trials; returns when none is left or none may start. Ray must be initialised and the board be open.
 
@@ -79,6 +82,7 @@ def run_trials(
         warm_start: trials only start, from their own settings' artifacts.
         search: chooses among the settings; without one they are tried in order.
         pruning: decides which trials are stopped early; without one, none is.
+        tracking: what trials are logged to besides.
 
     Raises:
         SweepFolderError: a record could not be written.
@@ -136,7 +140,11 @@ def run_trials(
             name=uuid.uuid4().hex,  # of several in one folder
             storage_path=str(scratch),
             verbose=0,
-            callbacks=[cleanup, *([EarlyStopping(output, pruning)] if pruning else [])],
+            callbacks=[
+                cleanup,
+                *([EarlyStopping(output, pruning)] if pruning else []),
+                *([LogTrials(tracking)] if tracking else []),
+            ],
             failure_config=tune.FailureConfig(max_failures=MOST_ATTEMPTS[Label.TRIAL_DIED] - 1),  # of a trial's own process
         ),
     )
