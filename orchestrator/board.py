@@ -155,10 +155,10 @@ def _is_restarted() -> bool:
 @contextmanager
 def open_board() -> Iterator[ActorHandle[Board]]:
     """Keeps the sweep's board while the block lasts."""
-    # What it held is lost with it, but whoever asks is answered again: a sweep does not end for want of a board.
-    options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
-    actor = ray.remote(**options)(Board)
-    board = cast("ActorHandle[Board]", actor.options(name=NAME, namespace=NAMESPACE).remote())
+    actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(Board)
+    # What it held is lost if it dies, but whoever asks is answered again: a sweep does not end for want of a board.
+    options = actor.options(name=NAME, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
+    board = cast("ActorHandle[Board]", options.remote())
     try:
         yield board
     finally:

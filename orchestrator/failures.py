@@ -150,10 +150,10 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
             f"waits for data {share:.0%} of the time (allowed {MAX_DATA_WAIT_SHARE:.0%}), so the figure is the input pipeline's; "
             "make the loader faster, or time the compute alone with --pipeline resident",
         )
-    if others := measurement.get("gpu_neighbours"):
+    if neighbours := measurement.get("gpu_neighbours"):
         return _verdict(
             Label.GPU_SHARED,
-            f"the GPU was not the trial's alone: {_sentence('; '.join(others))}; measure it again when nothing else runs there",
+            f"the GPU was not the trial's alone: {_sentence('; '.join(neighbours))}; measure it again when it is",
         )
     if not measurement["stable"]:
         low, high = measurement["step_ms_ci95"]

@@ -23,12 +23,12 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from orchestrator import evidence, records
+from orchestrator import evidence, logs, placing, records
 from orchestrator import folder as sweep_folder
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
 from orchestrator.board import Progress, find_board
-from orchestrator.config import REDIS
+from orchestrator.config import REDIS, Placement
 from orchestrator.failures import Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
 from orchestrator.pressure import is_contended
 from orchestrator.records import TrialRecord, WarmStart
@@ -66,7 +66,8 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_recorded(folder: Path, trial_id: str) -> bool:
     """Whether the folder holds a trial's record."""
-    return any(record.trial_id == trial_id for record in (*records.read(folder), *records.read_warm_starts(folder)))
+    trials, starts = records.read(folder), records.read_warm_starts(folder)
+    return trial_id in {trial.trial_id for trial in trials} | {start.trial_id for start in starts}
 
 
 def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
@@ -135,6 +136,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
         error = raised
     finally:
         kill_marked(marker)
+        logs.collect(assignment)
         shutil.rmtree(scratch, ignore_errors=True)
     progress: Progress | None = next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
     if measurement is not None:
@@ -161,7 +163,10 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
         scaling_config=ScalingConfig(
             num_workers=plan.num_workers,
             use_gpu=plan.use_gpu,
-            resources_per_worker={"CPU": plan.claimed_cpus, **({"GPU": 1} if plan.use_gpu else {})},
+            resources_per_worker=placing.claims(
+                Placement(plan.placement), plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus
+            ),
+            placement_strategy=placing.strategy(Placement(plan.placement)),
         ),
         run_config=run_config(
             name=assignment.trial_id,
@@ -198,14 +203,8 @@ def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: P
     figures = {**measurement, "contended": is_contended(neighbours, measurement["cpu_pressure"])}
     if plan.warm_start:
         return figures
-    num_workers = plan.num_workers
-    # Workers step in lockstep on batches of one size, so the group's rate is worker 0's times their number.
-    low, high = figures["samples_per_s_ci95"]
     return {
         **figures,
-        "samples_per_s": figures["samples_per_s"] * num_workers,
-        "samples_per_s_ci95": (low * num_workers, high * num_workers),
-        "tokens_per_s": figures["tokens_per_s"] * num_workers,
         "graph_breaks": len(figures["graph_break_reasons"]),
         "recompiles": len(figures["recompile_reasons"]),
     }

@@ -15,9 +15,10 @@ from typing import IO, Any
 import ray
 import ray.train
 
-from orchestrator import cores, environment, watchdog
+from orchestrator import cores, environment, logs, watchdog
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Ending, find_board
+from orchestrator.failures import is_let_down
 from orchestrator.folder import now
 from orchestrator.gpu_residents import GpuResidents
 from orchestrator.pressure import PressureGauge
@@ -32,6 +33,10 @@ _LEAVING_S = 10.0
 
 _TELL_TIMEOUT_S = 20.0
 """How long a worker waits for the board; one that died is there again within seconds."""
+
+LET_DOWN_PATIENCE_S = 8.0
+"""How long a worker whose peer is gone holds its tongue. Ray ends the group at the first failure it hears of, within a second of
+it, and that one should be the peer's."""
 
 _STOPPED_EXIT = 75
 """Exit code of a worker that was told to stop; only for people who look."""
@@ -62,7 +67,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     """
     assignment, scratch = Assignment.from_dict(values["assignment"]), Path(values["scratch"])
     rank = ray.train.get_context().get_world_rank()
-    with _own_log(assignment.log_folder, rank) as log:
+    with logs.log_file(assignment, rank) as path, _own_log(path) as log:
         watchdog.explain_crashes(log)
         watchdog.start_reaper(scratch)
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
@@ -72,7 +77,9 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
                 return _measure(assignment, rank, cpus, deadline, log)
         except Exception as error:
             traceback.print_exc()
-            raise MeasurementFailed(_type_name(error), str(error), _from_compiler(error), log.name) from None
+            if assignment.plan.num_workers > 1 and is_let_down(_type_name(error), str(error)):
+                time.sleep(LET_DOWN_PATIENCE_S)
+            raise MeasurementFailed(_type_name(error), str(error), _from_compiler(error), _log_name(assignment, rank)) from None
         finally:
             watchdog.disarm()
 
@@ -133,9 +140,8 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
             gauge.start()
 
     def on_early(early: dict[str, float]) -> None:
-        if rank == 0:  # workers step in lockstep, so the group's rates are worker 0's times their number
-            rates = {name: early[name] * plan.num_workers for name in ("samples_per_s", "tokens_per_s")}
-            _tell(board.measure.remote(assignment.trial_id, early | rates))
+        if rank == 0:
+            _tell(board.measure.remote(assignment.trial_id, early))
 
     if rank == 0 and plan.prunes:
         _heed_the_board(assignment.trial_id, log)
@@ -198,10 +204,9 @@ def _heed_the_board(trial_id: str, log: IO[str]) -> None:
 
 
 @contextmanager
-def _own_log(folder: Path, rank: int) -> Iterator[IO[str]]:
+def _own_log(path: Path) -> Iterator[IO[str]]:
     """Sends this process's output, its compilers' included, to the trial's own file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"worker-{rank}.log").open("a", buffering=1, encoding="utf-8") as log:
+    with path.open("a", buffering=1, encoding="utf-8") as log:
         sys.stdout.flush()
         sys.stderr.flush()
         kept = os.dup(1), os.dup(2)
@@ -216,6 +221,11 @@ def _own_log(folder: Path, rank: int) -> Iterator[IO[str]]:
             for saved, descriptor in zip(kept, (1, 2), strict=True):
                 os.dup2(saved, descriptor)
                 os.close(saved)
+
+
+def _log_name(assignment: Assignment, rank: int) -> str:
+    """As a person finds it, whichever host wrote it."""
+    return str(assignment.log_folder / logs.file_name(rank))
 
 
 def _type_name(error: BaseException) -> str:
