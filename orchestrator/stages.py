@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s, expected_warm_start_s
 from orchestrator.pruning import Pruning
 from orchestrator.records import TrialRecord
+from orchestrator.scratch import scratch_folder
 from orchestrator.search import Candidates, Learned
 from orchestrator.searching import Search
 from orchestrator.session import Interrupts, ray_session
@@ -125,7 +125,7 @@ class Stages:
             or any(map(may_start, self.to_start()))
         ):
             return False
-        with tempfile.TemporaryDirectory(prefix="compile-sweep-tune-") as scratch:
+        with scratch_folder() as scratch:
             try:
                 with ray_session(), self._interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
                     from orchestrator.board import open_board  # these import ray, which reads what the session has set
@@ -149,7 +149,7 @@ class Stages:
                         self.config,
                         environment=self.environment,
                         output=self.output,
-                        scratch=Path(scratch),
+                        scratch=scratch,
                         new_trial_id=_new_trial_id(self.output),
                         tracking=self.tracking,
                     )
