@@ -168,7 +168,8 @@ def summary(df: pd.DataFrame) -> Summary:
     with_speedups = speedup_over_eager(standing(df))
     measured = usable(with_speedups, "samples_per_s")
     fastest = measured.sort_values(["samples_per_s", "compile_s"], ascending=[False, True], kind="stable")
-    compiled = usable(with_speedups, "samples_per_s", "compile_s").query("scope != 'eager'")
+    compiled = usable(with_speedups, "samples_per_s", "compile_s")
+    compiled = compiled[compiled["scope"] != Scope.EAGER]
     counts = with_speedups["status"].value_counts()
     return Summary(
         best=_first(fastest),

@@ -83,7 +83,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         for name, kind in (("config", dict), ("environment", dict), ("environment_key", str), ("started_at", str)):
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} is no {kind.__name__}")
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None
     return dict(values)
 

@@ -11,14 +11,18 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from orchestrator.errors import RecordsError
+from workloads.spelling import quoted
 
 Record = TypeVar("Record")
 
 _INTERVAL = tuple[float, float] | None
+_MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int, NoneType}, int: {int, NoneType}}
+"""Of lists and objects, the types whose values JSON may hold, by the type of their members; null: it was not finite."""
+_DEEPEST = 16
 
 
 def written(values: Mapping[str, Any]) -> str:
@@ -33,8 +37,8 @@ def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
         RecordsError: not JSON, another schema version, or a field that is none.
     """
     try:
-        values = json.loads(line, parse_constant=_refuse)
-    except ValueError as error:
+        values = json.loads(line, parse_constant=_refuse, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
         raise RecordsError(f"not a whole JSON object ({error})") from None
     if not isinstance(values, dict):
         raise RecordsError("not a JSON object")
@@ -57,8 +61,8 @@ def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
             low, high = values[name]
             values[name] = None if None in (low, high) else (float(low), float(high))  # null: it was not finite
     for name, value in values.items():
-        if not _is_of(value, kinds[name]):
-            raise TypeError(f"{name} is {value!r}")
+        if not _is_of(value, kinds[name]) or (isinstance(value, dict) and not _is_shallow(value, _DEEPEST)):
+            raise TypeError(f"{name} is {quoted(value)}")
     return values
 
 
@@ -140,14 +144,32 @@ def _records(path: Path, text: str, parse: Callable[[str], Record], what: str) -
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of a field's kind; contents of lists and objects are not looked at."""
+    """Whether a JSON value is of a field's kind, and so are the members of a list or an object that names theirs."""
     if isinstance(kind, UnionType):
         return any(_is_of(value, one) for one in get_args(kind))
     if kind is float:  # null is how a number that is not finite is written
         return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, get_origin(kind) or kind)
+    if not isinstance(value, get_origin(kind) or kind):
+        return False
+    member = _MEMBERS.get(get_args(kind)[-1] if get_args(kind) else None)
+    members = value.values() if isinstance(value, dict) else value
+    return member is None or set(map(type, members)) <= member  # thousands of steps a record: no call for each
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    """Whether nothing is nested deeper than what recurses through it can follow."""
+    if not isinstance(value, dict | list):
+        return True
+    return levels > 0 and all(_is_shallow(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value))
+
+
+def _integer(digits: str) -> int:
+    """No integer is larger than a column of a table can hold."""
+    if len(digits) > 20 or not -(2**63) <= (found := int(digits)) < 2**63:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return found
 
 
 def _refuse(constant: str) -> None:

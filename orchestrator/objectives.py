@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -205,7 +206,7 @@ def figure(record: Record, name: str) -> float | None:
     """A record's figure as a finite number, or None. A warm trial's compile time is its estimate of the cold one."""
     is_warm = record.get("caches") == Caches.WARM
     value = record.get("cold_equivalent_s" if name == "compile_s" and is_warm else name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:  # NaN neither
         return None
     return float(value)
 

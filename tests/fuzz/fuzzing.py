@@ -89,6 +89,13 @@ def _writes(mode: object, flags: object) -> bool:
 
 nothing_runs = Guard().nothing_runs
 
+
+def said(error: Exception, about: str = "") -> None:
+    """What holds for every complaint: it says something, and names what it is about."""
+    assert str(error).strip()
+    assert about in str(error)
+
+
 HOSTILE = (
     "",
     " ",

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from fuzzing import HOSTILE, PLANTED, nested, nothing_runs, spliced, texts, thoroughly, values
+from fuzzing import HOSTILE, PLANTED, nested, nothing_runs, said, spliced, texts, thoroughly, values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,11 +74,6 @@ def checked(settings: CompileSettings) -> None:
     assert settings.key.isprintable()
     assert isinstance(settings.label, str)
     settings.eager_twin()
-
-
-def said(error: SettingsError) -> None:
-    assert len(str(error)) < 20_000
-    assert error.__suppress_context__ or error.__context__ is None
 
 
 @thoroughly
