@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import threading
 import time
@@ -100,7 +101,8 @@ def _own_cores(plan: TrialPlan) -> Iterator[tuple[int, ...]]:
 
 def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
     plan = assignment.plan
-    print(f"{now()} worker {rank} of {plan.num_workers} is up, on cores {', '.join(map(str, cpus))}", flush=True)
+    here = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
+    print(f"{now()} worker {rank} of {plan.num_workers} is up on {here}", flush=True)
     import torch  # not at the head of the module: the trial and the controller import it too, and need no torch
 
     torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
