@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, sentence
 from workloads.errors import CompileSweepError
 
 USAGE_ERROR = 2
@@ -30,8 +30,7 @@ def run(command: Callable[[], int]) -> int:
     try:
         return command()
     except CompileSweepError as error:
-        sentence = " ".join(str(error).split())  # what it quotes may have several lines
-        print(f"error: {sentence}", file=sys.stderr)
+        print(f"error: {sentence(error)}", file=sys.stderr)
         return USAGE_ERROR
 
 

@@ -18,7 +18,7 @@ from analysis.figures import break_even_figure, break_even_info, pareto_figure, 
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.report_charts import page_charts
-from orchestrator.errors import SweepFolderError
+from orchestrator.errors import SweepFolderError, sentence
 from orchestrator.records import read_warm_starts
 from workloads.errors import CompileSweepError
 
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(write_picture(options.folder, options.path, options.chart))
     except CompileSweepError as error:
-        print(error, file=sys.stderr)
+        print(sentence(error), file=sys.stderr)
         return 2
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from analysis.report_page import report_page
 from analysis.report_server import ReportServer
-from orchestrator.errors import SweepFolderError
+from orchestrator.errors import SweepFolderError, sentence
 from workloads.errors import CompileSweepError
 
 REPORT_FILE = "report.html"
@@ -32,6 +32,16 @@ def write_report(folder: str | Path) -> Path:
     except OSError as error:
         raise SweepFolderError(f"{path} cannot be written ({error.strerror}); make the folder writable") from None
     return path
+
+
+def renew_report(folder: str | Path) -> None:
+    """Writes the folder's report again if it has one, so that it links what lies beside it since.
+
+    Raises:
+        RecordsError, SweepFolderError: as `write_report`.
+    """
+    if (Path(folder) / REPORT_FILE).exists():
+        write_report(folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(write_report(options.folder))
     except CompileSweepError as error:
-        print(error, file=sys.stderr)
+        print(sentence(error), file=sys.stderr)
         return 2
     return 0
 

@@ -21,6 +21,7 @@ from analysis.load import load
 from analysis.pareto import pareto_front
 from analysis.remarks import remarks
 from analysis.report_table import numerics_cell
+from orchestrator.errors import sentence
 from orchestrator.records import Status
 from workloads.errors import CompileSweepError
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(markdown_table(load(parser.parse_args(arguments).folder)), end="")
     except CompileSweepError as error:
-        print(error, file=sys.stderr)
+        print(sentence(error), file=sys.stderr)
         return 2
     return 0
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from orchestrator.errors import sentence
 from workloads.errors import CompileSweepError
 
 Options = TypeVar("Options")
@@ -67,8 +68,7 @@ def run(command: Callable[[], int]) -> int:
     try:
         return command()
     except CompileSweepError as error:
-        sentence = " ".join(line.strip() for line in str(error).splitlines() if line.strip())  # what it quotes may have several
-        print(f"error: {sentence}", file=sys.stderr)
+        print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

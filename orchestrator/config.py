@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import secrecy
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Aims
 from orchestrator.search.named import Searcher
@@ -26,7 +26,7 @@ REDIS = ("redis://", "rediss://")
 """How the address of Inductor's own remote caches begins."""
 
 
-HIDDEN = "***"
+HIDDEN = secrecy.HIDDEN
 """Stands for a cache's user and password wherever its address is written down."""
 
 
@@ -205,7 +205,7 @@ class SweepConfig:
 
 def shown(cache: str) -> str:
     """A cache's address without the user and password it may hold."""
-    return re.sub(r"//[^/@]*@", f"//{HIDDEN}@", cache)
+    return secrecy.without_credentials(cache)
 
 
 def _flag(name: str) -> str:

@@ -11,7 +11,10 @@ CompileSweepError
 
 from __future__ import annotations
 
+from orchestrator import secrecy
 from workloads.errors import CompileSweepError
+
+_LONGEST = 4000
 
 
 class ConfigError(CompileSweepError):
@@ -36,3 +39,10 @@ class StorageError(CompileSweepError):
 
 class TrackingError(CompileSweepError):
     """A place of --log-to that does not answer, or lets nobody in."""
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, on one line of a terminal: without secrets, and what is not to be seen as Python writes it."""
+    words = " ".join(secrecy.hidden(str(error)).split())
+    seen = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in words)
+    return seen if len(seen) <= _LONGEST else f"{seen[:_LONGEST]}…"

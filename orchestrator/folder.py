@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from orchestrator import records
+from orchestrator import records, secrecy
 from orchestrator.config import IDENTITY, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import RecordsError, SweepFolderError
@@ -89,8 +89,8 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Publishes a JSON file whole or not at all."""
-    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    """Publishes a JSON file whole or not at all, without secrets."""
+    text = json.dumps(secrecy.hidden_in(values), indent=2, allow_nan=False) + "\n"
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
         try:
             file.write(text)

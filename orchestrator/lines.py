@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
+from orchestrator import secrecy
 from orchestrator.errors import RecordsError
 from workloads.spelling import quoted
 
@@ -26,8 +27,8 @@ _DEEPEST = 16
 
 
 def written(values: Mapping[str, Any]) -> str:
-    """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
-    return json.dumps(_writable(values), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    """One line of strict JSON: no bare NaN or infinity (they become null), no line break, no secret."""
+    return json.dumps(_writable(secrecy.hidden_in(values)), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, S3FileSystem, resolve_s3_region
+
+from orchestrator import secrecy
 
 SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 FSSPEC = "fsspec+"
@@ -73,15 +76,15 @@ def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) ->
 
 def without_credentials(uri: str) -> str:
     """The URI for people: neither user and password nor options."""
-    if "://" not in uri:
+    scheme, colon, rest = secrecy.without_credentials(uri).partition("://")
+    if not colon:
         return uri
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return f"{scheme}://" + re.split(r"[?#]", rest.removeprefix(f"{secrecy.HIDDEN}@"), maxsplit=1)[0]
 
 
 def brief(error: BaseException) -> str:
-    """An error's own words, on one line and no longer than a line."""
-    words = " ".join((str(error) or type(error).__name__).split())
+    """An error's own words without secrets, which libraries quote, on one line and no longer than a line."""
+    words = " ".join(secrecy.hidden(str(error) or type(error).__name__).split())
     return words if len(words) <= 200 else f"{words[:200]}…"
 
 

@@ -23,7 +23,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from orchestrator import evidence, logs, placing, records
+from orchestrator import evidence, logs, placing, records, secrecy
 from orchestrator import folder as sweep_folder
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
@@ -60,6 +60,7 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
     if is_recorded(folder, assignment.trial_id):  # by one whose process died, or was given up, before Tune heard of it
         return {"status": "recorded", "done": True}
     record = _tried(assignment)
+    secrecy.clear_logs(assignment.log_folder)
     unwritten = _append(folder, record)
     return {"status": str(record.status), "done": True, **({UNWRITTEN: unwritten} if unwritten else {})}
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from orchestrator.errors import CacheError
+from orchestrator.places import brief, without_credentials
 
 _ANSWER_S = 5.0
 _LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
@@ -33,8 +34,7 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
     except ValueError:  # a port that is no number
         parts, port = urlsplit(""), None
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
-        shown = location.rpartition("@")[2]
-        raise CacheError(f"{shown} is no Redis server; write it like redis://host:6379")
+        raise CacheError(f"{without_credentials(location)} is no Redis server; write it like redis://host:6379")
     if find_spec("redis") is None:
         raise CacheError(
             "torch needs Redis' client for Python to use a Redis server: pip install redis, or make install EXTRAS=redis"
@@ -65,7 +65,6 @@ def check(location: str) -> None:
     try:
         client.ping()
     except (redis.RedisError, ValueError) as error:
-        words = " ".join(str(error).split())[:200]
-        raise CacheError(f"the Redis server at {location.rpartition('@')[2]} cannot be used: {words}") from None
+        raise CacheError(f"the Redis server at {without_credentials(location)} cannot be used: {brief(error)}") from None
     finally:
         client.close()

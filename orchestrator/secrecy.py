@@ -1,0 +1,108 @@
+"""Secrets stay out of all that is written down: records, descriptions, logs of trials, sentences on a terminal.
+
+What is known to be secret is taken out wherever it stands: values of environment variables that are named like a secret,
+passwords in addresses, and whatever `keep` was told. What looks like a secret, user and password in any address and access keys
+of AWS, goes too. It is a net below the rule, not instead of it: nothing here prints what it need not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+HIDDEN = "***"
+"""Stands for what is secret wherever it is written down."""
+
+_SHORTEST = 8
+"""Characters; a shorter word would be found where it is none: `disabled`, a port, a part of a name."""
+
+_MOST_LOG_BYTES = 64 * 2**20
+
+_NAMED_SECRET = re.compile(
+    r"(^|_)(SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CACHE_KEY)(_|$)", re.IGNORECASE
+)
+_PARAMETER = re.compile(r"(?i)([?&;][^=&\s]*(?:secret|token|passw|credential|key|signature|sig)[^=&\s]*=)[^&\s'\"]+")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
+_kept: set[str] = set()
+
+
+def keep(secret: str) -> None:
+    """Has a secret that stands in no environment variable hidden from now on, as long as this process lives."""
+    if len(secret) >= _SHORTEST:
+        _kept.add(secret)
+
+
+def without_credentials(address: str) -> str:
+    """A URI whose user and password, and options that are named like a secret, are hidden; a path is left as it is.
+
+    Whoever pastes a key does not quote it: one that holds `@` or `/` is hidden as well.
+    """
+    scheme, colon, rest = address.partition("://")
+    if not colon:
+        return address
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    port = authority.rpartition("]")[2].partition(":")[2]
+    is_cut = authority.startswith(":") or (port and not port.isdigit())  # by a slash that is the password's
+    if "@" in authority or (is_cut and "@" in rest):
+        rest = f"{HIDDEN}@{rest.rpartition('@')[2]}"
+    return f"{scheme}://" + _PARAMETER.sub(lambda found: found[1] + HIDDEN, rest)
+
+
+def hidden(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The text without secrets."""
+    return _without(text, _secrets(environ))
+
+
+def hidden_in(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
+    """A JSON value without secrets."""
+    secrets = _secrets(environ)
+
+    def cleared(inner: Any) -> Any:
+        if isinstance(inner, str):
+            return _without(inner, secrets)
+        if isinstance(inner, Mapping):
+            return {cleared(name): cleared(member) for name, member in inner.items()}
+        return [cleared(member) for member in inner] if isinstance(inner, list | tuple) else inner
+
+    return cleared(value)
+
+
+def clear_logs(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
+    """Takes secrets out of the files of a folder that nobody writes any more; one that cannot be looked over is left."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_LOG_BYTES:
+                continue
+            found = path.read_bytes().decode("utf-8", "surrogateescape")
+            if (cleared := hidden(found, environ)) != found:
+                part = path.with_name(f".{path.name}.part")
+                part.write_bytes(cleared.encode("utf-8", "surrogateescape"))
+                part.replace(path)
+        except OSError:
+            continue
+
+
+def _without(text: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    if "://" in text:
+        text = _ADDRESS.sub(lambda found: without_credentials(found[0]), text)
+    return _AWS_KEY.sub(HIDDEN, text)
+
+
+def _secrets(environ: Mapping[str, str]) -> list[str]:
+    """The longest first: one may be a part of another."""
+    found = set(_kept)
+    for name, value in environ.items():
+        if _NAMED_SECRET.search(name):
+            found |= {value, value.strip()}
+        elif "://" in value and "@" in value:
+            password = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
+            found |= {password, unquote(password)}
+    able = (secret for secret in found if len(secret) >= _SHORTEST and not Path(secret).is_absolute())
+    return sorted(able, key=lambda secret: (-len(secret), secret))

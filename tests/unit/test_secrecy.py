@@ -1,0 +1,108 @@
+"""Secrets are found wherever they stand, and what is none is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator import lines, places, secrecy
+from orchestrator.config import shown
+from orchestrator.errors import ConfigError, sentence
+from orchestrator.folder import write_json
+from orchestrator.secrecy import hidden, hidden_in, without_credentials
+
+ENVIRON = {
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG+bPxRfi",
+    "AWS_SESSION_TOKEN": "IQoJb3JpZ2luX2VjEXAMPLE==",
+    "COMPILE_SWEEP_CACHE_KEY": "ab" * 32,
+    "HF_TOKEN": "hf_planted_token",
+    "MLFLOW_TRACKING_PASSWORD": "mlflow-planted",
+    "TORCHINDUCTOR_REDIS_URL": "redis://:redis%2Dplanted@host:6379",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
+    "TOKENIZERS_PARALLELISM": "disabled",
+    "RAY_AUTH_MODE": "token",
+}
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "COMPILE_SWEEP_CACHE_KEY", "HF_TOKEN",
+                                  "MLFLOW_TRACKING_PASSWORD"])  # fmt: skip
+def test_a_variable_that_is_named_like_a_secret_is_one(name: str) -> None:
+    assert hidden(f"before{ENVIRON[name]}, after", ENVIRON) == "before***, after"
+
+
+def test_passwords_in_addresses_of_variables_are_secret_quoted_and_not() -> None:
+    assert hidden("redis%2Dplanted and redis-planted", ENVIRON) == "*** and ***"
+
+
+def test_paths_and_words_are_no_secrets() -> None:
+    text = "the token of /home/me/key.json is disabled"
+    assert hidden(text, ENVIRON) == text
+
+
+@pytest.mark.parametrize(
+    ("address", "without"),
+    [
+        ("redis://:pass@host:6379/0", "redis://***@host:6379/0"),
+        ("redis://:p@ss@host:6379", "redis://***@host:6379"),
+        ("redis://:pa/ss@host:6379", "redis://***@host:6379"),
+        ("redis://:12/34@host", "redis://***@host"),
+        ("redis://host:6379/0?db=1&password=pass", "redis://host:6379/0?db=1&password=***"),
+        ("s3://AKIA:se/cr+et@bucket/x?region=r&endpoint_override=h:1", "s3://***@bucket/x?region=r&endpoint_override=h:1"),
+        ("fsspec+s3://bucket/x?secret=pass", "fsspec+s3://bucket/x?secret=***"),
+        ("s3://bucket/a@b?region=r", "s3://bucket/a@b?region=r"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+        ("/folder/a@b", "/folder/a@b"),
+        ("C:folder", "C:folder"),
+    ],
+)
+def test_an_address_keeps_all_but_user_password_and_secret_options(address: str, without: str) -> None:
+    assert without_credentials(address) == shown(address) == without
+    assert hidden(f"at {address} it says", {}) == f"at {without} it says"
+    if "://" in address:
+        assert "pass" not in places.without_credentials(address)
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "s3://", "://", "a://@", "a://b:c:d@e", "a://?#@"])
+def test_what_is_no_address_is_no_traceback(address: str) -> None:
+    without_credentials(address)
+    places.without_credentials(address)
+    hidden(address, {})
+
+
+def test_the_key_id_of_an_account_is_hidden_anywhere() -> None:
+    assert hidden("user AKIAIOSFODNN7EXAMPLE may not", {}) == "user *** may not"
+
+
+def test_values_in_lists_and_objects_and_names_are_looked_through() -> None:
+    found = hidden_in({"a": ["hf_planted_token", 1, None, {"hf_planted_token": 2.5}], "b": ("x",)}, ENVIRON)
+    assert found == {"a": ["***", 1, None, {"***": 2.5}], "b": ["x"]}
+
+
+def test_what_is_kept_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrecy, "_kept", set())
+    secrecy.keep("from a file")
+    secrecy.keep("short")
+    assert hidden("from a file, short", {}) == "***, short"
+
+
+def test_records_descriptions_and_sentences_are_written_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
+    assert json.loads(lines.written({"reason": "denied: hf_planted_token"})) == {"reason": "denied: ***"}
+    write_json(tmp_path / "sweep.json", {"runs": ["hf_planted_token"]})
+    assert "planted" not in (tmp_path / "sweep.json").read_text()
+    assert sentence(ConfigError("s3://a:b@c/d\n  said\x1b[31m hf_planted_token")) == "s3://***@c/d said\\x1b[31m ***"
+
+
+def test_a_trials_log_is_cleared_of_secrets_and_of_nothing_else(tmp_path: Path) -> None:
+    before = b"HF_TOKEN=hf_planted_token\n\xff\x00 redis://:pw@host done\n"
+    (tmp_path / "worker-0.log").write_bytes(before)
+    (tmp_path / "worker-1.log").write_bytes(b"\xfe nothing\n")
+    (tmp_path / "elsewhere.log").symlink_to(tmp_path / "worker-1.log")
+    untouched = (tmp_path / "worker-1.log").stat()
+    secrecy.clear_logs(tmp_path, ENVIRON)
+    assert (tmp_path / "worker-0.log").read_bytes() == b"HF_TOKEN=***\n\xff\x00 redis://***@host done\n"
+    assert (tmp_path / "worker-1.log").stat().st_mtime_ns == untouched.st_mtime_ns
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.log", "worker-0.log", "worker-1.log"]
+    secrecy.clear_logs(tmp_path / "missing", ENVIRON)
