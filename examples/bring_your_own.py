@@ -49,7 +49,10 @@ Reviews = WorkloadFromModel(ReviewModel, reviews, review_loss)
 
 def gpt2() -> GPT2LMHeadModel:
     """A model of Hugging Face's; `from_pretrained` would do as well."""
-    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, use_cache=False))
+    drops_nothing = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, use_cache=False, **drops_nothing)
+    )
 
 
 def texts(number: int) -> dict[str, Tensor]:
@@ -58,7 +61,7 @@ def texts(number: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-Texts = WorkloadFromModel(gpt2, texts)
+Texts = WorkloadFromModel(gpt2, texts, max_length=64)
 
 TextScores = WorkloadFromModel(gpt2, lambda number: {"input_ids": texts(number)["input_ids"]}, trains=False)
 """Inference alone: no loss and no optimizer."""

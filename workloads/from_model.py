@@ -54,6 +54,10 @@ class ModelAndLoss(nn.Module):
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
+        found = getattr(type(model), "loss_function", None)
+        if loss_fn is own_loss and isinstance(found, property) and found.fset:
+            # transformers looks its loss up in each forward, and logs where the name says nothing, which breaks a graph.
+            found.fset(model, model.loss_function)
 
     def forward(self, **batch: Tensor) -> Any:
         """The loss, or of inference the outputs."""
@@ -85,7 +89,7 @@ def WorkloadFromModel(
     pad_with: Mapping[str, float] | None = None,
     optimizer_fn: MakeOptimizer | None = None,
     autocast: torch.dtype | None = torch.bfloat16,
-) -> type[Workload]:
+) -> type[ModelWorkload]:
     """The class of a workload; give it a name in your module, and `--workload my_module:THAT_NAME` finds it.
 
     Args:
@@ -121,7 +125,7 @@ def WorkloadFromModel(
         "__module__": getattr(model_fn, "__module__", __name__),
     }
     name = getattr(model_fn, "__name__", "")
-    return cast(type[Workload], ABCMeta(name if name.isidentifier() else "ModelWorkload", (ModelWorkload,), values))
+    return cast(type[ModelWorkload], ABCMeta(name if name.isidentifier() else "ModelWorkload", (ModelWorkload,), values))
 
 
 class ModelWorkload(Workload):
@@ -201,6 +205,24 @@ class ModelWorkload(Workload):
     def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
         return type(self).optimizer_fn(model.parameters(), **optimizer_options(kind)) if self.trains else None
 
+    def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
+        """A batch of one's own loader, padded as the sweep padded such batches.
+
+        Args:
+            batch: tensors by name, no longer than its longest row.
+            padded_length: of the exported settings.
+
+        Raises:
+            WorkloadError: the batch is longer than any that the sweep knew of.
+        """
+        length = self._length(batch)
+        if length > self.max_length:
+            raise WorkloadError(
+                f"this batch has length {length}, above {self.max_length}, the longest that the settings were measured with; "
+                f"tell WorkloadFromModel max_length={length} or more, and sweep again"
+            )
+        return self._padded(batch, padded_length(length))
+
     @property
     def found(self) -> Changes:
         """How the batches change."""
@@ -241,6 +263,12 @@ class ModelWorkload(Workload):
                 kept = tuple(slice(0, min(size, there)) for size, there in zip(sizes, tensor.shape, strict=True))
                 padded[name] = tensor.new_full(sizes, self._padding(name, tensor))
                 padded[name][kept] = tensor[kept]
+        # Labels that are the very tensor of the ids, in some batches and not in padded ones, would compile again.
+        seen: set[int] = set()
+        for name, tensor in padded.items():
+            if id(tensor) in seen:
+                padded[name] = tensor.clone()
+            seen.add(id(tensor))
         return padded
 
     def _padding(self, name: str, tensor: Tensor) -> float:

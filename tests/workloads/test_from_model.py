@@ -199,6 +199,17 @@ def test_a_training_example_is_measured_compiled() -> None:
     assert "optimizer.zero_grad" in found.source
 
 
+def test_a_model_that_computes_its_loss_is_one_graph_for_batches_with_and_without_padding() -> None:
+    workload = load_workload(f"{EXAMPLES}:Texts")("only", 0)
+    found = measure(workload, CompileSettings.parse("scope=full,dynamic=mark,backend=aot_eager"), device=CPU, protocol=SHORT)
+    assert (found.graphs, found.graph_break_reasons, found.recompile_reasons) == (1, [], [])
+    longest = {"input_ids": torch.ones(4, 64, dtype=torch.long)}
+    padded = workload.padded({**longest, "labels": longest["input_ids"]}, lambda longest: longest)  # type: ignore[attr-defined]
+    assert padded["input_ids"] is not padded["labels"]
+    with pytest.raises(WorkloadError, match="length 65, above 64, the longest that the settings were measured with"):
+        workload.padded(dict.fromkeys(("input_ids", "labels"), torch.ones(4, 65)), lambda longest: longest)  # type: ignore[attr-defined]
+
+
 class _Wrong(Stack):
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = super().forward(hidden)
