@@ -13,6 +13,8 @@ import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from orchestrator.placing import HOST
+
 COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
 
@@ -20,6 +22,28 @@ COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", 
 def cluster(repository: Path) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load((repository / "cluster.yaml").read_text(encoding="utf-8"))
     return config
+
+
+class _Template(yaml.SafeLoader):
+    """CloudFormation's YAML, whose short functions become mappings."""
+
+
+_Template.add_multi_constructor("!", lambda loader, name, node: {name: loader.construct_scalar(node)})  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def stack(repository: Path) -> dict[str, Any]:
+    """deploy/aws.yaml, which makes what cluster.yaml takes for granted."""
+    text = (repository / "deploy" / "aws.yaml").read_text(encoding="utf-8")
+    template: dict[str, Any] = yaml.load(text, Loader=_Template)  # a safe one
+    return template
+
+
+def statements(stack: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the stack allows the head and whoever launches it."""
+    made = {name: resource["Properties"] for name, resource in stack["Resources"].items()}
+    documents = [policy["PolicyDocument"] for policy in made["HeadRole"]["Policies"]] + [made["LauncherPolicy"]["PolicyDocument"]]
+    return [statement for document in documents for statement in document["Statement"]]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +100,56 @@ def test_the_head_is_on_demand_and_the_workers_are_spot(prepared: dict[str, Any]
     assert "InstanceMarketOptions" not in types["head"]["node_config"]
     assert types["gpu"]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
     assert types["gpu"]["min_workers"] == 0
+
+
+def test_the_head_alone_has_a_role_and_both_have_the_group_of_the_stack(cluster: dict[str, Any], stack: dict[str, Any]) -> None:
+    made = {name: resource["Properties"] for name, resource in stack["Resources"].items()}
+    types = cluster["available_node_types"]
+    assert types["head"]["node_config"]["IamInstanceProfile"]["Name"] == made["HeadProfile"]["InstanceProfileName"]
+    assert "IamInstanceProfile" not in types["gpu"]["node_config"]
+    assert cluster["provider"]["security_group"]["GroupName"] == made["SecurityGroup"]["GroupName"]
+    assert types["gpu"]["resources"] == {HOST: 1}
+
+
+def test_nothing_in_the_stack_is_open_to_everybody(stack: dict[str, Any]) -> None:
+    ingress = stack["Resources"]["SecurityGroup"]["Properties"]["SecurityGroupIngress"]
+    assert [(rule["FromPort"], rule["ToPort"], rule["CidrIp"]) for rule in ingress] == [(22, 22, {"Ref": "SshFrom"})]
+    assert "Default" not in stack["Parameters"]["SshFrom"]
+    public = stack["Resources"]["Bucket"]["Properties"]["PublicAccessBlockConfiguration"]
+    assert set(public.values()) == {True}
+
+
+def test_every_right_names_its_actions_and_whatever_changes_something_its_resources(stack: dict[str, Any]) -> None:
+    for statement in statements(stack):
+        actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        assert not [action for action in actions if "*" in action]
+        if statement["Resource"] == "*":
+            assert all(action.startswith("ec2:Describe") for action in actions), statement
+    for action in ("ec2:RunInstances", "ec2:TerminateInstances"):
+        of_instances = [s for s in statements(stack) if action in s["Action"] and "instance/*" in str(s["Resource"])]
+        tagged = ("aws:RequestTag/ray-cluster-name", "aws:ResourceTag/ray-cluster-name")
+        assert [s for s in of_instances if not any(tag in str(s.get("Condition")) for tag in tagged)] == []
+
+
+def test_every_login_shell_knows_where_results_go(cluster: dict[str, Any], tmp_path: Path) -> None:
+    """With stand-ins for the machine's metadata and for what only an administrator may write."""
+    document = '{"accountId": "123456789012", "region": "eu-west-1"}'
+    command = next(c for c in cluster["setup_commands"] if "COMPILE_SWEEP_STORAGE" in c)
+    script = f"curl() {{ echo '{document}'; }}; sudo() {{ cat > {tmp_path}/profile.sh; }}; {command}"
+    subprocess.run(["bash", "-c", script], check=True, timeout=60, stdout=subprocess.DEVNULL)
+    shown = subprocess.run(
+        ["bash", "-c", f". {tmp_path}/profile.sh; echo $COMPILE_SWEEP_STORAGE $RAY_AUTH_MODE; echo $PATH"],
+        env={"HOME": "/home/ubuntu", "PATH": "/usr/bin:/bin"},
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert shown == [
+        "s3://compile-sweep-123456789012-eu-west-1?region=eu-west-1",
+        "token",
+        "/home/ubuntu/compile-sweep/.venv/bin:/usr/bin:/bin",
+    ]
 
 
 def test_workers_get_the_image_of_the_head(cluster: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,200 @@
+"""Hosts of a cluster on this machine: namespaces with processes, a network, a home and a /tmp of their own, and an sshd.
+
+They share nothing but the machine's read-only parts and this checkout. The first is a laptop, from which the others are reached
+by ssh alone. All of it ends with the process that holds each, however that goes: namespaces without a name leave nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from samples import wait_until
+
+HOME = "/home/tester"
+LAPTOP = "10.77.0.1"
+NEEDED = ("unshare", "nsenter", "ip", "sshd", "ssh", "ssh-keygen", "rsync")
+
+_IN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def why_not() -> str | None:
+    """Why there can be no such hosts here; None if there can."""
+    if os.getuid() != 0:
+        return "only root may make namespaces"
+    if missing := [name for name in NEEDED if shutil.which(name, path=_IN_PATH) is None]:
+        return f"{missing[0]} is not installed"
+    tried = subprocess.run(
+        ["unshare", "--net", "--pid", "--mount", "--fork", "true"], capture_output=True, timeout=60, check=False
+    )
+    return None if tried.returncode == 0 else "this machine lets nobody make namespaces"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One of them."""
+
+    address: str
+    process_id: int
+    """Of its first process, in this machine's own numbering."""
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """What runs these words there."""
+        return ["nsenter", f"--target={self.process_id}", "--net", "--pid", "--mount", "--uts", "--", *words]
+
+    def run(self, script: str, timeout_s: float = 300, **environ: str) -> str:
+        """What a login shell there prints; fails if it fails."""
+        process = self.start(script, **environ)
+        try:
+            printed, _ = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        assert process.returncode == 0, f"{script}\n{printed}"
+        return printed
+
+    def start(self, script: str, **environ: str) -> subprocess.Popen[str]:
+        """Starts a login shell there."""
+        variables = {"HOME": HOME, "TERM": "dumb", "LANG": "C.UTF-8", "PATH": _IN_PATH, **environ}
+        words = [
+            "env",
+            "-i",
+            *(f"{name}={value}" for name, value in variables.items()),
+            "bash",
+            "--login",
+            "-c",
+            f"cd && {script}",
+        ]
+        return subprocess.Popen(
+            self.command(words), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def reaches(self, address: str, port: int) -> bool:
+        """Whether something listens at an address, seen from there."""
+        words = self.command(["bash", "-c", f"</dev/tcp/{address}/{port}"])
+        return subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 0
+
+    def write(self, path: str, text: str) -> None:
+        """Makes a file there that only its owner may read."""
+        folder = shlex.quote(os.path.dirname(path))
+        words = ["sh", "-c", f"umask 077; mkdir -p {folder} && cat > {shlex.quote(path)}"]
+        subprocess.run(self.command(words), input=text, text=True, check=True, timeout=60)
+
+    def processes(self) -> list[str]:
+        """Command lines of what runs there, besides its sshd and what asks."""
+        listed = subprocess.run(
+            self.command(["ps", "-eo", "args", "--no-headers"]), capture_output=True, text=True, check=True, timeout=60
+        )
+        mine = ("sshd", "ps -eo", "sleep infinity", "mount --make-rprivate")
+        return [line for line in listed.stdout.splitlines() if not any(name in line for name in mine) and "<defunct>" not in line]
+
+    def files(self, folder: str) -> list[str]:
+        """Paths of the files below a folder there, sorted."""
+        words = ["sh", "-c", f"test ! -d {folder} || find {folder} -type f"]
+        listed = subprocess.run(self.command(words), capture_output=True, text=True, check=True, timeout=60)
+        return sorted(listed.stdout.split())
+
+
+@contextmanager
+def hosts(count: int, scratch: Path) -> Iterator[tuple[Host, list[Host]]]:
+    """A laptop, and so many hosts that it reaches by ssh as root with the key `~/.ssh/id_ed25519`.
+
+    `ray` and `python` of this test run are on every login shell's path.
+
+    Args:
+        count: hosts besides the laptop.
+        scratch: an empty folder on this machine.
+    """
+    for name in ("host_key", "user_key"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(scratch / name)],
+            check=True,
+            timeout=60,
+            capture_output=True,
+        )
+    lines = Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
+    own = [line for line in lines if not line.startswith("root:")]
+    (scratch / "passwd").write_text("\n".join([f"root:x:0:0:root:{HOME}:/bin/bash", *own]) + "\n", encoding="utf-8")
+    (scratch / "sshd_config").write_text(
+        f"HostKey {HOME}/.sshd/host_key\nAuthorizedKeysFile {HOME}/.ssh/authorized_keys\nPermitRootLogin yes\nUsePAM no\n"
+        "PidFile none\nPasswordAuthentication no\nUseDNS no\n",
+        encoding="utf-8",
+    )
+    with ExitStack() as running:
+        laptop = running.enter_context(_host(LAPTOP, scratch))
+        _ip(laptop, "link add br0 type bridge", "link set br0 up", f"addr add {LAPTOP}/24 dev br0")
+        others = []
+        for number in range(count):
+            other = running.enter_context(_host(f"10.77.0.{number + 2}", scratch))
+            _ip(
+                laptop,
+                f"link add v{number} type veth peer name eth0 netns {other.process_id}",
+                f"link set v{number} master br0 up",
+            )
+            _ip(other, "link set eth0 up", f"addr add {other.address}/24 dev eth0", f"route add default via {LAPTOP}")
+            others.append(other)
+        for other in others:
+            wait_until(lambda address=other.address: laptop.reaches(address, 22), 60)
+        yield laptop, others
+
+
+@contextmanager
+def _host(address: str, scratch: Path) -> Iterator[Host]:
+    """A host without a network, until the block ends."""
+    name = f"host{address.rpartition('.')[2]}"
+    venv = Path(sys.prefix) / "bin"
+    script = f"""set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 tmpfs /home
+mkdir -p {HOME}/.ssh {HOME}/.sshd
+cd {shlex.quote(str(scratch))}
+cp sshd_config host_key {HOME}/.sshd
+cp user_key.pub {HOME}/.ssh/authorized_keys
+cp user_key {HOME}/.ssh/id_ed25519
+echo 'export PATH={venv}:$PATH' > {HOME}/.profile
+touch {HOME}/.bashrc
+chmod -R go= {HOME}
+mount --bind passwd /etc/passwd
+cd /
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mkdir -p /run/sshd
+hostname {name}
+ip link set lo up
+touch {HOME}/ready
+$(command -v sshd) -f {HOME}/.sshd/sshd_config
+sleep infinity &
+wait"""  # a shell that waits collects orphans, which otherwise would look like processes that are left
+    words = ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "PATH": _IN_PATH})
+    try:
+        wait_until(lambda: bool(_children(process.pid)), 30)
+        host = Host(address=address, process_id=_children(process.pid)[0])
+        wait_until(lambda: f"{HOME}/ready" in host.files(HOME), 60)
+        yield host
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # with it goes the first process of the namespace, and so all of it
+        process.wait(timeout=60)
+
+
+def _children(process_id: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _ip(host: Host, *commands: str) -> None:
+    for command in commands:  # only the network: a peer is named by this machine's numbering of processes
+        words = ["nsenter", f"--target={host.process_id}", "--net", "--", "ip", *command.split()]
+        subprocess.run(words, check=True, timeout=60, capture_output=True)
