@@ -10,6 +10,7 @@ from typing import Any
 
 from workloads.base import Workload
 from workloads.compiling import refuse_unknown_names
+from workloads.ddp import check_workers
 from workloads.errors import SettingsError, WorkloadError
 from workloads.options import Option, check_inference, check_options, lacks_gpu
 from workloads.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
@@ -43,12 +44,14 @@ class Target:
     """What settings may vary of the workload itself."""
     trains: bool = True
     """False for inference only."""
+    num_workers: int = 1
+    """That train together."""
     needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)
     """Options with the values of theirs that need a GPU, and why."""
 
     @classmethod
-    def of(cls, workload: Workload, *, has_gpu: bool) -> Target:
-        """What settings must fit to run this workload."""
+    def of(cls, workload: Workload, *, has_gpu: bool, num_workers: int = 1) -> Target:
+        """What settings must fit to run this workload with so many workers a trial."""
         try:
             row_lengths = tuple(workload.row_lengths())
         except WorkloadError:
@@ -63,6 +66,7 @@ class Target:
             workload=type(workload).__name__,
             options=workload.options,
             trains=workload.trains,
+            num_workers=num_workers,
             needs_gpu=workload.needs_gpu,
         )
 
@@ -103,6 +107,7 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
             check_options(target.workload, target.options, setting)
             if not target.trains:
                 check_inference(target.workload, setting)
+            check_workers(setting.ddp, target.num_workers, workload=target.workload, trains=target.trains, has_gpu=target.has_gpu)
             refuse_unknown_names(setting)
         except SettingsError as error:
             excluded[text] = Excluded(candidate=text, reason=str(error))

@@ -180,7 +180,7 @@ def _configured(
     recipe: str = _first(GIVEN if options.settings else options.recipe, stored.get("recipe"), default)
     search = _search(options, stored.get("search", {}))
     workers: int = _first(options.workers_per_trial, stored.get("workers_per_trial"), 1)
-    target = Target.of(workload, has_gpu=device is Device.CUDA)
+    target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=workers)
     if options.settings:
         if options.recipe is not None:
             raise ConfigError(f"--settings replaces a recipe's settings; leave out {options.recipe} or --settings")
@@ -310,22 +310,29 @@ def _given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Tar
     return chosen
 
 
+_ALSO_WITH = {"explain": (), "source": ("workers_per_trial",)}
+"""Further options that go with looking at one setting."""
+
+
 def _one_setting(console: Console, options: Options, environment: Environment) -> int:
     """What `--explain` and `--source` do instead of a sweep."""
     spelled, asked = (options.explain, "explain") if options.explain is not None else (options.source, "source")
     for option in fields(Options):
         given = getattr(options, option.name) != option.default
-        if given and option.name not in (asked, "workload", "size", "seed", "device"):
+        if given and option.name not in (asked, "workload", "size", "seed", "device", *_ALSO_WITH[asked]):
             word = options.recipe if option.name == "recipe" else f"--{option.name.replace('_', '-')}"
             raise ConfigError(f"--{asked} looks at one setting and runs no sweep; leave out {word}")
     device = _device(options, {}, environment)
     workload = _workload(options, {}, device)
-    target = Target.of(workload, has_gpu=device is Device.CUDA)
+    workers = _first(options.workers_per_trial, 1)
+    if workers < 1:
+        raise ConfigError(f"--workers-per-trial {workers} is too few; use 1 or more")
+    target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=workers)
     (setting,) = _given(f"--{asked}", [str(spelled)], (), target).settings
     if asked == "source":
         from workloads.compiling import source_for  # torch only where it is needed
 
-        print(source_for(setting, workload, workload.build_model(), device), end="")
+        print(source_for(setting, workload, workload.build_model(), device, num_workers=workers), end="")
         return 0
     from orchestrator.explain import explain  # only here: a sweep does without
 

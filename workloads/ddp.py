@@ -185,9 +185,7 @@ def read_ddp(value: Any) -> DdpSettings | None:
     return _or_none(DdpSettings(**{str(name): one for name, one in value.items()}))
 
 
-def check_scope(
-    ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, static_gradients: bool | None, backend: str | None
-) -> None:
+def check_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, static_gradients: bool | None) -> None:
     """Refuses what does not go with the other fields of the same settings.
 
     Raises:
@@ -211,9 +209,11 @@ def check_scope(
             "ddp.gradient_as_bucket_view puts gradients into the buckets, where they stay at one address; "
             "static_gradients marks tensors of its own, which are then not used; leave one out"
         )
-    if ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER and (static_gradients or backend is not None):
-        word = "static_gradients" if static_gradients else f"backend={backend}"
-        raise SettingsError(f"optimize_ddp=python_reducer compiles the backward anew by Inductor; leave {word} out")
+    if ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER and static_gradients:
+        raise SettingsError(
+            "optimize_ddp=python_reducer compiles the backward anew, and gradients are where that puts them; "
+            "leave static_gradients out"
+        )
 
 
 def check_workers(ddp: DdpSettings | None, num_workers: int, *, workload: str, trains: bool = True, has_gpu: bool = True) -> None:

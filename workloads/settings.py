@@ -184,8 +184,7 @@ class CompileSettings:
         self._settle_padding()
         self._check_bounds()
         if self.ddp is not None:
-            backend = None if self.backend == INDUCTOR else self.backend
-            check_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients, backend=backend)
+            check_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients)
         for name, usual in _USUAL.items():
             if getattr(self, name) == usual:
                 self._set(name, None)
