@@ -1,0 +1,187 @@
+"""Prints what each varied thing does to eager and compiled steps: `python -m benchmarks.variations FOLDER [FOLDER …]`.
+
+Background: the recipes inference and vision switch one thing at a time, so that a finding of their sources ("compiling made
+inference slower"; "no EMA, no SyncBN, a smaller batch, AMP") is a row beside the same row without it. Output: Markdown, one table
+of times and one of memory for each workload, and for a workload of images the source's four pitfalls with what the records say.
+Folders are those of sweeps of one workload and machine, with one worker or several.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from orchestrator import cli
+from orchestrator.errors import ConfigError
+from orchestrator.records import Status, TrialRecord, read
+from workloads.settings import CompileSettings, Dynamic, Mode, Scope
+from workloads.spelling import spelled
+
+_GIB = 2**30
+USUAL = "nothing"
+"""Name of the row without anything varied."""
+
+Table = Mapping[tuple[str, str], TrialRecord]
+"""Records by what is varied and by how it is compiled, the last good one of each; one that is not good where there is none."""
+
+
+def table_of(records: Sequence[TrialRecord], *, num_workers: int | None = None) -> Table:
+    """The records by row and column.
+
+    Args:
+        records: of one workload.
+        num_workers: leaves out those of another number; None for all, with the number among what is varied.
+    """
+    found: dict[tuple[str, str], TrialRecord] = {}
+    for record in records:
+        if num_workers not in (None, record.num_workers):
+            continue
+        place = _place(record, with_workers=num_workers is None)
+        if record.status is Status.OK or place not in found or found[place].status is not Status.OK:
+            found[place] = record
+    return found
+
+
+def _place(record: TrialRecord, *, with_workers: bool) -> tuple[str, str]:
+    settings = CompileSettings.from_dict(record.settings)
+    varied = [f"{name}={spelled(value)}" for name, value in settings.workload or ()]
+    varied += [f"{name}={value}" for name in ("autocast", "attention", "matmul_precision") if (value := getattr(settings, name))]
+    if settings.dynamic not in (None, Dynamic.STATIC):
+        varied.append(f"dynamic={settings.dynamic}")
+    if with_workers and record.num_workers > 1:
+        varied.append(f"{record.num_workers} workers")
+    mode = "" if settings.mode in (None, Mode.DEFAULT) else f" {settings.mode}"
+    return ", ".join(varied) or USUAL, f"{settings.scope}{mode}"
+
+
+def times(table: Table) -> Iterator[str]:
+    """Milliseconds a step, and of compiled ones how many times as fast as eager ones of the same row they are."""
+    yield from _tabulated(table, "varied, ms/step", _time)
+
+
+def memory(table: Table) -> Iterator[str]:
+    """Peak memory in GiB."""
+    yield from _tabulated(table, "varied, peak GiB", lambda record: _gib(record.peak_memory_bytes))
+
+
+def _tabulated(table: Table, corner: str, cell: Callable[[TrialRecord], str]) -> Iterator[str]:
+    rows = list(dict.fromkeys([*([USUAL] if any(row == USUAL for row, _ in table) else []), *(row for row, _ in table)]))
+    columns = sorted({column for _, column in table}, key=lambda name: (not name.startswith(Scope.EAGER), name))
+    yield f"| {' | '.join([corner, *columns])} |"
+    yield f"|{'---|' * (1 + len(columns))}"
+    for row in rows:
+        cells = [_cell(table.get((row, column)), cell) for column in columns]
+        yield f"| {' | '.join([row, *cells])} |"
+
+
+def _cell(record: TrialRecord | None, cell: Callable[[TrialRecord], str]) -> str:
+    if record is None:
+        return "–"
+    return cell(record) if record.status is Status.OK else str(record.label or record.status)
+
+
+def _time(record: TrialRecord) -> str:
+    if record.step_ms_median is None:
+        return "–"
+    breaks = f", {record.graph_breaks} breaks" if record.graph_breaks else ""
+    ratio = f" ({record.speedup_eager:.2f}×{breaks})" if record.speedup_eager and record.settings["scope"] != "eager" else ""
+    return f"{record.step_ms_median:.4g}{ratio}"
+
+
+def _gib(count: int | None) -> str:
+    return "–" if count is None else f"{count / _GIB:.2f}"
+
+
+def pitfalls(records: Sequence[TrialRecord]) -> Iterator[str]:
+    """The four pitfalls of "PyTorch 2.0: how to speed up model training", each with whether it holds here and the figures.
+
+    Those of SyncBN are of the most workers there are, the others of the fewest.
+    """
+    counts = sorted({record.num_workers for record in records})
+    table = table_of(records, num_workers=counts[0])
+    yield f"- “No EMA with torch.compile”: {_average(table)}"
+    yield f"- “No SyncBN with torch.compile”: {_synchronized(table_of(records, num_workers=counts[-1]))}"
+    yield f"- “A smaller batch, because compiling takes more memory”: {_memory(table)}"
+    yield f"- “AMP gives the largest gain”: {_precision(table)}"
+
+
+def _average(table: Table) -> str:
+    plain, averaged = table.get((USUAL, "full")), table.get(("ema=on", "full"))
+    if averaged is None:
+        return "not measured."
+    if averaged.status is not Status.OK:
+        return f"holds: compiled with EMA it is {averaged.label}, {averaged.reason}."
+    return f"no longer holds: with EMA compiled is {_ratio(averaged)}, without {_ratio(plain)}."
+
+
+def _synchronized(table: Table) -> str:
+    synced = table.get(("norm=sync", "full"))
+    if synced is None:
+        return "not measured."
+    if synced.num_workers < 2:
+        return f"cannot be told from one worker, which has nothing to synchronise: {_ratio(synced)}."
+    if synced.status is not Status.OK:
+        return f"holds: it is {synced.label}, {synced.reason}."
+    usual = table.get((USUAL, "full"))
+    figures = f"{synced.graph_breaks or 0} graph breaks, with SyncBN compiled is {_ratio(synced)}, with BN {_ratio(usual)}"
+    gains = synced.speedup_eager_ci95 is not None and synced.speedup_eager_ci95[0] > 1
+    return f"{'no longer holds' if gains else 'holds'}: {figures}."
+
+
+def _memory(table: Table) -> str:
+    eager = table.get((USUAL, "eager"))
+    modes = {
+        column.removeprefix("full "): record
+        for (row, column), record in table.items()
+        if row == USUAL and column.startswith("full") and record.status is Status.OK and record.peak_memory_bytes
+    }
+    if eager is None or not eager.peak_memory_bytes or not modes:
+        return "not measured."
+    ratios = {name: (record.peak_memory_bytes or 0) / eager.peak_memory_bytes for name, record in modes.items()}
+    told = ", ".join(f"{'default' if name == 'full' else name} {ratio:.2f}" for name, ratio in ratios.items())
+    above = [ratio for ratio in ratios.values() if ratio > 1]
+    verdict = "holds" if len(above) == len(ratios) else "holds for some modes" if above else "no longer holds"
+    return f"{verdict}: peak memory in units of eager's, {told}."
+
+
+def _precision(table: Table) -> str:
+    amp, without = table.get((USUAL, "full")), table.get(("autocast=off", "full"))
+    if amp is None or without is None or not amp.speedup_eager or not without.speedup_eager:
+        return "not measured."
+    holds = "holds" if amp.speedup_eager > without.speedup_eager else "no longer holds"
+    return f"{holds}: with AMP compiled is {_ratio(amp)}, in float32 {_ratio(without)}."
+
+
+def _ratio(record: TrialRecord | None) -> str:
+    if record is None or record.speedup_eager is None:
+        return "not measured against eager"
+    low, high = record.speedup_eager_ci95 or (record.speedup_eager, record.speedup_eager)
+    return f"{record.speedup_eager:.2f} ({low:.2f} to {high:.2f}) times as fast as eager"
+
+
+def main(folders: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    return cli.run(lambda: _print(folders))
+
+
+def _print(folders: Sequence[str]) -> int:
+    if not folders:
+        raise ConfigError("give the folder of a sweep, or several of one workload")
+    records = [record for folder in folders for record in read(Path(folder))]
+    kinds = sorted({(record.workload, record.size) for record in records if record.status is Status.OK})
+    if not kinds:
+        raise ConfigError(f"{', '.join(folders)} holds no good trial; name the folder of a sweep")
+    for workload, size in kinds:
+        of_kind = [record for record in records if (record.workload, record.size) == (workload, size)]
+        table = table_of(of_kind)
+        devices = ", ".join(sorted({record.device for record in of_kind if record.device}))
+        print(f"{workload} ({size}) on {devices or 'an unknown device'}\n")
+        print("\n".join([*times(table), "", *memory(table), ""]))
+        if any("norm" in row or "ema" in row for row, _ in table):
+            print("\n".join([*pitfalls(of_kind), ""]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
