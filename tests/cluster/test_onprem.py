@@ -59,7 +59,9 @@ def test_a_sweep_runs_on_hosts_that_share_nothing(cluster: dict[str, Any], repos
     with hosts(3, tmp_path) as (laptop, (head, *workers)):
         with brought_up(adapted(cluster, head, workers, repository), laptop):
             wait_until(lambda: all(any("raylet" in line for line in worker.processes()) for worker in workers), 300)
-            printed = submitted(laptop, "--placement", "spread", "--max-concurrent", "2", "--storage", f"{HOME}/kept")
+            printed = submitted(
+                laptop, "--placement", "spread", "--max-concurrent", "2", "--no-confirm", "--storage", f"{HOME}/kept"
+            )
             assert "succeeded" in printed
             assert "results: " in printed
             laptop.run(f"ray rsync-down cluster.yaml {HOME}/sweep/ {HOME}/fetched/", **ENVIRON)

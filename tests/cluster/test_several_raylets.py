@@ -1,0 +1,208 @@
+"""A cluster of several raylets on this machine: where trials are placed, what is waited for, and logs of other hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import wait_until
+
+from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.config import Device, Placement, SweepConfig
+from orchestrator.errors import ConfigError
+from workloads.settings import CompileSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head of one core, and two hosts with a core and two pretended GPUs each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", "d4" * 32)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_raylet_start_wait_time_s", "240")  # on a busy machine
+        import ray
+        from ray.cluster_utils import Cluster
+
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100_000_000})
+        for _ in range(2):
+            made.add_node(num_cpus=1, num_gpus=2, resources={"host": 1}, object_store_memory=100_000_000)
+        patch.setenv("RAY_ADDRESS", made.address)
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+def config(**fields: Any) -> SweepConfig:
+    settings = (CompileSettings.parse("scope=eager"),)
+    usual: dict[str, Any] = {"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings}
+    return SweepConfig(**{**usual, "device": Device.CUDA, **fields})
+
+
+def placed(placement: Placement, num_trials: int, num_workers: int = 1) -> list[set[str]]:
+    """Hosts of each of so many trials at once, whose placement groups are made as Ray Train makes them."""
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    from orchestrator.placing import claims, strategy
+
+    bundle = claims(placement, num_workers, use_gpu=True, cpus=0.5)
+    groups = [placement_group([bundle] * num_workers, strategy=strategy(placement)) for _ in range(num_trials)]
+    try:
+        done, _ = ray.wait([group.ready() for group in groups], num_returns=num_trials, timeout=20)
+        tables = [placement_group_table(group) for group in groups if group.wait(1)]
+        assert len(done) == len(tables)
+        return [set(table["bundles_to_node_id"].values()) for table in tables]
+    finally:
+        for group in groups:
+            remove_placement_group(group)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_packed_trials_share_a_host_and_spread_ones_do_not() -> None:
+    first, second = placed(Placement.PACK, 2)
+    assert first == second
+    first, second = placed(Placement.SPREAD, 2)
+    assert first.isdisjoint(second)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_third_spread_trial_waits_for_a_host_though_there_are_gpus() -> None:
+    assert len(placed(Placement.SPREAD, 3)) == 2
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_of_a_spread_trial_stay_together_and_those_of_a_packed_one_may_span_hosts() -> None:
+    ((one,), (other,)) = placed(Placement.SPREAD, 2, num_workers=2)
+    assert one != other
+    (spanning,) = placed(Placement.PACK, 1, num_workers=3)
+    assert len(spanning) == 2
+
+
+@pytest.mark.usefixtures("cluster")
+def test_nothing_is_waited_for_where_there_is_room_and_what_never_comes_is_said() -> None:
+    from orchestrator.placing import wait_for_host
+
+    said: list[str] = []
+    wait_for_host(config(max_concurrent=4), 64, said.append, threading.Event(), wait_s=60)
+    assert said == []
+    with pytest.raises(
+        ConfigError, match=r"waited 1 s in vain for a host .* 8 × \(0.5 CPU, 1 GPU, 0.125 host\); see `ray status`"
+    ):
+        wait_for_host(config(workers_per_trial=8, placement=Placement.SPREAD), 64, said.append, threading.Event(), wait_s=1)
+    asked = threading.Event()
+    asked.set()
+    wait_for_host(config(workers_per_trial=8), 64, said.append, asked, wait_s=1)
+
+
+def test_a_host_that_comes_later_is_taken(cluster: Any) -> None:
+    from orchestrator.placing import wait_for_host
+
+    said: list[str] = []
+    needs_three = config(workers_per_trial=3, placement=Placement.SPREAD)
+    waiting = threading.Thread(target=wait_for_host, args=(needs_three, 64, said.append, threading.Event(), 120))
+    waiting.start()
+    wait_until(lambda: bool(said), 60)
+    assert said == ["waiting for a host of the cluster that can take a trial: 3 × (0.5 CPU, 1 GPU, 0.3333 host)"]
+    late = cluster.add_node(num_cpus=2, num_gpus=3, resources={"host": 1}, object_store_memory=100_000_000)
+    waiting.join(60)
+    assert not waiting.is_alive()
+    cluster.remove_node(late)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_path: Path) -> None:
+    import ray
+
+    from orchestrator import logs
+
+    plan = TrialPlan(
+        folder=str(tmp_path), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
+        workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60,
+        head=ray.get_runtime_context().get_node_id(),
+    )  # fmt: skip
+    finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("001-a", "002-b"))
+
+    @ray.remote(resources={"host": 0.1}, max_retries=0)
+    def work(assignment: Assignment, dies: bool) -> str:
+        with logs.log_file(assignment, 0) as path:
+            path.write_text("up\n")
+            if dies:
+                for _ in range(100):  # until the log is known of
+                    if ray.get(logs._find_log_book().unfinished.remote(assignment.trial_id)):
+                        break
+                    threading.Event().wait(0.1)
+                with path.open("a") as log:
+                    log.write("stacks\n")
+                os._exit(1)
+        return str(path)
+
+    with logs.open_log_book(tmp_path):
+        path = ray.get(work.remote(finished, False))
+        assert (tmp_path / "logs" / "001-a" / "worker-0.log").read_text() == "up\n"
+        assert not Path(path).exists()
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(work.remote(killed, True))
+        logs.collect(finished)
+        logs.collect(killed)
+        assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
+        logs.collect(killed)
+        assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
+    import ray
+
+    from orchestrator import logs
+
+    with logs.open_log_book(tmp_path):
+        book = logs._find_log_book()
+        ray.get(book.begin.remote("003-c", 0, "f" * 56, "/nowhere/worker-0.log"))
+        ray.get(book.write.remote("003-c", 0, 0, b"up\n"))
+        ray.get(book.write.remote("003-c", 0, 1, b"p\nbuilding\n"))  # as after a message whose answer was lost
+        plan = TrialPlan(
+            folder=str(tmp_path), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
+            workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60, head="here",
+        )  # fmt: skip
+        logs.collect(Assignment(plan=plan, trial_id="003-c", settings_key="scope=eager"))
+    first, second, _, last = (tmp_path / "logs" / "003-c" / "worker-0.log").read_text().splitlines()
+    assert (first, second) == ("up", "building")
+    assert last.startswith("the rest of this log stayed on its host, which cannot be reached (")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(tmp_path: Path) -> None:
+    """Three workers claim half a core each, and no host has more than one."""
+    words = ["--workload", "toy_workloads:Toy", "--device", "cpu", "--settings", "scope=eager,padding=max", "--cache", "none"]
+    words += ["--workers-per-trial", "3", "--no-warm-start"]
+    words += ["--output", str(tmp_path / "sweep"), "--storage", str(tmp_path / "kept")]
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.sweep", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1])))},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "kept" / "trials.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert record["num_workers"] == 3
+    assert record["status"] == "ok" or record["label"] == "unstable", record
+    for rank in range(3):
+        log = (tmp_path / "kept" / "logs" / record["trial_id"] / f"worker-{rank}.log").read_text()
+        assert f"worker {rank} of 3 is up" in log
+        assert "done" in log
+    assert (tmp_path / "kept" / "report.html").stat().st_size > 1_000_000

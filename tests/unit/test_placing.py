@@ -1,0 +1,57 @@
+"""What a trial's workers claim of a cluster, and into how many shares a host's cores are divided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Device, Placement, SweepConfig
+from orchestrator.placing import HOST, claimed_cpus, claims, strategy, workers_on_a_host
+from workloads.settings import CompileSettings
+
+
+def config(**fields: Any) -> SweepConfig:
+    settings = (CompileSettings.parse("scope=eager"),)
+    return SweepConfig(**{"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings, **fields})
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 7, 8])
+def test_the_workers_of_a_spread_trial_share_one_host_and_leave_none_for_another(num_workers: int) -> None:
+    share = claims(Placement.SPREAD, num_workers, use_gpu=True, cpus=0.5)[HOST]
+    assert num_workers * share <= 1
+    assert 1 - num_workers * share < share
+    assert strategy(Placement.SPREAD) == "STRICT_PACK"
+
+
+def test_a_packed_trial_claims_no_host() -> None:
+    assert claims(Placement.PACK, 2, use_gpu=False, cpus=3.5) == {"CPU": 3.5}
+    assert claims(Placement.PACK, 2, use_gpu=True, cpus=3.5) == {"CPU": 3.5, "GPU": 1.0}
+    assert strategy(Placement.PACK) == "PACK"
+
+
+def test_on_one_machine_the_trials_that_run_at_once_divide_its_cores() -> None:
+    assert workers_on_a_host(config(max_concurrent=2, workers_per_trial=2)) == 4
+    assert claimed_cpus(config(max_concurrent=2, workers_per_trial=2), cores=16) == 3.5
+    assert claimed_cpus(config(max_concurrent=2), cores=1) == 0.5
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_heads_cores_do_not_decide_where_gpus_or_hosts_do() -> None:
+    assert claimed_cpus(config(device=Device.CUDA), cores=64) == 0.5
+    assert claimed_cpus(config(placement=Placement.SPREAD), cores=64) == 0.5
+    assert claimed_cpus(config(max_concurrent=2), cores=64) == 31.5
+
+
+def test_a_spread_trial_has_its_hosts_cores_to_itself() -> None:
+    assert workers_on_a_host(config(max_concurrent=4, workers_per_trial=2, placement=Placement.SPREAD)) == 2
