@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 _ENVIRONMENT = {
@@ -22,15 +24,22 @@ _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 
+_OF_A_LOCAL_SESSION = {
+    # Ray's agents wait this long, by default 60 s, for a control service that comes back; here it ends with the driver.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+}
+
 
 @contextmanager
 def ray_session() -> Iterator[None]:
     """Connects to the cluster that `RAY_ADDRESS` names, or runs Ray here, on 127.0.0.1 alone, while the block lasts."""
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    for name, value in _ENVIRONMENT.items():
+    environment = _ENVIRONMENT | ({} if os.environ.get("RAY_ADDRESS") else _OF_A_LOCAL_SESSION)
+    before = {name: os.environ.get(name) for name in environment}
+    for name, value in environment.items():
         os.environ.setdefault(name, value)
     import ray  # only here: Ray reads some of these when it is imported
 
+    own = ExitStack()
     try:
         if address := os.environ.get("RAY_ADDRESS"):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -46,16 +55,37 @@ def ray_session() -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address="127.0.0.1",
+                _temp_dir=own.enter_context(_own_folder()),
             )
+            _keep_token()
         with _no_echo():
             yield
     finally:
         ray.shutdown()
+        own.close()
         for name, previous in before.items():
             if previous is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = previous
+
+
+@contextmanager
+def _own_folder() -> Iterator[str]:
+    """A folder for Ray's sockets, logs and state that is nobody else's to read or write, and goes with the session.
+
+    Ray's own, /tmp/ray, anybody may write to, and it keeps every session for ever. A socket's path has 107 bytes at most, of
+    which Ray needs 62 and what Ray calls a session's date may need more.
+    """
+    base = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="ray-", dir=base if len(base) <= 24 else "/tmp", ignore_cleanup_errors=True) as made:
+        yield made
+
+
+def _keep_token() -> None:
+    """Takes from others the right to read the token that Ray made for this user: whoever has it may run code in the session."""
+    with suppress(OSError):
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
 @contextmanager

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.assignment import Assignment
-from orchestrator.caches import Facts, Manifest, Selection, environment_facts, open_store, select
+from orchestrator.caches import Facts, Manifest, Selection, SigningKey, environment_facts, open_store, select
 from orchestrator.config import REDIS, shown
+from orchestrator.deposit import withdrawn
 from orchestrator.records import Caches
+from orchestrator.secrecy import hidden
 from workloads.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ class Sharing:
                     from workloads.compile_caches import precompiling, watching_caches
 
                     watch.enter_context(precompiling(self.assignment.plan.precompile))
+                    if self._is_redis:
+                        watch.enter_context(self._reaching_redis())
                     restored = self._restored.artifacts if self._restored else ()
                     self._use = watch.enter_context(watching_caches(restored))
                 except Exception as error:  # a torch whose caches look otherwise
@@ -166,6 +170,22 @@ class Sharing:
     def _is_redis(self) -> bool:
         return self.assignment.restores and not self._has_store
 
+    @contextmanager
+    def _reaching_redis(self) -> Iterator[None]:
+        """Lets torch ask the server, in a process that takes nothing from there but what our key has signed."""
+        from orchestrator.caches.redis import URL_VARIABLE, environment_for
+        from workloads.remote_caches import sealed
+
+        with sealed(SigningKey.load()) as refused:
+            before = os.environ.get(URL_VARIABLE, "")
+            os.environ |= {URL_VARIABLE: environment_for(withdrawn(str(self.assignment.plan.cache)))[URL_VARIABLE]}
+            try:
+                yield
+            finally:
+                os.environ[URL_VARIABLE] = before
+                if refused:
+                    print(f"refused: {len(refused)} values on the Redis server that our key has not signed", flush=True)
+
     def _put_in_place(self, restored: _Restored) -> None:
         from workloads.compile_caches import CacheFolders, restore
 
@@ -174,7 +194,7 @@ class Sharing:
     def _fetch(self) -> _Restored:
         plan, key = self.assignment.plan, self.assignment.settings_key
         environment = self._manifest().environment
-        store = open_store(str(plan.cache), in_cluster=plan.cache_in_cluster)
+        store = open_store(withdrawn(str(plan.cache)), in_cluster=plan.cache_in_cluster)
         listing = store.manifests()
         mine = [manifest for manifest in listing.manifests if manifest.settings_key == key]
         selection = select(
@@ -195,7 +215,7 @@ class Sharing:
         )
 
     def _put(self, artifacts: Sequence[Artifact]) -> dict[str, Any]:
-        store = open_store(str(self.assignment.plan.cache), in_cluster=self.assignment.plan.cache_in_cluster)
+        store = open_store(withdrawn(str(self.assignment.plan.cache)), in_cluster=self.assignment.plan.cache_in_cluster)
         if self._restored is not None and self._restored.selection is not None:
             store.note_hits(self._restored.selection.hits(self._hit_names()))
         if not artifacts:
@@ -278,5 +298,5 @@ def _within(limit_s: float, call: Callable[[], Result]) -> Result:
 
 
 def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(hidden(str(error)).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -183,11 +183,12 @@ def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> d
     plan = assignment.plan
     remote: dict[str, str] = {}
     if assignment.restores and str(plan.cache).startswith(REDIS):
-        from orchestrator.caches.redis import environment_for
+        from orchestrator.caches.redis import NOBODY, environment_for
 
         # A workload may switch back-ends of attention, which torch's keys leave out like these settings.
-        apart = {"workload": plan.workload, "size": plan.size, **assignment.process_wide()}
-        remote = environment_for(str(plan.cache), tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
+        apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **assignment.process_wide()}
+        # The worker itself sets the address, which Ray would log, once what comes from there is verified.
+        remote = environment_for(NOBODY, tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
     return {
         **remote,
         MARKER: marker,

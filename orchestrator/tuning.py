@@ -16,6 +16,7 @@ from orchestrator import placing
 from orchestrator.assignment import TrialPlan
 from orchestrator.cleanup import Cleanup
 from orchestrator.config import Device, SweepConfig
+from orchestrator.deposit import deposit
 from orchestrator.early_stopping import EarlyStopping
 from orchestrator.environment import Environment
 from orchestrator.errors import SweepFolderError
@@ -101,7 +102,7 @@ def run_trials(
         claimed_cpus=placing.claimed_cpus(config, environment.cores),
         compile_deadline_s=config.compile_deadline_s,
         trial_deadline_s=config.trial_deadline_s,
-        cache=config.cache,
+        cache=None if config.cache is None else deposit(config.cache),
         cache_in_cluster=placing.in_cluster(),  # on one host its folder is as near as the cluster's memory
         precompile=config.precompile,
         restores=restores or warm_start,

@@ -1,7 +1,7 @@
 """Inductor's own remote caches on Redis, in place of the store: every compile asks the server, and gives it what it made.
 
-torch's format knows no signatures, and what it reads there is run: whoever can write to the server runs code in every trial. Use
-one that only the cluster reaches, and a password. torch does without a server that is not there; one that takes connections and
+What torch reads there it unpickles, which runs code, and its format knows no signatures: `workloads/remote_caches.py` adds them.
+torch does without a server that is not there; one that takes connections and
 then does not answer fails the compile (torch 2.13), so ask it with `check` before a sweep.
 """
 
@@ -12,6 +12,12 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from orchestrator.errors import CacheError
 from orchestrator.places import brief, without_credentials
+
+NOBODY = "redis://127.0.0.1:1"
+"""Where no server is. Without any address torch would ask the one at localhost, whoever runs it."""
+
+URL_VARIABLE = "TORCHINDUCTOR_REDIS_URL"
+"""What torch takes the address from when it first compiles something."""
 
 _ANSWER_S = 5.0
 _LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
@@ -42,7 +48,7 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
     # Not TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE: without a GPU every compile then fails of an assertion (torch 2.13).
     query = urlencode({**_LIMITS, **dict(parse_qsl(parts.query))})
     return {
-        "TORCHINDUCTOR_REDIS_URL": urlunsplit((parts.scheme, parts.netloc, parts.path, query, "")),
+        URL_VARIABLE: urlunsplit((parts.scheme, parts.netloc, parts.path, query, "")),
         "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
         "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "1",
@@ -56,7 +62,7 @@ def check(location: str) -> None:
     Raises:
         CacheError: it is not, does not answer, or refuses the password; or as `environment_for`.
     """
-    url = environment_for(location)["TORCHINDUCTOR_REDIS_URL"]
+    url = environment_for(location)[URL_VARIABLE]
     import redis  # only where it is needed: the client is optional
     from redis.backoff import NoBackoff
     from redis.retry import Retry

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import redis
 
+from orchestrator.caches import KEY_VARIABLE
 from orchestrator.caches.redis import check, environment_for
 from orchestrator.errors import CacheError
 
@@ -25,6 +30,24 @@ torch.manual_seed(0)
 torch.compile(model)(torch.randn(4, 8)).sum().backward()
 print(json.dumps({**counters["inductor"], **counters["aot_autograd"]}))
 """
+
+
+SEALS = """
+from orchestrator.caches import SigningKey
+from workloads.remote_caches import sealed
+seal = sealed(SigningKey.load())
+seal.__enter__()
+"""
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.mark,)
 
 
 def free_port() -> int:
@@ -63,11 +86,11 @@ def _wait_for(port: int) -> None:
             return
 
 
-def compiled(folder: Path, url: str) -> dict[str, int]:
+def compiled(folder: Path, url: str, program: str = COMPILES) -> dict[str, int]:
     """What a fresh process with empty caches of its own counts."""
     own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     run = subprocess.run(
-        [sys.executable, "-c", COMPILES],
+        [sys.executable, "-c", program],
         env={**os.environ, **environment_for(url), **own},
         capture_output=True,
         text=True,
@@ -86,6 +109,32 @@ def test_a_process_finds_in_redis_what_another_compiled(redis_url: str, tmp_path
     second = compiled(tmp_path / "2", redis_url)
     assert second["autograd_cache_hit"] >= 1
     assert "fxgraph_cache_miss" not in second
+
+
+@pytest.mark.slow
+def test_what_somebody_puts_on_the_server_is_never_unpickled(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
+    monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "sealed")
+    compiled(tmp_path / "1", redis_url, SEALS + COMPILES)
+    again = compiled(tmp_path / "2", redis_url, SEALS + COMPILES)
+    assert again["autograd_cache_hit"] >= 1
+    assert "fxgraph_cache_miss" not in again
+    client, mark = redis.Redis.from_url(redis_url), tmp_path / "mark"
+    poison = json.dumps({"data": base64.b64encode(pickle.dumps(Bomb(mark))).decode()}).encode()
+    names = list(client.keys())
+    assert names
+    for name in names:
+        client.set(name, poison)
+    attacked = compiled(tmp_path / "3", redis_url, SEALS + COMPILES)
+    assert attacked["fxgraph_cache_miss"] >= 1
+    assert not mark.exists()
+    for name in names:
+        client.set(name, poison)
+    with suppress(subprocess.CalledProcessError):  # and may trip over what it got
+        compiled(tmp_path / "4", redis_url)
+    assert mark.exists(), "torch by itself does unpickle it, so this test tests something"
 
 
 @pytest.mark.slow

@@ -1,0 +1,88 @@
+"""What Inductor's remote caches hold reaches torch only if this project's key has signed it, for that very key."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+from torch._inductor.remote_cache import RedisRemoteCacheBackend, RemoteFxGraphCache
+
+from orchestrator.caches import SigningKey
+from workloads.remote_caches import sealed
+
+OURS, THEIRS = SigningKey(b"k" * 32), SigningKey(b"t" * 32)
+
+
+class Server:
+    """As much of Redis' client as torch uses."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        return self.values.get(key)
+
+    def set(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    found = Server()
+    monkeypatch.setattr(RedisRemoteCacheBackend, "__init__", lambda self, cache_id: setattr(self, "_redis", found))
+    monkeypatch.setattr(RedisRemoteCacheBackend, "_name", "backend", raising=False)
+    return found
+
+
+def test_what_was_sealed_comes_back_as_it_was(server: Server) -> None:
+    with sealed(OURS) as refused:
+        cache = RemoteFxGraphCache("id")
+        assert cache.get("key") is None
+        cache.put("key", {"data": "graph\n"})
+        assert cache.get("key") == {"data": "graph\n"}
+    assert refused == []
+    assert all(b"graph" in value and value.startswith(OURS.id.encode()) for value in server.values.values())
+
+
+def test_another_process_with_the_key_reads_it_and_one_with_another_key_does_not(server: Server) -> None:
+    with sealed(OURS):
+        RemoteFxGraphCache("id").put("key", 1)
+    with sealed(OURS) as refused:
+        assert RemoteFxGraphCache("id").get("key") == 1
+    with sealed(THEIRS) as refused:
+        assert RemoteFxGraphCache("id").get("key") is None
+    assert len(refused) == 1
+
+
+def test_what_somebody_else_wrote_is_not_there(server: Server) -> None:
+    bomb = pickle.dumps(SigningKey.load)
+    with sealed(OURS) as refused:
+        cache = RemoteFxGraphCache("id")
+        cache.put("key", "ours")
+        (place,) = server.values
+        signed = server.values[place]
+        signature = signed.partition(b"\n")[0]
+        forged = [b"", b"\n", b"no signature", bomb, b"\xff\n" + bomb, signature, signature + b"\n", signature + b"\n" + bomb,
+                  signed + b" ", signed[1:], THEIRS.sign(bomb).encode() + b"\n" + bomb]  # fmt: skip
+        for value in forged:
+            server.values[place] = value
+            assert cache.get("key") is None, value
+    assert len(refused) == len(forged)
+
+
+def test_one_value_does_not_stand_in_for_another(server: Server) -> None:
+    with sealed(OURS):
+        cache = RemoteFxGraphCache("id")
+        for key in ("first", "second"):
+            cache.put(key, key)
+        first, second = sorted(server.values)
+        server.values[first], server.values[second] = server.values[second], server.values[first]
+        assert [cache.get(key) for key in ("first", "second")] == [None, None]
+
+
+def test_torchs_own_reading_is_put_back_whatever_happens(server: Server) -> None:
+    before = RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
+    with pytest.raises(RuntimeError), sealed(OURS):
+        raise RuntimeError
+    assert (RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put) == before

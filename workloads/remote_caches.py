@@ -1,0 +1,67 @@
+"""Inductor's remote caches, sealed: torch unpickles what they hold, so nothing of it may reach torch before a signature holds.
+
+torch's own format knows no signatures, and whoever can write to the server could else run code in every trial. A seal goes
+before each value and covers its key, too, so that one value cannot stand in for another. What has none, or another's, is to
+torch as if it were not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch._inductor.remote_cache import RedisRemoteCacheBackend
+
+_VERSION = b"compile-sweep remote cache 1"
+_END = b"\n"
+
+
+class Seal(Protocol):
+    """What signs: a secret that the server does not have."""
+
+    def sign(self, message: bytes) -> str:
+        """A signature of the message, on one line."""
+        ...
+
+    def problem(self, message: bytes, signature: str) -> str | None:
+        """Why a signature of a message cannot be trusted; None if it can."""
+        ...
+
+
+@contextmanager
+def sealed(seal: Seal) -> Iterator[list[str]]:
+    """Signs what this process gives to Redis and takes nothing else from there while the block lasts.
+
+    Args:
+        seal: signs and verifies.
+
+    Yields:
+        Keys of values that were refused so far.
+    """
+    refused: list[str] = []
+    get, put = RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
+
+    def sealed_get(backend: RedisRemoteCacheBackend, key: str) -> bytes | None:
+        found = get(backend, key)
+        if found is None:
+            return None
+        signature, end, data = found.partition(_END)
+        if end and seal.problem(_message(key, data), signature.decode("ascii", "replace")) is None:
+            return data
+        refused.append(key)
+        return None
+
+    def sealed_put(backend: RedisRemoteCacheBackend, key: str, data: bytes) -> None:
+        put(backend, key, seal.sign(_message(key, data)).encode("ascii") + _END + data)
+
+    patched: Any = RedisRemoteCacheBackend
+    patched._get, patched._put = sealed_get, sealed_put
+    try:
+        yield refused
+    finally:
+        patched._get, patched._put = get, put
+
+
+def _message(key: str, data: bytes) -> bytes:
+    return b"%s\n%d\n%s%s" % (_VERSION, len(key.encode()), key.encode(), data)
