@@ -11,9 +11,10 @@ from itertools import pairwise
 from rich.console import Console
 
 from orchestrator.recipes import RECIPES
-from workloads.base import load_workload, named_workloads
+from workloads.base import Workload, load_workload, named_workloads
 from workloads.errors import WorkloadError
 from workloads.settings import CompileSettings
+from workloads.spelling import spelled
 
 Line = tuple[str, str]
 """A name and what it is."""
@@ -37,7 +38,13 @@ def workloads() -> Iterator[Line]:
         except WorkloadError as error:
             yield name, str(error)
         else:
-            yield name, f"{_first_line(kind)} Sizes: {', '.join(kind.sizes)}."
+            yield name, f"{_first_line(kind)} Sizes: {', '.join(kind.sizes)}.{_options(kind)}"
+
+
+def _options(kind: type[Workload]) -> str:
+    """What may vary in the workload, for `workload.NAME=value`."""
+    values = {name: "N" if isinstance(able, type) else "|".join(map(spelled, able)) for name, able in kind.options.items()}
+    return f" Options: {', '.join(f'{name}={able}' for name, able in values.items())}." if values else ""
 
 
 def recipes() -> Iterator[Line]:
@@ -47,9 +54,9 @@ def recipes() -> Iterator[Line]:
 
 def settings() -> Iterator[Line]:
     """Fields of `CompileSettings`, as the strings under them say; those that hold others by their spelling."""
-    spelled = {"options": "inductor.NAME", "workload": "workload.NAME", "ddp": "ddp.NAME", "parts": "parts.NAME.FIELD"}
+    written = {"options": "inductor.NAME", "workload": "workload.NAME", "ddp": "ddp.NAME", "parts": "parts.NAME.FIELD"}
     said = dict(_documented(CompileSettings))
-    yield from ((spelled.get(field.name, field.name), said.get(field.name, "")) for field in fields(CompileSettings))
+    yield from ((written.get(field.name, field.name), said.get(field.name, "")) for field in fields(CompileSettings))
 
 
 def _documented(kind: type) -> Iterator[Line]:

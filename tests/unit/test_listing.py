@@ -23,7 +23,9 @@ def test_everything_that_can_be_named_has_its_line() -> None:
     for what in (*workloads.values(), *recipes.values(), *settings.values()):
         assert what
         assert "\n" not in what
-    assert "Sizes: xl, large, medium, small, tiny." in workloads["gpt2"]
+    assert workloads["gpt2"].endswith("Sizes: xl, large, medium, small, tiny. Options: batch_size=N.")
+    assert "ema=off|on, norm=batch|sync" in workloads["segmentation"]
+    assert "Options" not in workloads["layers"]
 
 
 def test_a_workload_that_does_not_load_is_said_and_hides_no_other(monkeypatch: object) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from orchestrator.space import Target, choose
 from workloads.base import BUILT_IN, Workload, load_workload
@@ -189,6 +190,26 @@ def test_the_average_follows_the_weights() -> None:
         model.weight += 4.0
     average()
     torch.testing.assert_close(average.averages["weight"], before + 1.0)  # type: ignore[attr-defined]
+
+
+def test_an_average_that_torch_keeps_of_a_compiled_model_is_that_of_the_eager_one() -> None:
+    """The vision source's pitfall, "no EMA with torch.compile": its average was a deep copy of the model, as torch's is."""
+    averages = []
+    for compiles in (False, True):
+        torch._dynamo.reset()
+        workload = tiny("detection")
+        model = workload.build_model()
+        trained = torch.compile(model, backend="aot_eager") if compiles else model
+        average = AveragedModel(trained, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        for _ in range(3):
+            trained(**first_inputs(workload)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(trained)
+        averages.append([parameter.detach() for parameter in average.parameters()])
+        assert not torch.equal(averages[-1][0], next(model.parameters()))
+    torch.testing.assert_close(averages[1], averages[0], atol=1e-5, rtol=1e-4)
 
 
 def test_a_step_with_an_average_keeps_it_after_every_update() -> None:
