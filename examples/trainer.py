@@ -7,6 +7,7 @@ What of the settings reaches a `Trainer`, and what does not, is in docs/workload
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 import best  # the sweep's
@@ -41,8 +42,16 @@ class SweptTrainer(Trainer):
         return self.compiled(**inputs)
 
     def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.args.learning_rate, **best.OPTIMIZER_OPTIONS)
+        if self.optimizer is not None:
+            return self.optimizer
+        rate: Any = self.args.learning_rate
+        options = dict(best.OPTIMIZER_OPTIONS)
+        compiled = "optimizer=compiled" in (best.__doc__ or "")
+        if compiled:  # a schedule changes the rate: a number would be a constant of the graph, and compile again at each step
+            rate, options["capturable"] = torch.tensor(rate), True
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate, **options)
+        if compiled:  # as a method, which is what schedulers wrap
+            self.optimizer.step = MethodType(torch.compile(type(self.optimizer).step, dynamic=False), self.optimizer)
         return self.optimizer
 
 

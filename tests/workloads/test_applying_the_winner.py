@@ -83,6 +83,14 @@ def test_a_plain_loop_trains_under_it_as_without_it(run: Callable[[str, str], di
 
 
 @pytest.mark.slow
+def test_a_trainers_schedule_does_not_compile_a_compiled_optimizer_again(run: Callable[[str, str], dict[str, Any]]) -> None:
+    example = run("examples.trainer", "scope=regional,backend=aot_eager,optimizer=compiled")
+    losses = example["main"](steps=STEPS)
+    assert num_graphs() == 2  # of a block and of the optimizer
+    assert example["main"](kind=example["Trainer"], steps=STEPS) == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_a_trainer_trains_under_it_as_without_it(run: Callable[[str, str], dict[str, Any]], spelled: str) -> None:
     example = run("examples.trainer", spelled)
