@@ -32,6 +32,7 @@ HERE = "here"
 """What `explain` calls this environment."""
 
 SHOWN_DIGITS = 8
+_NO_ARTIFACTS = "holds no artifacts that torch.compiler.save_cache_artifacts or `export` wrote"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,10 +243,10 @@ def _import(options: ImportOptions) -> int:
 
     try:
         artifacts = split(content)
-    except Exception:  # torch's reader has no errors of its own
-        artifacts = []
+    except Exception as error:  # torch's reader has no errors of its own
+        raise CacheError(f"{options.file} {_NO_ARTIFACTS}: {ascii(str(error))[1:-1][:200]}") from None
     if not artifacts:
-        raise CacheError(f"{options.file} holds no artifacts that torch.compiler.save_cache_artifacts or `export` wrote")
+        raise CacheError(f"{options.file} {_NO_ARTIFACTS}")
     published = store.publish(
         Manifest(
             facts=environment_facts(configuration()),

@@ -7,24 +7,29 @@ lists each kind twice. Splitting runs nothing and unpickles nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from torch.utils._appending_byte_serializer import AppendingByteSerializer, BytesReader, BytesWriter
 
 from workloads.artifacts import Artifact
-from workloads.cache_folders import ArtifactKind, inductor_path, merged_choices, pgo_key
+from workloads.cache_folders import CHOICES_FOLDER, ArtifactKind, choices_in, inductor_path, merged_choices, pgo_key
 
 _AS_THEY_ARE = (ArtifactKind.INDUCTOR, ArtifactKind.AOT_AUTOGRAD, ArtifactKind.PRECOMPILE, ArtifactKind.PGO)
 _Group = tuple[str, list[tuple[str, bytes]]]
+Read = TypeVar("Read")
 
 
 def split(bundle: bytes) -> list[Artifact]:
-    """The entries of a bundle that `torch.compiler.save_cache_artifacts` made."""
-    groups = AppendingByteSerializer.to_list(bundle, deserialize_fn=_read_group)
-    return [
-        Artifact(kind=kind, key=pgo_key(key) if kind == ArtifactKind.PGO else key, content=content)
-        for kind, entries in groups
-        for key, content in entries
-    ]
+    """The entries of a bundle that `torch.compiler.save_cache_artifacts` or `joined` made.
+
+    Raises:
+        ValueError: it is none, or holds something that could not be restored.
+    """
+    try:
+        groups = AppendingByteSerializer.to_list(bundle, deserialize_fn=_read_group)
+    except (AssertionError, RuntimeError) as error:  # torch's, of a content that is none or is damaged
+        raise ValueError(str(error)) from None
+    return [artifact for kind, entries in groups for key, content in entries for artifact in _artifacts(kind, key, content)]
 
 
 def joined(artifacts: Iterable[Artifact]) -> bytes:
@@ -55,9 +60,26 @@ def joined(artifacts: Iterable[Artifact]) -> bytes:
     return serializer.to_bytes()
 
 
+def _artifacts(kind: str, key: str, content: bytes) -> Iterable[Artifact]:
+    folder, slash, name = key.partition("/")
+    if kind == ArtifactKind.AUTOTUNE and slash and folder == CHOICES_FOLDER:
+        return choices_in(name, content)
+    artifact = Artifact(kind=kind, key=pgo_key(key) if kind == ArtifactKind.PGO else key, content=content)
+    inductor_path(artifact)  # refuses what could not be restored
+    return [artifact]
+
+
 def _read_group(reader: BytesReader) -> _Group:
-    kind = reader.read_str()
-    return kind, [(reader.read_str(), reader.read_bytes()) for _ in range(reader.read_uint64())]
+    kind = _inside(reader, reader.read_str())
+    count = _inside(reader, reader.read_uint64())
+    return kind, [_inside(reader, (reader.read_str(), reader.read_bytes())) for _ in range(count)]
+
+
+def _inside(reader: BytesReader, found: Read) -> Read:
+    """What was read. Past its end, torch's reader goes on for ever with nothing."""
+    if reader._i > len(reader._data):
+        raise ValueError("it says that it is longer than it is")
+    return found
 
 
 def _write_group(writer: BytesWriter, group: _Group) -> None:

@@ -16,8 +16,10 @@ import json
 import os
 import re
 import shutil
+import struct
 import uuid
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,7 +73,13 @@ _CARRIED_CODE = (".so", ".cubin", ".hsaco")
 _OWN_FOLDERS = ("fxgraph", "aotautograd", "dynamo", "cache", "triton", "locks")
 _HERE = b"[KERNEL FOLDER]"
 """Stands for a kernel's own folder in Triton's lists of its files, which hold absolute paths."""
-_NAME = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_.=+@-]*")
+_NAME = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_.=+@-]{,199}")
+CHOICES_FOLDER = "cache"
+"""Where Inductor keeps timings, below its folder."""
+
+_MOST_UNPACKED_BYTES = 2**30
+"""Of the folder of one kernel, which is some hundreds of kilobytes."""
+
 _CHOICE_DEPTH = 3  # operation, inputs, matmul precision
 
 
@@ -88,8 +96,8 @@ def read(folders: CacheFolders) -> Iterator[Artifact]:
     for path in _files(inductor / "dynamo", depth=1):
         if state := re.fullmatch(r"code_state_(.+)\.pkl", path.name):
             yield _artifact(ArtifactKind.PGO, state[1], path)
-    for path in _files(inductor / "cache", depth=1):
-        yield from _choices(path)
+    for path in _files(inductor / CHOICES_FOLDER, depth=1):
+        yield from choices_in(path.name, path.read_bytes())
     for path in _files(inductor, depth=2):
         if path.parent.name in _OWN_FOLDERS:
             continue
@@ -156,36 +164,58 @@ def merged_choices(artifacts: Iterable[Artifact], folder: Path | None = None) ->
     """The files of choices by their path below Inductor's folder, with what `folder` already has; own measurements win."""
     merged: dict[str, dict[str, Any]] = {}
     for artifact in artifacts:
-        choice = json.loads(artifact.content)
-        name = str(choice["system"]["hash"])
+        try:
+            choice = json.loads(artifact.content)
+            name = str(choice["system"]["hash"])
+            file = merged.setdefault(name, {"system": choice["system"], "cache": {}})
+            place = file["cache"]
+            *parents, last = choice["path"]
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            _merge(place, {last: choice["value"]})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise _unusable(artifact) from None
         if not _NAME.fullmatch(name):
             raise _unusable(artifact)
-        file = merged.setdefault(name, {"system": choice["system"], "cache": {}})
-        place = file["cache"]
-        *parents, last = choice["path"]
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        _merge(place, {last: choice["value"]})
     for name, file in merged.items():
-        if folder is not None and (folder / "cache" / name).is_file():
-            _merge(file["cache"], json.loads((folder / "cache" / name).read_text())["cache"])
-    return {PurePosixPath("cache", name): json.dumps(file, indent=4).encode() for name, file in merged.items()}
+        if folder is not None and (folder / CHOICES_FOLDER / name).is_file():
+            _merge(file["cache"], json.loads((folder / CHOICES_FOLDER / name).read_text())["cache"])
+    return {PurePosixPath(CHOICES_FOLDER, name): json.dumps(file, indent=4).encode() for name, file in merged.items()}
 
 
-def _choices(path: Path) -> Iterator[Artifact]:
-    """Each operation's timings apart: as one file, those of one trial would replace those of another."""
-    file = json.loads(path.read_bytes())
+def choices_in(name: str, content: bytes) -> list[Artifact]:
+    """The operations of a file of timings, each apart: as one file, those of one trial would replace those of another.
 
-    def leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-        if isinstance(value, dict) and len(keys) < _CHOICE_DEPTH:
-            for key, inner in value.items():
-                yield from leaves(inner, (*keys, key))
-        else:
-            yield keys, value
+    Args:
+        name: the file's.
+        content: all of it.
 
-    for keys, value in leaves(file["cache"], ()):
-        content = json.dumps({"system": file["system"], "path": keys, "value": value}, sort_keys=True).encode()
-        yield Artifact(kind=ArtifactKind.CHOICES, key=choice_key(path.name, keys), content=content)
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        file = json.loads(content)
+        found = list(_leaves(file["cache"], ()))
+        artifacts = [
+            Artifact(
+                kind=ArtifactKind.CHOICES,
+                key=choice_key(name, keys),
+                content=json.dumps({"system": file["system"], "path": keys, "value": value}, sort_keys=True).encode(),
+            )
+            for keys, value in found
+        ]
+        merged_choices(artifacts)
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{name[:80]!r} holds no timings of max-autotune") from None
+    return artifacts
+
+
+def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict) and len(keys) < _CHOICE_DEPTH:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*keys, key))
+    else:
+        yield keys, value
 
 
 def choice_key(system: str, path: Iterable[str]) -> str:
@@ -221,10 +251,16 @@ def unpacked(artifact: Artifact) -> dict[str, bytes]:
     Raises:
         ValueError: a name that is none of a file in a kernel's folder.
     """
-    with zipfile.ZipFile(io.BytesIO(artifact.content)) as archive:
-        if not _NAME.fullmatch(artifact.key) or not all(_NAME.fullmatch(name) for name in archive.namelist()):
-            raise _unusable(artifact)
-        return {name: archive.read(name) for name in archive.namelist()}
+    try:
+        with zipfile.ZipFile(io.BytesIO(artifact.content)) as archive:
+            files = archive.infolist()
+            if not _NAME.fullmatch(artifact.key) or not all(_NAME.fullmatch(file.filename) for file in files):
+                raise _unusable(artifact)
+            if sum(file.file_size for file in files) > _MOST_UNPACKED_BYTES:  # no more than it says is ever unpacked
+                raise _unusable(artifact)
+            return {file.filename: archive.read(file) for file in files}
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError):  # encrypted, or packed otherwise
+        raise _unusable(artifact) from None
 
 
 def _unpack(artifact: Artifact, into: Path) -> None:
