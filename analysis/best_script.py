@@ -10,6 +10,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,9 @@ BEST_FILE = "best.py"
 
 _OTHER_DEVICE = 3
 """`workloads.rerun` says so by this exit code."""
+
+_LAUNCHED_OTHER_DEVICE = re.compile(rf"exitcode\s*:\s*{_OTHER_DEVICE}\b")
+"""The same of several workers, whose launcher ends with an exit code of its own and tells theirs."""
 
 _LAST_LINES = 3
 """Of what a failed run said on stderr, as many are quoted."""
@@ -127,11 +131,14 @@ def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> R
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "TRITON_CACHE_DIR": f"{scratch}/triton"}
         environment = {**os.environ, **caches, "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path)}
         workers = int(trial["num_workers"])
-        launcher = [] if workers == 1 else ["-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
+        launcher: list[str] = []
+        if workers > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
         device = text(trial["device"]) or "cpu"
         command = [sys.executable, *launcher, str(path), "--device", "cpu" if device == "cpu" else "cuda"]
         code, out, err = _finished([*command, "--expect-device", device], environment, limit_s)
-    if code == _OTHER_DEVICE:
+    if code == _OTHER_DEVICE or (workers > 1 and code and _LAUNCHED_OTHER_DEVICE.search(err)):
         return Rerun(Outcome.OTHER_DEVICE, f"Not run again: this host is not {_devices(trial)}, where it was measured.", {})
     came = _printed(out)
     if code is None:

@@ -46,8 +46,8 @@ def train(
         model = trained.build_model().to(device)
         if workers > 1:
             torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-            if trained.trains:
-                model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+            if trained.trains and "distributed" not in make_step.__globals__:  # measured with one worker
+                model = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = trained.optimizer(model, chosen.optimizer)
         torch.manual_seed(seed)
         run = make_step(model) if optimizer is None else make_step(model, optimizer)
@@ -102,7 +102,11 @@ def main(make_step: Callable[..., Callable[..., torch.Tensor]], **run: Any) -> i
         print("there is no CUDA device here", file=sys.stderr)
         return OTHER_DEVICE
     if told.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+        if index >= torch.cuda.device_count():
+            print(f"worker {index} has no GPU here: there are {torch.cuda.device_count()}", file=sys.stderr)
+            return OTHER_DEVICE
+        torch.cuda.set_device(index)
     device = torch.device("cuda", torch.cuda.current_device()) if told.device == "cuda" else torch.device("cpu")
     if told.expect_device not in (None, device_name(device)):
         print(f"this device is {device_name(device)}, not {told.expect_device}", file=sys.stderr)
