@@ -197,9 +197,10 @@ class LiveView:
 
 def _outcome(record: TrialRecord) -> str:
     label = _label(record.settings_key)
+    again = f" (at try {record.tries}; before, {record.retry_reasons[-1]})" if record.retry_reasons else ""
     if record.status is Status.OK:
-        return f"ok: {label}: {_figure(record.samples_per_s)} samples/s, {_compiled(record)}"
-    return f"{record.status} ({record.label}): {label}: {record.reason}"
+        return f"ok: {label}: {_figure(record.samples_per_s)} samples/s, {_compiled(record)}{again}"
+    return f"{record.status} ({record.label}): {label}: {record.reason}{again}"
 
 
 def _compiled(record: TrialRecord) -> str:

@@ -79,6 +79,27 @@ def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
         assert neighbours("later") == 0
 
 
+def test_a_board_whose_process_was_killed_answers_again_and_learns_of_running_trials_anew() -> None:
+    import ray
+
+    from orchestrator.board import find_progress, open_board
+
+    with open_board() as board:
+        ray.get(board.begin.remote("1", "scope=eager"))
+        ray.get(board.fail.remote("1", 1, "it was lost"))
+        ray.get(board.fail.remote("1", 1, "it was lost"))  # told twice, as may be when the answer is lost
+        assert ray.get(board.failed.remote("1")) == ["it was lost"]
+        ray.kill(board, no_restart=False)
+        ray.get(board.reach.remote("1", "steady", "scope=eager"), timeout=60)
+        progress = find_progress("1")
+        assert progress is not None
+        assert (progress.settings_key, progress.phase) == ("scope=eager", "steady")
+        assert ray.get(board.failed.remote("1")) == []
+        ray.get(board.end.remote("1"))
+        ray.get(board.reach.remote("1", "checking", "scope=eager"))  # late, and not to be brought back
+        assert ray.get(board.running.remote()) == []
+
+
 def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> None:
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -88,11 +109,11 @@ def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> N
     @ray.remote(num_cpus=0)
     class Creator:
         def create(self) -> str:
-            group = placement_group([{"CPU": 0.5}])
+            group = placement_group([{"CPU": 0.1}])
             ray.get(group.ready())
             return str(group.id.hex())
 
-    mine = placement_group([{"CPU": 0.5}])
+    mine = placement_group([{"CPU": 0.1}])
     ray.get(mine.ready())
     living, dying = Creator.remote(), Creator.remote()
     kept, orphaned = ray.get([living.create.remote(), dying.create.remote()])
@@ -149,6 +170,42 @@ def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path:
     (record,) = records.read(tmp_path)
     assert (record.trial_id, record.status, record.label) == ("7", records.Status.FAILED, label)
     assert records.read_warm_starts(tmp_path) == []
+
+
+def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_path: Path) -> None:
+    import ray
+
+    from orchestrator.board import open_board
+    from orchestrator.cleanup import Cleanup
+
+    def recovered(folder: Path, deadline_s: float) -> list[str]:
+        assignment = assignment_in(folder, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s)
+        trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
+        with open_board() as board:
+            ray.get(board.begin.remote("7", "scope=eager"))
+            Cleanup(folder).on_trial_recover(iteration=0, trials=[], trial=trial)
+            failed: list[str] = ray.get(board.failed.remote("7"))
+            return failed
+
+    again, enough = tmp_path / "again", tmp_path / "enough"
+    again.mkdir()
+    enough.mkdir()
+    assert recovered(again, 1000.0) == ["the trial's own process failed: the actor died"]
+    assert records.read(again) == []
+    assert recovered(enough, 0.0) == []  # it ended itself at its deadline
+    assert [record.label for record in records.read(enough)] == ["trial-deadline"]
+
+
+def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.cleanup import Cleanup
+    from orchestrator.trial import UNWRITTEN
+
+    cleanup = Cleanup(tmp_path)
+    fine: Any = SimpleNamespace(last_result={"status": "ok"})
+    full: Any = SimpleNamespace(last_result={"status": "ok", UNWRITTEN: "No space left on device"})
+    for trial in (fine, full, fine):
+        cleanup.on_trial_complete(iteration=0, trials=[], trial=trial)
+    assert cleanup.unwritten == "No space left on device"
 
 
 def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""The table of faults in docs/reliability.md: what happened in a run of this suite, a row a fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BEGIN, END = "<!-- faults: written by make chaos -->", "<!-- end of faults -->"
+HEAD = "| fault | how it is made | what becomes of it | tries | s until the next trial is at work |\n|---|---|---|---|---|\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fault."""
+
+    name: str
+    how: str
+    outcome: str
+    tries: int
+    """Attempts at the trial it hit, or at the sweep."""
+    recovery_s: float | None
+    """From the fault until the next worker is at work; None where nothing has to recover."""
+
+    def written(self) -> str:
+        recovery = "–" if self.recovery_s is None else f"{self.recovery_s:.1f}"
+        return f"| {self.name} | {self.how} | {self.outcome} | {self.tries} | {recovery} |\n"
+
+
+@dataclass(slots=True)
+class FaultTable:
+    """Rows, as the tests tell them; rows of a file that no test told anew stay as they are."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def tell(self, row: Row) -> None:
+        self.rows[row.name] = row
+
+    def write(self, path: Path) -> None:
+        """Rewrites the table between the marks of the file."""
+        before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+        table, _, after = rest.partition(END)
+        lines = {
+            line.split("|")[1].strip(): line + "\n" for line in table.splitlines() if line.startswith("| ") and "---" not in line
+        }
+        lines.pop("fault", None)
+        lines |= {name: row.written() for name, row in self.rows.items()}
+        path.write_text(f"{before}{BEGIN}\n\n{HEAD}{''.join(lines.values())}\n{END}{after}", encoding="utf-8")
+
+
+def described(record: dict[str, object]) -> str:
+    """What became of a trial, by its record."""
+    if record["label"] in (None, "unstable"):
+        return "measured" if record["tries"] == 1 else "measured at the next try"
+    return f"`{record['label']}` ({record['status']}), last phase {record['phase']}"

@@ -1,0 +1,176 @@
+"""What the machines do to a sweep: processes killed around its trials, its driver killed, its disk full, its store away."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arena import Arena, Arenas, setting, when
+from fault_table import FaultTable, Row, described
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+FOREVER: dict[str, Any] = {"kind": "hang", "phase": "building", "times": 1}
+"""Once, so that what kills the worker is the only way on."""
+
+AWHILE: dict[str, Any] = {"kind": "pause", "phase": "building", "times": 1}
+USUAL = ("--cache", "none")
+AROUND_A_TRIAL = {
+    2: ("a trial's own process killed", "ray::ImplicitFunc", FOREVER, 2),
+    3: ("the sweep's board killed", "ray::Board", AWHILE, 1),
+    4: ("Train's controller killed", "ray::TrainController", FOREVER, 2),
+}
+"""By multiple: what it is called, whom it hits, what the worker does meanwhile, and tries."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def resumed(arena: Arena, *, total: int, measured: set[int]) -> float:
+    """Goes on with the sweep to its end; returns the seconds until its first worker was at work."""
+    began, before = time.monotonic(), arena.begun()
+    running = arena.start("--resume")
+    when(lambda: arena.begun() > before or running.poll() is not None)
+    recovery_s = time.monotonic() - began
+    done = arena.finish(running)
+    assert done.returncode == 0, done.stdout + done.stderr
+    arena.check_nothing_is_left()
+    arena.check_records(total=total, measured=measured)
+    return recovery_s
+
+
+def test_processes_killed_around_a_trial_cost_a_try_and_no_trial(arenas: Arenas, fault_table: FaultTable) -> None:
+    arena = arenas({multiple: meanwhile for multiple, (_, _, meanwhile, _) in AROUND_A_TRIAL.items()})
+    multiples = [0, *AROUND_A_TRIAL, 1]
+    running = arena.start(*USUAL, "--settings", *map(setting, multiples))
+    for multiple, (name, words, _, _) in AROUND_A_TRIAL.items():
+        when(lambda multiple=multiple: arena.has_begun(multiple) or running.poll() is not None)  # type: ignore[misc]
+        arena.note_fault(-multiple)
+        assert arena.kill(words) >= 1, name
+    done = arena.finish(running)
+    assert done.returncode == 0, done.stdout + done.stderr
+    arena.check_nothing_is_left()
+    arena.check_records(total=len(multiples), measured=set(multiples))
+    for multiple, (name, _, _, tries) in AROUND_A_TRIAL.items():
+        record = arena.record(multiple)
+        assert (record["tries"], len(record["retry_reasons"])) == (tries, tries - 1), record
+        row = Row(
+            name=name,
+            how="SIGKILL while a worker builds its model",
+            outcome=described(record),
+            tries=tries,
+            recovery_s=arena.recovery_s(-multiple),
+        )
+        fault_table.tell(row)
+
+
+def test_a_killed_driver_leaves_nothing_and_what_it_recorded_is_gone_on_from(arenas: Arenas, fault_table: FaultTable) -> None:
+    arena = arenas({2: FOREVER})
+    running = arena.start(*USUAL, "--settings", *map(setting, (0, 2, 1)))
+    when(lambda: arena.has_begun(2) or running.poll() is not None)
+    running.kill()
+    running.communicate(timeout=60)
+    gone_s = arena.check_nothing_is_left()
+    assert [record["settings"]["pad_multiple"] for record in arena.records()] == [None]
+
+    whole = (arena.output / "trials.jsonl").read_text()
+    arena.damage('{"schema_version":2,"trial_id":"002-abc')
+    began = time.monotonic()
+    refused = arena.sweep("--resume")
+    refused_s = time.monotonic() - began
+    assert refused.returncode == 2
+    assert "line 2 is no trial record" in refused.stderr
+    assert "the 1 before it are intact" in refused.stderr
+    (arena.output / "trials.jsonl").write_text(whole)
+
+    recovery_s = resumed(arena, total=3, measured={0, 1, 2})
+    fault_table.tell(
+        Row(
+            name="driver killed",
+            how="SIGKILL during a trial, then `--resume`",
+            outcome=f"nothing of it left after {gone_s:.1f} s; the trial in flight runs again",
+            tries=2,
+            recovery_s=recovery_s,
+        )
+    )
+    fault_table.tell(
+        Row(
+            name="damaged tail of the records",
+            how="half a line behind the last record, then `--resume`",
+            outcome=f"refused after {refused_s:.1f} s, in one sentence with the line's number; goes on once it is removed",
+            tries=2,
+            recovery_s=None,
+        )
+    )
+
+
+@pytest.mark.usefixtures("only_in_full")
+def test_a_sweep_whose_folder_is_full_ends_in_one_sentence_and_goes_on_when_there_is_room(
+    arenas: Arenas, fault_table: FaultTable, small_disk: Path
+) -> None:
+    arena = arenas({2: AWHILE})
+    arena.output = small_disk
+    filler = small_disk / "filler"
+    running = arena.start(*USUAL, "--settings", *map(setting, (0, 2, 1)))
+    when(lambda: arena.has_begun(2) or running.poll() is not None)
+    with filler.open("wb") as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+                file.flush()
+        except OSError:
+            pass
+    arena.note_fault()
+    done = arena.finish(running)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "No space left on device" in done.stderr
+    assert "make room and go on with --resume" in done.stderr
+    arena.check_nothing_is_left()
+    assert len(arena.records()) == 1
+    filler.unlink()
+    recovery_s = resumed(arena, total=3, measured={0, 1, 2})
+    fault_table.tell(
+        Row(
+            name="sweep's folder on a full disk",
+            how="the disk fills up during a trial; then room is made, and `--resume`",
+            outcome="ends with one sentence, exit code 2; what is recorded is intact, the trial in flight runs again",
+            tries=2,
+            recovery_s=recovery_s,
+        )
+    )
+
+
+@pytest.mark.usefixtures("only_in_full")
+def test_without_rays_control_service_a_sweep_ends_and_is_gone_on_with(arenas: Arenas, fault_table: FaultTable) -> None:
+    arena = arenas({2: FOREVER})
+    running = arena.start(*USUAL, "--settings", *map(setting, (0, 2, 1)))
+    when(lambda: arena.has_begun(2) or running.poll() is not None)
+    assert arena.kill("gcs_server") == 1
+    began = time.monotonic()
+    running.communicate(timeout=300)
+    ended_s = time.monotonic() - began
+    assert running.returncode != 0
+    arena.check_nothing_is_left()
+    recovery_s = resumed(arena, total=3, measured={0, 1, 2})
+    fault_table.tell(
+        Row(
+            name="Ray's control service killed",
+            how="SIGKILL of `gcs_server` of a local Ray, then `--resume`",
+            outcome=f"the sweep ends itself after {ended_s:.0f} s; the trial in flight runs again",
+            tries=2,
+            recovery_s=recovery_s,
+        )
+    )

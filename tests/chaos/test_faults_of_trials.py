@@ -1,0 +1,286 @@
+"""What happens to one trial happens to no other: a setting, a worker or a compiler that breaks, in every way and phase."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from arena import Arenas, setting
+from fault_table import FaultTable, Row, described
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+COMPILE_DEADLINE_S = "20"
+USUAL = ("--cache", "none", "--compile-deadline-s", COMPILE_DEADLINE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFault:
+    """A fault, and what is to become of it."""
+
+    name: str
+    multiple: int
+    kind: str
+    phase: str
+    label: str | None
+    """None: it is measured in the end."""
+    tries: int = 1
+    how: str
+    times: int = 1_000
+    further: str = "scope=eager"
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {"kind": self.kind, "phase": self.phase, "times": self.times}
+
+    @property
+    def setting(self) -> str:
+        return setting(self.multiple, self.further)
+
+
+EXCEPTION = TrialFault(
+    name="exception", multiple=2, kind="exception", phase="building", label="exception", how="the workload raises while building"
+)
+SEGFAULT = TrialFault(
+    name="SIGSEGV", multiple=3, kind="segfault", phase="steady", label="crashed", how="reads address 0 between timed steps"
+)
+KILLED_ONCE = TrialFault(
+    name="SIGKILL of a worker",
+    multiple=4,
+    kind="kill",
+    phase="warming-up",
+    times=1,
+    label=None,
+    tries=2,
+    how="once, while warming up",
+)
+EXITS = TrialFault(
+    name="os._exit",
+    multiple=5,
+    kind="exit",
+    phase="checking",
+    label="worker-died",
+    tries=2,
+    how="`os._exit(3)` in the check, at every try",
+)
+NO_MEMORY = TrialFault(
+    name="no host memory for a tensor",
+    multiple=6,
+    kind="address-space",
+    phase="building",
+    label="out-of-memory",
+    how="8 GiB under a limit of 1 GiB (RLIMIT_AS)",
+)
+ABORTS = TrialFault(
+    name="abort",
+    multiple=7,
+    kind="abort",
+    phase="warming-up",
+    label="crashed",
+    how="`abort()`, as a C++ exception nobody catches",
+)
+STUCK_COMPILER = TrialFault(
+    name="compile that never ends",
+    multiple=9,
+    kind="stuck",
+    phase="never",
+    label="compile-deadline",
+    how=f"a back-end that loops in C, holds the GIL and has a child process; deadline {COMPILE_DEADLINE_S} s",
+    further="scope=full,dynamic=auto,backend=chaos_stuck",
+)
+TOGETHER = (EXCEPTION, SEGFAULT, KILLED_ONCE, EXITS, NO_MEMORY, ABORTS, STUCK_COMPILER)
+
+HANGING_STEP = TrialFault(
+    name="step that hangs",
+    multiple=10,
+    kind="hang",
+    phase="steady",
+    label="trial-deadline",
+    how="sleeps in a timed step, with a child process; deadline 60 s",
+)
+STOPPED_WORKER = TrialFault(
+    name="worker that stops reporting",
+    multiple=11,
+    kind="stop",
+    phase="steady",
+    label="trial-deadline",
+    how="SIGSTOP between timed steps, deadline 60 s: the trial kills it 15 s later",
+)
+DISK_FULL_ONCE = TrialFault(
+    name="full disk, for a moment",
+    multiple=12,
+    kind="disk",
+    phase="building",
+    times=1,
+    label=None,
+    tries=2,
+    how="64 MiB to a disk of 1 MiB, once",
+)
+DISK_FULL = TrialFault(
+    name="full disk, for good",
+    multiple=13,
+    kind="disk",
+    phase="building",
+    label="disk-full",
+    tries=3,
+    how="64 MiB to a disk of 1 MiB, at every try",
+)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A control group (v1) of 256 MiB, in which the kernel's out-of-memory killer soon comes."""
+    own = next((line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), None)
+    folder = Path(f"/sys/fs/cgroup/memory{own}/chaos-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(1 << 28))
+    except OSError as error:
+        pytest.skip(f"no control group for memory can be made here ({error.strerror})")
+    yield folder
+    with suppress(OSError):
+        for straggler in (folder / "cgroup.procs").read_text().split():
+            (folder.parent / "cgroup.procs").write_text(straggler)
+        folder.rmdir()
+
+
+def check(arenas: Arenas, fault: TrialFault, fault_table: FaultTable, *words: str, **further: Any) -> dict[str, Any]:
+    """A sweep in which this happens to the second of three trials."""
+    arena = arenas({fault.multiple: fault.plan}, **further)
+    done = arena.sweep(*USUAL, *words, "--settings", setting(0), fault.setting, setting(1))
+    assert done.returncode == 0, done.stdout + done.stderr
+    arena.check_nothing_is_left()
+    arena.check_records(total=3, measured={0, 1})
+    record = arena.record(fault.multiple)
+    verify(fault, record)
+    fault_table.tell(
+        Row(
+            name=fault.name,
+            how=fault.how,
+            outcome=described(record),
+            tries=record["tries"],
+            recovery_s=arena.recovery_s(fault.multiple if fault.phase != "never" else -1),
+        )
+    )
+    return record
+
+
+def verify(fault: TrialFault, record: dict[str, Any]) -> None:
+    """It is labelled with its last phase, and was tried as often as is right."""
+    if fault.label is None:
+        assert record["status"] == "ok" or record["label"] == "unstable", record
+    else:
+        phase = "warming-up" if fault.phase == "never" else fault.phase
+        assert (record["label"], record["phase"]) == (fault.label, phase), record
+    assert (record["tries"], len(record["retry_reasons"])) == (fault.tries, fault.tries - 1), record
+
+
+def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable) -> None:
+    arena = arenas({fault.multiple: fault.plan for fault in TOGETHER})
+    settings = [setting(0), *(fault.setting for fault in TOGETHER), setting(1)]
+    done = arena.sweep(*USUAL, "--settings", *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    arena.check_nothing_is_left()
+    arena.check_records(total=len(settings), measured={0, 1})
+    for fault in TOGETHER:
+        record = arena.record(fault.multiple)
+        verify(fault, record)
+        recovery_s = arena.recovery_s(fault.multiple if fault.phase != "never" else -1)
+        row = Row(name=fault.name, how=fault.how, outcome=described(record), tries=record["tries"], recovery_s=recovery_s)
+        fault_table.tell(row)
+    logs = [(arena.output / "logs" / record["trial_id"] / "worker-0.log").read_text() for record in arena.records()]
+    assert sum("Fatal Python error: Segmentation fault" in log for log in logs) == 1
+    assert sum("Timeout (0:00:" in log for log in logs) == 1
+
+
+@pytest.mark.usefixtures("only_in_full")
+@pytest.mark.parametrize("fault", TOGETHER, ids=lambda fault: fault.name)
+def test_each_fault_alone(arenas: Arenas, fault_table: FaultTable, fault: TrialFault) -> None:
+    check(arenas, fault, fault_table)
+
+
+@pytest.mark.usefixtures("only_in_full")
+@pytest.mark.parametrize("fault", [HANGING_STEP, STOPPED_WORKER], ids=lambda fault: fault.name)
+def test_what_hangs_is_ended_by_the_trials_deadline(arenas: Arenas, fault_table: FaultTable, fault: TrialFault) -> None:
+    check(arenas, fault, fault_table, "--trial-deadline-s", "60")
+
+
+@pytest.mark.usefixtures("only_in_full")
+@pytest.mark.parametrize("fault", [DISK_FULL_ONCE, DISK_FULL], ids=lambda fault: fault.name)
+def test_a_full_disk_is_tried_again(arenas: Arenas, fault_table: FaultTable, fault: TrialFault, tiny_disk: Path) -> None:
+    check(arenas, fault, fault_table, further={"tiny": str(tiny_disk)})
+
+
+@pytest.mark.usefixtures("only_in_full")
+def test_the_kernels_out_of_memory_killer_is_told_from_other_kills(
+    arenas: Arenas, fault_table: FaultTable, small_cgroup: Path
+) -> None:
+    fault = TrialFault(
+        name="the kernel's out-of-memory killer",
+        multiple=14,
+        kind="cgroup",
+        phase="building",
+        label="out-of-memory",
+        how="a worker outgrows a control group of 256 MiB",
+    )
+    record = check(arenas, fault, fault_table, further={"cgroup": str(small_cgroup)})
+    assert "the kernel ended a worker" in record["reason"]
+
+
+@pytest.mark.usefixtures("only_in_full")
+def test_a_worker_that_rays_memory_monitor_ends_is_out_of_memory(arenas: Arenas, fault_table: FaultTable) -> None:
+    memory = psutil.virtual_memory()
+    room = 3 * 2**30
+    if memory.available < 3 * room:
+        pytest.skip("too little memory is free to take some of it")
+    fault = TrialFault(
+        name="host without memory",
+        multiple=15,
+        kind="host-memory",
+        phase="building",
+        label="out-of-memory",
+        how="a worker takes 6 GiB where Ray's monitor allows 3 more",
+    )
+    record = check(
+        arenas,
+        fault,
+        fault_table,
+        further={"hog_bytes": 2 * room},
+        environment={"RAY_memory_usage_threshold": f"{1 - (memory.available - room) / memory.total:.3f}"},
+    )
+    assert "Ray ended a worker" in record["reason"]
+
+
+@pytest.mark.usefixtures("only_in_full")
+def test_a_dead_worker_of_two_is_the_one_that_is_named(arenas: Arenas, fault_table: FaultTable) -> None:
+    arena = arenas({2: {"kind": "kill", "phase": "building", "rank": 1}})
+    done = arena.sweep(*USUAL, "--workers-per-trial", "2", "--settings", setting(0), setting(2), setting(1))
+    assert done.returncode == 0, done.stdout + done.stderr
+    arena.check_nothing_is_left()
+    arena.check_records(total=3, measured={0, 1})
+    record = arena.record(2)
+    assert (record["label"], record["tries"]) == ("worker-died", 2), record
+    outcome = described(record)
+    how = "SIGKILL of the second while building, at every try"
+    fault_table.tell(
+        Row(name="one worker of two", how=how, outcome=outcome, tries=record["tries"], recovery_s=arena.recovery_s(2))
+    )
