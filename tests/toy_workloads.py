@@ -151,6 +151,36 @@ class _BypassesItsBlocks(ToyModel):
         return loss
 
 
+class _HasMore(ToyModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(WIDTH, WIDTH)
+
+
+class _Wide(ToyModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.ModuleList(nn.Linear(600, 600) for _ in range(3))
+
+    def spoiled(self, loss: Tensor) -> Tensor:
+        hidden = loss.expand(4, 600)
+        for layer in self.wide:
+            hidden = layer(hidden).tanh()
+        return loss + hidden.square().mean()
+
+
+class UnusedParameters(Toy):
+    """Has parameters that no step uses, which several workers must be told to look for."""
+
+    model_class = _HasMore
+
+
+class Wide(Toy):
+    """Its gradients fill several buckets of 1 MiB."""
+
+    model_class = _Wide
+
+
 class NanWhenCompiled(Toy):
     """Silently wrong under the compiler: not finite."""
 
