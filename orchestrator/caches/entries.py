@@ -59,7 +59,7 @@ class Entry:
         return _canonical("entry", {**asdict(self), "signature": None})
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.key[:60]}"
+        return ascii(f"{self.kind[:20]} {self.key[:60]}")[1:-1]  # it is bound for a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Manifest:
             CacheError: it is none, or one of another version; an end of a sentence.
         """
         try:
-            values = json.loads(text)
+            values = json.loads(text.decode())  # from bytes, it would guess an encoding
             if not isinstance(values, dict):
                 raise TypeError("no JSON object")
             if (version := values.pop("version", None)) != VERSION:

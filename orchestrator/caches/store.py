@@ -121,7 +121,7 @@ class ArtifactStore:
             if isinstance(manifest, Manifest) and self._problem(manifest) is None:
                 manifests.append(manifest)
             else:
-                refused.append(f"manifest {name[:32]} {self._problem(manifest)}")
+                refused.append(f"manifest {ascii(name[:32])[1:-1]} {self._problem(manifest)}")
         manifests.sort(key=lambda manifest: (datetime.fromisoformat(manifest.created_at), manifest.id))
         return Listing(manifests=tuple(manifests), refused=tuple(refused))
 
