@@ -1,32 +1,59 @@
-"""The folder for a sweep's own disposable state, which a killed driver cannot remove: the next one on the host does."""
+"""Folders for what a sweep needs only while it runs. A killed driver cannot remove its own: the next one on the host does.
+
+Whoever uses a folder holds a lock on it, which goes with its process, in whatever container that is.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PREFIX = "compile-sweep-tune-"
+_ABANDONED_AFTER_S = 60.0
+"""Age from which a folder without a lock is nobody's: one that is being made has none for a moment."""
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A new folder that is there while the block lasts. Those of drivers that are gone are removed first."""
-    remove_abandoned()
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
+    """A new folder that nobody else may read and that is there while the block lasts.
 
+    Those of the same prefix that killed drivers left are removed first.
 
-def remove_abandoned() -> None:
-    """Removes what drivers of this user left that are no more."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    Args:
+        prefix: how its name begins.
+        base: where it is made; by default among temporary files.
+    """
+    base = base or Path(tempfile.gettempdir())
+    _remove_abandoned(prefix, base)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=base, ignore_cleanup_errors=True) as folder:
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            is_mine = folder.stat().st_uid == os.getuid()
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield Path(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_abandoned(prefix: str, base: Path) -> None:
+    for folder in base.glob(f"{prefix}*"):
+        try:
+            status = folder.lstat()
+            is_old = time.time() - status.st_ctime > _ABANDONED_AFTER_S
+            if not (re.fullmatch(r"[a-z0-9_]{8}", folder.name.removeprefix(prefix)) and is_old and status.st_uid == os.getuid()):
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            continue  # gone meanwhile
-        if owner.isdigit() and is_mine and not Path(f"/proc/{owner}").exists():
+            continue  # gone meanwhile, or no folder
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use
+        finally:
+            os.close(descriptor)

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from orchestrator.scratch import own_folder
+
 _ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # otherwise a local session listens on this host's outside address
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # the default, 2 s, makes a trial's overhead 19 s instead of 7 s
@@ -77,9 +79,9 @@ def _own_folder() -> Iterator[str]:
     Ray's own, /tmp/ray, anybody may write to, and it keeps every session for ever. A socket's path has 107 bytes at most, of
     which Ray needs 62 and what Ray calls a session's date may need more.
     """
-    base = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(prefix="ray-", dir=base if len(base) <= 24 else "/tmp", ignore_cleanup_errors=True) as made:
-        yield made
+    base = Path(tempfile.gettempdir())
+    with own_folder("ray-", base if len(str(base)) <= 24 else Path("/tmp")) as made:
+        yield str(made)
 
 
 def _keep_token() -> None:

@@ -21,7 +21,7 @@ from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s, expected_warm_start_s
 from orchestrator.pruning import Pruning
 from orchestrator.records import TrialRecord
-from orchestrator.scratch import scratch_folder
+from orchestrator.scratch import own_folder
 from orchestrator.search import Candidates, Learned
 from orchestrator.searching import Search
 from orchestrator.session import Interrupts, ray_session
@@ -125,7 +125,7 @@ class Stages:
             or any(map(may_start, self.to_start()))
         ):
             return False
-        with scratch_folder() as scratch:
+        with own_folder("compile-sweep-tune-") as scratch:
             try:
                 with ray_session(), self._interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
                     from orchestrator.board import open_board  # these import ray, which reads what the session has set
