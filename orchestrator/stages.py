@@ -131,6 +131,7 @@ class Stages:
                     from orchestrator.board import open_board  # these import ray, which reads what the session has set
                     from orchestrator.live import LiveView
                     from orchestrator.logs import open_log_book
+                    from orchestrator.packing import open_packing
                     from orchestrator.placing import in_cluster, wait_for_host
                     from orchestrator.tuning import run_trials
 
@@ -159,11 +160,12 @@ class Stages:
                         view.plan_more({setting.key: self._expected_s(setting) for setting in settings}, why)
                         return settings
 
-                    book: AbstractContextManager[None] = nullcontext()
+                    with_logs: AbstractContextManager[None] = nullcontext()
+                    with_packing: AbstractContextManager[None] = nullcontext()
                     if in_cluster():
                         wait_for_host(self.config, self.environment.cores, console.print, self._interrupts.asked)
-                        book = open_log_book(self.output)
-                    with open_board(), book, view:
+                        with_logs, with_packing = open_log_book(self.output), open_packing()
+                    with open_board(), with_logs, with_packing, view:
                         if left:
                             restores = self.config.caches is not CachePolicy.COLD
                             run(left, may_start=may_try, restores=restores, search=search, pruning=self._pruning())

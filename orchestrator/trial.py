@@ -23,7 +23,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from orchestrator import evidence, logs, placing, records, secrecy
+from orchestrator import evidence, logs, packing, placing, records, secrecy
 from orchestrator import folder as sweep_folder
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
@@ -138,6 +138,8 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
     finally:
         kill_marked(marker)
         logs.collect(assignment)
+        if plan.head is not None:
+            packing.leave(assignment.trial_id)
         shutil.rmtree(scratch, ignore_errors=True)
     progress: Progress | None = next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
     if measurement is not None:
@@ -157,17 +159,20 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
     run_config: Any = RunConfig
     failure_config: Any = FailureConfig
     trainer: Any = TorchTrainer
+    scaling_config: Any = ScalingConfig
+    placement = Placement(plan.placement)
+    claimed = placing.claims(placement, plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus)
+    packs = plan.head is not None and placement is Placement.PACK
     return trainer(
         train_loop,
         train_loop_config={"assignment": assignment.to_dict(), "scratch": str(scratch)},
         torch_config=TorchConfig(backend="nccl" if plan.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
+        scaling_config=scaling_config(
             num_workers=plan.num_workers,
             use_gpu=plan.use_gpu,
-            resources_per_worker=placing.claims(
-                Placement(plan.placement), plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus
-            ),
-            placement_strategy=placing.strategy(Placement(plan.placement)),
+            resources_per_worker=claimed,
+            placement_strategy=placing.strategy(placement),
+            label_selector=packing.chosen_label(assignment.trial_id, claimed, plan.num_workers) if packs else None,
         ),
         run_config=run_config(
             name=assignment.trial_id,

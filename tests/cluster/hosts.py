@@ -52,30 +52,35 @@ class Host:
 
     def run(self, script: str, timeout_s: float = 300, **environ: str) -> str:
         """What a login shell there prints; fails if it fails."""
-        process = self.start(script, **environ)
-        try:
-            printed, _ = process.communicate(timeout=timeout_s)
-        except BaseException:
-            process.kill()
-            raise
-        assert process.returncode == 0, f"{script}\n{printed}"
-        return printed
-
-    def start(self, script: str, **environ: str) -> subprocess.Popen[str]:
-        """Starts a login shell there."""
-        variables = {"HOME": HOME, "TERM": "dumb", "LANG": "C.UTF-8", "PATH": _IN_PATH, **environ}
-        words = [
-            "env",
-            "-i",
-            *(f"{name}={value}" for name, value in variables.items()),
-            "bash",
-            "--login",
-            "-c",
-            f"cd && {script}",
-        ]
-        return subprocess.Popen(
-            self.command(words), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        words = self._login(script, environ)
+        done = subprocess.run(
+            words,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
         )
+        assert done.returncode == 0, f"{script}\n{done.stdout}"
+        return done.stdout
+
+    @contextmanager
+    def running(self, script: str, **environ: str) -> Iterator[None]:
+        """A login shell there while the block lasts; what it starts ends with the host."""
+        process = subprocess.Popen(
+            self._login(script, environ), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait(timeout=60)
+
+    def _login(self, script: str, environ: dict[str, str]) -> list[str]:
+        variables = {"HOME": HOME, "TERM": "dumb", "LANG": "C.UTF-8", "PATH": _IN_PATH, **environ}
+        pairs = [f"{name}={value}" for name, value in variables.items()]
+        return self.command(["env", "-i", *pairs, "bash", "--login", "-c", f"cd && {script}"])
 
     def reaches(self, address: str, port: int) -> bool:
         """Whether something listens at an address, seen from there."""
@@ -163,6 +168,7 @@ echo 'export PATH={venv}:$PATH' > {HOME}/.profile
 touch {HOME}/.bashrc
 chmod -R go= {HOME}
 mount --bind passwd /etc/passwd
+mount -t tmpfs tmpfs /etc/profile.d
 cd /
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm

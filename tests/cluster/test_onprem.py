@@ -109,22 +109,8 @@ def brought_up(config: dict[str, Any], laptop: Host) -> Iterator[None]:
 
 def submitted(laptop: Host, *words: str) -> str:
     """What a sweep prints that is submitted as a job through the tunnel to the dashboard."""
-    tunnel = laptop.start("exec ray dashboard cluster.yaml", **ENVIRON)
-    try:
+    options = ["--size", "tiny", "--settings", *SETTINGS, "--output", f"{HOME}/sweep", *words]
+    sweep = ["python", "-m", "orchestrator.sweep", *options]
+    with laptop.running("exec ray dashboard cluster.yaml", **ENVIRON):
         wait_until(lambda: laptop.reaches("127.0.0.1", 8265), 120)
-        sweep = [
-            "python",
-            "-m",
-            "orchestrator.sweep",
-            "--size",
-            "tiny",
-            "--settings",
-            *SETTINGS,
-            "--output",
-            f"{HOME}/sweep",
-            *words,
-        ]
         return laptop.run(f"ray job submit --address http://127.0.0.1:8265 -- {shlex.join(sweep)}", timeout_s=1200, **ENVIRON)
-    finally:
-        tunnel.kill()
-        tunnel.wait(timeout=60)

@@ -54,12 +54,19 @@ def placed(placement: Placement, num_trials: int, num_workers: int = 1) -> list[
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+    from orchestrator import packing
     from orchestrator.placing import claims, strategy
 
-    bundle = claims(placement, num_workers, use_gpu=True, cpus=0.5)
-    groups = [placement_group([bundle] * num_workers, strategy=strategy(placement)) for _ in range(num_trials)]
+    bundle = claims(placement, num_workers, use_gpu=True, cpus=0.2)
+    groups = []
     try:
-        done, _ = ray.wait([group.ready() for group in groups], num_returns=num_trials, timeout=20)
+        with packing.open_packing():
+            for number in range(num_trials):
+                packs = placement is Placement.PACK
+                label = packing.chosen_label(str(number), bundle, num_workers) if packs else None
+                labels = [label] * num_workers if label else None
+                groups.append(placement_group([bundle] * num_workers, strategy=strategy(placement), bundle_label_selector=labels))
+            done, _ = ray.wait([group.ready() for group in groups], num_returns=num_trials, timeout=20)
         tables = [placement_group_table(group) for group in groups if group.wait(1)]
         assert len(done) == len(tables)
         return [set(table["bundles_to_node_id"].values()) for table in tables]
@@ -69,9 +76,10 @@ def placed(placement: Placement, num_trials: int, num_workers: int = 1) -> list[
 
 
 @pytest.mark.usefixtures("cluster")
-def test_packed_trials_share_a_host_and_spread_ones_do_not() -> None:
-    first, second = placed(Placement.PACK, 2)
+def test_packed_trials_fill_a_host_before_the_next_and_spread_ones_do_not_meet() -> None:
+    first, second, third = placed(Placement.PACK, 3)
     assert first == second
+    assert first.isdisjoint(third)
     first, second = placed(Placement.SPREAD, 2)
     assert first.isdisjoint(second)
 
@@ -168,7 +176,7 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
 
     with logs.open_log_book(tmp_path):
         book = logs._find_log_book()
-        ray.get(book.begin.remote("003-c", 0, "f" * 56, "/nowhere/worker-0.log"))
+        ray.get(book.begin.remote("003-c", 0, "ab" * 28, "/nowhere/worker-0.log"))
         ray.get(book.write.remote("003-c", 0, 0, b"up\n"))
         ray.get(book.write.remote("003-c", 0, 1, b"p\nbuilding\n"))  # as after a message whose answer was lost
         plan = TrialPlan(
