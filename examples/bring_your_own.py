@@ -49,10 +49,9 @@ Reviews = WorkloadFromModel(ReviewModel, reviews, review_loss)
 
 def gpt2() -> GPT2LMHeadModel:
     """A model of Hugging Face's; `from_pretrained` would do as well."""
+    size = {"vocab_size": WORDS, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4}
     drops_nothing = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, use_cache=False, **drops_nothing)
-    )
+    return GPT2LMHeadModel(GPT2Config(**size, **drops_nothing, use_cache=False, bos_token_id=0, eos_token_id=0))
 
 
 def texts(number: int) -> dict[str, Tensor]:

@@ -28,6 +28,8 @@ class SweptTrainer(Trainer):
         whole = ModelAndLoss(self.model, own_loss)
         self.compiled = best.compile_model(whole)
         self.in_place = self.compiled is whole  # scope regional or modular: the model itself is what is compiled
+        if not self.in_place and self.args.world_size > 1:  # its gradients would not be averaged
+            raise ValueError("scope=full compiles past what a Trainer puts around the model for several workers; use regional")
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Tensor | None = None

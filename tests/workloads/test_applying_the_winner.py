@@ -83,6 +83,16 @@ def test_a_plain_loop_trains_under_it_as_without_it(run: Callable[[str, str], di
 
 
 @pytest.mark.slow
+def test_a_trainer_of_several_workers_refuses_what_it_would_not_average(
+    run: Callable[[str, str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = run("examples.trainer", "scope=full,backend=aot_eager")
+    monkeypatch.setattr(example["TrainingArguments"], "world_size", 2)
+    with pytest.raises(ValueError, match=r"scope=full compiles past .* for several workers; use regional"):
+        example["main"](steps=1)
+
+
+@pytest.mark.slow
 def test_a_trainers_schedule_does_not_compile_a_compiled_optimizer_again(run: Callable[[str, str], dict[str, Any]]) -> None:
     example = run("examples.trainer", "scope=regional,backend=aot_eager,optimizer=compiled")
     losses = example["main"](steps=STEPS)
