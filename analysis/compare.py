@@ -23,10 +23,10 @@ from analysis.fail_on import NEWS_KINDS, Finding, Rule, check, signed_percent
 from analysis.formatting import MISSING, figure, gib, text, times
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.pareto import Goal
+from analysis.report import renew_report
+from analysis.report_next import COMPARISON_FILE
 from orchestrator.errors import SweepFolderError
 from orchestrator.records import Status
-
-COMPARISON_FILE = "compare.html"
 
 GATE_FAILED = 1
 
@@ -152,6 +152,8 @@ def _command(arguments: Sequence[str] | None) -> int:
     path = told.output or told.after / COMPARISON_FILE
     names = (str(told.before), str(told.after))
     write_comparison(path, comparison, sweeps, names, rules=rules, findings=findings)
+    if told.output is None:
+        renew_report(told.after)
     print(*_lines(comparison), sep="\n")
     print(path)
     for finding in findings:

@@ -22,12 +22,12 @@ from analysis.break_even import Job
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
 from analysis.recommend import job_of, parser, recommend, sentences
+from analysis.report import renew_report
+from analysis.report_next import RERUN_FILE
 from analysis.table import markdown_table
 from orchestrator.errors import ConfigError, SweepFolderError
 from orchestrator.objectives import Constraint
 from orchestrator.records import Status
-
-RERUN_FILE = "best.json"
 
 USUAL_STEPS = 100_000
 
@@ -82,6 +82,8 @@ def _command(arguments: Sequence[str] | None) -> int:
             print(f"{BEST_FILE} is not offered")
         else:
             print(into / BEST_FILE)
+        if into.resolve() == folder.resolve():
+            renew_report(folder)
     return 1 if failed else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -63,6 +64,15 @@ def percent(share: Any) -> str:
     """A share of one as `3.1 %`; a dash if missing."""
     converted = number(share)
     return MISSING if converted is None else f"{100 * converted:.1f} %"
+
+
+def instant(iso: str) -> str:
+    """A time of day as ISO 8601 has it, to the minute and in UTC: `2026-11-21 09:11 UTC`; as it is if it is none."""
+    try:
+        when = datetime.fromisoformat(iso)
+    except ValueError:
+        return iso
+    return f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if when.tzinfo else iso
 
 
 def interval(low: Any, high: Any) -> str:

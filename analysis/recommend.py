@@ -19,7 +19,7 @@ from analysis.arguments import Parser, amount, count, run
 from analysis.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.formatting import duration, figure, number, percent, whole
 from analysis.load import load
-from analysis.uncertainty import DRAWS
+from analysis.uncertainty import chance
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Constraint
 from workloads.settings import Scope
@@ -262,16 +262,11 @@ def _gained(gain: Gain, other: str) -> str:
 
 def _confidence(found: Recommendation) -> str:
     """How certain it is that no other setting takes less."""
-    certain = f"That it takes least of {len(found.costs.table)} settings is {_chance(found.trial['best_probability'])} probable"
+    certain = f"That it takes least of {len(found.costs.table)} settings is {chance(found.trial['best_probability'])} probable"
     if found.equals.empty:
         return f"{certain}."
-    names = [f"“{row['settings_label']}” ({_chance(row['best_probability'])})" for _, row in found.equals.iterrows()]
+    names = [f"“{row['settings_label']}” ({chance(row['best_probability'])})" for _, row in found.equals.iterrows()]
     return f"{certain}; it cannot be told apart from {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."
-
-
-def _chance(share: float) -> str:
-    """A share of draws, of which there are too few to say that something is certain."""
-    return f"over {percent(1 - 2 / DRAWS)}" if share > 1 - 2 / DRAWS else percent(share)
 
 
 def _span(low: object, high: object) -> str:

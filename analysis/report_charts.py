@@ -26,6 +26,8 @@ class Chart(NamedTuple):
     name: str
     """Its section's id, and what its figure is called in the page's data."""
     title: str
+    short_title: str
+    """For the page's contents."""
     description: str
     """For who cannot see it."""
     note: str
@@ -45,19 +47,24 @@ class Fronts(NamedTuple):
     gains: list[tuple[str, str]]
     """Name of an axis, and what the page calls it."""
     has_points: bool
+    has_ties: bool
+    """Whether some cannot be told apart."""
     num_left_out: int
 
 
-def fronts(df: pd.DataFrame) -> Fronts:
-    """The front of the trials `load` returned, over each pair of axes."""
+def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
+    """The front of the trials `load` returned, over each pair of axes; `attempts` are all of them, likewise."""
     prices = charts.axes_with_figures(df, charts.PRICES)
     gains = charts.axes_with_figures(df, charts.GAINS)
-    infos = {(price, gain): charts.pareto_info(df, price=price, gain=gain) for price in prices for gain in gains}
+    infos = {
+        (price, gain): charts.pareto_info(df, price=price, gain=gain, attempts=attempts) for price in prices for gain in gains
+    }
     return Fronts(
         figures={f"front {price} {gain}": as_json(charts.pareto_figure(info)) for (price, gain), info in infos.items()},
         prices=[(name, charts.PRICES[name].choice) for name in prices],
         gains=[(name, charts.GAINS[name].choice) for name in gains],
         has_points=any(info.points for info in infos.values()),
+        has_ties=any(info.ties for info in infos.values()),
         num_left_out=max(info.num_left_out for info in infos.values()),
     )
 
@@ -89,7 +96,8 @@ def _phases(df: pd.DataFrame) -> Chart | None:
     if not info.bars:
         return None
     return Chart(
-        "phases", "Where the compile time goes", "Cold compile time of each usable setting by phase; the table has the seconds",
+        "phases", "Where the compile time goes", "Compile time",
+        "Cold compile time of each usable setting by phase; the table has the seconds",
         f"Usable settings, the quickest to compile on top; ★ is on the front.{_no_room(info.num_left_out)}",
         as_json(charts.compile_phases_figure(info)),
     )  # fmt: skip
@@ -100,7 +108,7 @@ def _step_times(df: pd.DataFrame) -> Chart | None:
     if not info.rows:
         return None
     return Chart(
-        "steps", "How step times are spread", "Timed steps of each usable setting, with their quartiles",
+        "steps", "How step times are spread", "Step times", "Timed steps of each usable setting, with their quartiles",
         "A point is a step; a box holds half of them, its whiskers nine in ten. Batches of different length take different "
         f"times, so that a wide box is not yet noise: the interval in the hover is.{_no_room(info.num_left_out)}",
         as_json(charts.step_times_figure(info)),
@@ -113,7 +121,7 @@ def _memory(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
         return None
     limit = " The dashed line is all the device has." if info.device_bytes else ""
     return Chart(
-        "memory", "Memory", "Peak memory of each usable setting; the table has the figures",
+        "memory", "Memory", "Memory", "Peak memory of each usable setting; the table has the figures",
         "Bars are the most that was allocated at a time; the allocator reserves more than it gives out."
         f"{limit}{_no_room(info.num_left_out)}",
         as_json(charts.memory_figure(info)),
@@ -125,7 +133,7 @@ def _parallel(df: pd.DataFrame) -> Chart | None:
     if len(info.axes) < 2 or len(info.lines) < 2:
         return None
     return Chart(
-        "parallel", "Choices and what they came to", "Each usable setting as a line through its choices and figures",
+        "parallel", "Choices and what they came to", "Choices", "Each usable setting as a line through its choices and figures",
         "A line is a setting, its colour the scope as in the front; thick ones are on the front. A click on a choice, or the "
         f"filter, dims the others, here and in the table.{_no_room(info.num_left_out)}",
         as_json(charts.parallel_figure(info)), filter=True, is_wide=True,
@@ -137,7 +145,7 @@ def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
     if not info.effects:
         return None
     return Chart(
-        "effects", "What one change is worth", "Change of throughput by changing one field",
+        "effects", "What one change is worth", "One change", "Change of throughput by changing one field",
         "Each row compares settings that differ in this field only, the mean over all such pairs. The name also says what it "
         f"costs in cold compiling; the hover, after how many steps that is paid back.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
@@ -149,7 +157,8 @@ def _regions(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
     if not info.effects:
         return None
     return Chart(
-        "regions", "What each part of the model is worth", "Change of throughput by compiling one part of the model differently",
+        "regions", "What each part of the model is worth", "Parts",
+        "Change of throughput by compiling one part of the model differently",
         "From modular settings: a part, or the optimizer, compiled otherwise than the rest, against the seconds of cold "
         f"compiling that it adds or saves.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
@@ -161,7 +170,8 @@ def _shares(df: pd.DataFrame) -> Chart | None:
     if not info.fields:
         return None
     return Chart(
-        "shares", "Which choices matter", "Share of the differences in throughput and compile time that each field explains",
+        "shares", "Which choices matter", "What matters",
+        "Share of the differences in throughput and compile time that each field explains",
         "By functional ANOVA of a random forest over all trials: what is missing to 100 % is how fields work together. It says "
         f"which choices matter, not which way.{_no_room(info.num_left_out)}",
         as_json(charts.shares_figure(info)),
@@ -178,7 +188,7 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
         f"{info.num_lanes} lanes, one for each worker at work at a time" if info.num_lanes > 1 else "One lane: a worker at a time"
     )
     return Chart(
-        "timeline", "What the machine did when", "Trials on a time line, by what they were busy with",
+        "timeline", "What the machine did when", "Time line", "Trials on a time line, by what they were busy with",
         f"{lanes}. {busy}; what is empty was idle. Records say when a trial began and how long its parts took, not on which GPU "
         f"it ran: lanes are handed out in order.{left_out}",
         as_json(charts.timeline_figure(info)),
@@ -190,7 +200,7 @@ def _caches(df: pd.DataFrame) -> Chart | None:
     if not info.rows:
         return None
     return Chart(
-        "caches", "What compile caches save", "Cold compile time and warm start of each setting",
+        "caches", "What compile caches save", "Caches", "Cold compile time and warm start of each setting",
         "A warm start is a fresh process with the setting's own artifacts, up to the point where nothing is left to compile. "
         f"The hover has hits and misses.{_no_room(info.num_left_out)}",
         as_json(charts.cache_figure(info)),

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -26,13 +26,14 @@ from analysis.break_even import Job
 from analysis.columns import COMPILE_PHASES
 from analysis.figures import break_even_data, break_even_figure, break_even_info, plotly_script
 from analysis.figures.setting_rows import notable
-from analysis.formatting import MISSING, figure, percent, text, times
+from analysis.formatting import MISSING, gib, instant
 from analysis.load import SweepInfo, load, load_sweep
-from analysis.pareto import Summary, pareto_front, speedup_over_eager, summary
+from analysis.pareto import summary
 from analysis.recommend import recommend, sentences
-from analysis.remarks import Remark, remarks
 from analysis.report_charts import as_json, fronts, page_charts
 from analysis.report_failures import unusable
+from analysis.report_front import front_list
+from analysis.report_next import what_next
 from analysis.report_table import table, table_data
 from analysis.report_verdict import tiles
 from analysis.uncertain_front import uncertain_front
@@ -61,7 +62,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
     df, attempts = load(folder), load(folder, all_attempts=True)
     sweep = load_sweep(folder)
     found = summary(df)
-    over = fronts(df)
+    over = fronts(df, attempts)
     charts = page_charts(df, attempts, records.read_warm_starts(folder), sweep)
     headings, rows = table(df, usable_only=False)
     uncertain = uncertain_front(df, attempts=attempts).trials
@@ -90,16 +91,19 @@ def report_page(folder: Path, *, version: str = "") -> str:
         prices=over.prices,
         gains=over.gains,
         has_points=over.has_points,
+        has_ties=over.has_ties,
         num_left_out=over.num_left_out,
-        front=_front(df, found, uncertain),
+        front=front_list(df, found, uncertain),
+        next=what_next(folder),
+        usual_steps=_USUAL_STEPS,
         charts=charts,
         rows=rows,
         unusable=apart,
-        contents=_contents([(chart.name, chart.title) for chart in charts], has_jobs=bool(jobs.settings)),
+        contents=_contents([(chart.name, chart.short_title) for chart in charts], has_jobs=bool(jobs.settings)),
         all_phases=COMPILE_PHASES.values(),
         environment=_facts(sweep.environment),
         config=_facts(sweep.config),
-        started_at=sweep.started_at or MISSING,
+        started_at=instant(sweep.started_at) or MISSING,
         environment_key=sweep.environment_key or MISSING,
         csp=_policy(theme, plotly, script, live=bool(version)),
         css=Markup(_asset("report.css")),
@@ -113,41 +117,6 @@ def report_page(folder: Path, *, version: str = "") -> str:
 def packed(words: str) -> str:
     """The text compressed, as letters that are no mark-up."""
     return base64.b64encode(gzip.compress(words.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
-
-
-class FrontEntry(NamedTuple):
-    """One point of the front, as the list under the chart gives it."""
-
-    settings_label: str
-    figures: list[str]
-    remarks: list[Remark]
-    is_knee: bool
-
-
-def _front(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> list[FrontEntry]:
-    knee = None if found.knee is None else found.knee.trial.name
-    rows = pareto_front(speedup_over_eager(df))
-    return [
-        FrontEntry(
-            settings_label=str(row["settings_label"]),
-            figures=[*_main_figures(row), *_certainty(uncertain, index)],
-            remarks=remarks(row),
-            is_knee=index == knee,
-        )
-        for index, row in rows.iterrows()
-    ]
-
-
-def _main_figures(trial: pd.Series) -> list[str]:
-    interleaved = [] if text(trial["speedup_eager"]) is None else [f"{times(trial['speedup_eager'])} eager interleaved"]
-    best = f"{times(trial['speedup_best_eager'])} best eager"
-    return [figure(trial["samples_per_s"], "samples/s"), f"{figure(trial['compile_s'], 's')} compile", *interleaved, best]
-
-
-def _certainty(uncertain: pd.DataFrame, index: object) -> list[str]:
-    if index not in uncertain.index:
-        return []
-    return [f"on it in {percent(uncertain.at[index, 'front_probability'])} of draws"]
 
 
 def _said(recommended: list[str], found: list[str]) -> list[str]:
@@ -173,8 +142,8 @@ def _contents(charts: list[tuple[str, str]], *, has_jobs: bool) -> list[tuple[st
         ("front", "Front"),
         *([("break-even", "Break-even")] if has_jobs else []),
         *charts,
-        ("table", "Usable trials"),
-        ("failures", "Trials not to use"),
+        ("table", "Table"),
+        ("failures", "Not to use"),
         ("where", "Environment"),
         ("meaning", "Method"),
     ]
@@ -197,12 +166,14 @@ def _command(sweep: SweepInfo) -> str:
 
 def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A mapping as text; of lists and objects, which the page shows elsewhere, how many there are."""
-    return [(str(name), _fact(value)) for name, value in values.items()]
+    return [(str(name), _fact(str(name), value)) for name, value in values.items()]
 
 
-def _fact(value: Any) -> str:
+def _fact(name: str, value: Any) -> str:
     if value is None:
         return MISSING
+    if name.endswith("_bytes") and isinstance(value, int):
+        return gib(value)
     if isinstance(value, list | dict):
         return f"{len(value)} in {SWEEP_FILE}" if value else "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,8 +1,8 @@
 """The report as a page that follows its sweep: served on this machine only, made anew when a record is added.
 
-The server gives the page at `/`, a digest of the folder's state at `/version`, which the page asks for every two seconds, and
-the trials' logs under `/logs/`. It answers nothing but GET and HEAD, and only to a browser that knows it as 127.0.0.1 or
-localhost: a page from elsewhere cannot read it through a name of its own.
+The server gives the page at `/`, `best.py` and `compare.html` if they lie beside it, the trials' logs under `/logs/`, and at
+`/version` a digest of the folder's state, which the page asks for every two seconds. It answers nothing but GET and HEAD, and
+only to a browser that knows it as 127.0.0.1 or localhost: a page from elsewhere cannot read it through a name of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from analysis.report_next import LINKED
 from analysis.report_page import report_page
 from orchestrator.errors import SweepFolderError
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
@@ -24,6 +25,9 @@ ADDRESS = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
 _MOST_LOG_BYTES = 4 * 2**20
 """Of a longer log the end is shown."""
+
+_INERT = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Content security policy of what was not made here: nothing in it runs, whoever wrote it."""
 
 
 class LivePage:
@@ -37,7 +41,7 @@ class LivePage:
 
     def version(self) -> str:
         """A digest of the size and time of the records' files."""
-        return _digest(*map(_state, (self._folder / name for name in (SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE))))
+        return _digest(*map(_state, (self._folder / name for name in (SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, *LINKED))))
 
     def page(self) -> str:
         """The page for what the folder holds now; where that cannot be read, the last page that could.
@@ -98,6 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._page()
         elif path == "/version":
             self._answer(HTTPStatus.OK, self.server.live.version(), "text/plain")
+        elif path.removeprefix("/") in LINKED:
+            self._linked(path.removeprefix("/"))
         elif path.startswith("/logs/"):
             self._log(path)
         else:
@@ -113,6 +119,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, self.server.live.page(), "text/html")
         except CompileSweepError as error:
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"<p>{html.escape(str(error))}</p>", "text/html")
+
+    def _linked(self, name: str) -> None:
+        """A file that lies beside the report, if it really does."""
+        path = self.server.folder / name
+        try:
+            if path.resolve().parent == self.server.folder.resolve():
+                self._answer(HTTPStatus.OK, path.read_text(encoding="utf-8", errors="replace"), LINKED[name], policy=_INERT)
+                return
+        except OSError:
+            pass
+        self._answer(HTTPStatus.NOT_FOUND, "There is nothing here.", "text/plain")
 
     def _log(self, path: str) -> None:
         """A trial's log as text, or what its folder holds."""
@@ -132,13 +149,15 @@ class _Handler(BaseHTTPRequestHandler):
             pass
         self._answer(HTTPStatus.NOT_FOUND, "There is no such log.", "text/plain")
 
-    def _answer(self, status: HTTPStatus, words: str, kind: str) -> None:
+    def _answer(self, status: HTTPStatus, words: str, kind: str, policy: str = "") -> None:
         content = words.encode("utf-8", "replace")
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        if policy:
+            self.send_header("Content-Security-Policy", policy)
         self.end_headers()
         if self.command != "HEAD":
             try:

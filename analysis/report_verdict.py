@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.formatting import duration, figure, gib, interval, number, percent, times
+from analysis.formatting import duration, figure, gib, interval, number, times
 from analysis.pareto import Summary, break_even_s
 from analysis.remarks import remarks
+from analysis.uncertainty import chance
 from workloads.settings import Scope
 
 _SURE, _LIKELY = 0.95, 0.75
@@ -79,7 +80,7 @@ def _confidence(trial: pd.Series, uncertain: pd.DataFrame) -> Tile:
     level = "low"
     if probability is not None and probability >= _LIKELY:
         level = "high" if probability >= _SURE and not ties and not doubts else "fair"
-    because = [] if probability is None else [f"on the front in {percent(probability)} of draws from the intervals"]
+    because = [] if probability is None else [f"on the front with a probability of {chance(probability)}"]
     if ties:
         because.append(f"{ties} other{'s' if ties > 1 else ''} cannot be told apart from it")
     if (used := number(trial["numerics_worst_ratio"])) is not None:

@@ -147,3 +147,11 @@ def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]
     alike = ["settings_key", "num_workers", "environment_key"]
     several = trials[trials.duplicated(alike, keep=False)]
     return [floats(group[name]) for _, group in several.groupby(alike, dropna=False)]
+
+
+def chance(share: float) -> str:
+    """A share of draws, of which there are too few to say that something is certain, or cannot be."""
+    least = 2 / DRAWS
+    if share > 1 - least:
+        return f"over {percent(1 - least)}"
+    return f"under {percent(least)}" if share < least else percent(share)

@@ -24,9 +24,14 @@ _CURVE_POINTS = 81
 _MOST_SETTINGS = 40
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT_PX = 460
-_NAME_CHARS = 48
-_NAME_ROOM = 0.1
-"""Height of a line's name on the upright axis."""
+_MARGIN_PX = {"l": 84, "t": 30, "b": 64, "r": 290}
+_HIGHEST = 2
+"""Of the upright axis."""
+_UNIT_PX = (_HEIGHT_PX - _MARGIN_PX["t"] - _MARGIN_PX["b"]) / _HIGHEST
+_NAME_CHARS = 38
+_NAME_OFF_PX = 18
+_NAME_LINE_PX = 17
+"""Height of a line of a name."""
 
 
 class JobSetting(NamedTuple):
@@ -108,7 +113,7 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     chart.update_layout(
         meta={"kind": "break-even"},
         height=_HEIGHT_PX,
-        margin={"l": 84, "t": 30, "b": 64},
+        margin=_MARGIN_PX,
         showlegend=False,
         hovermode="closest",
     )
@@ -118,16 +123,16 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
         tickvals=ticks, ticktext=["100", "1 k", "10 k", "100 k", "1 M", "10 M"],
     )  # fmt: skip
     versus = "the best eager setting's" if info.baseline is not None else "the quickest setting's"
-    chart.update_yaxes(range=[0, 2], title_text=f"total time (multiple of {versus})", tickformat=".2~f")
+    chart.update_yaxes(range=[0, _HIGHEST], title_text=f"total time (multiple of {versus})", tickformat=".2~f")
     shown = drawn_places(info)
     for place, one in enumerate(info.settings):
         like = [other for other in shown if info.settings[other].scope is one.scope]
         dash = _DASHES[(like.index(place) if place in like else len(like)) % len(_DASHES)]
         chart.add_trace(_curve(place, one, base, steps, dash).update(visible=place in shown))
     ends = [float(chart.data[place].y[-1]) for place in shown]
-    chart.update_layout(
-        annotations=[_line_name(place, info.settings[place], at) for place, at in zip(shown, _apart(ends), strict=True)]
-    )
+    heights = [min(2, math.ceil(len(info.settings[place].label) / _NAME_CHARS)) * _NAME_LINE_PX / _UNIT_PX for place in shown]
+    places = zip(shown, ends, _apart(ends, heights), strict=True)
+    chart.update_layout(annotations=[_line_name(place, info.settings[place], end, at) for place, end, at in places])
     return chart
 
 
@@ -149,6 +154,7 @@ def break_even_data(info: BreakEvenInfo) -> dict[str, Any]:
         "min_steps": MIN_STEPS,
         "max_steps": MAX_STEPS,
         "samples_per_step": info.samples_per_step,
+        "colors": {str(scope): color for scope, color in SCOPE_COLORS.items()},
         "has_warm": any(one.warm_s is not None and one.scope is not Scope.EAGER for one in info.settings),
     }
 
@@ -171,26 +177,32 @@ def _curve(place: int, one: JobSetting, base: JobSetting, steps: Any, dash: str)
     )
 
 
-def _line_name(place: int, one: JobSetting, at: float) -> dict[str, Any]:
-    """The setting's name over its line's right end; a page knows it by its annotation's name."""
-    words = textwrap.shorten(one.label, _NAME_CHARS, placeholder=" …")
+def _line_name(place: int, one: JobSetting, end: float, at: float) -> dict[str, Any]:
+    """The setting's name beside its line's end, in the right margin; a page knows it by its annotation's name."""
+    lines = textwrap.wrap(one.label, _NAME_CHARS, max_lines=2, placeholder=" …")
     return {
         "name": f"line-{place}",
-        "text": html.escape(words, quote=False),
+        "text": "<br>".join(html.escape(line, quote=False) for line in lines),
         "x": math.log10(MAX_STEPS),
-        "y": at,
-        "xanchor": "right",
-        "yanchor": "bottom",
-        "showarrow": False,
+        "y": end,
+        "ax": _NAME_OFF_PX,
+        "ay": round((end - at) * _UNIT_PX, 1),
+        "xanchor": "left",
+        "yanchor": "middle",
+        "align": "left",
+        "showarrow": True,
+        "arrowhead": 0,
+        "arrowwidth": 1,
+        "arrowcolor": SCOPE_COLORS[one.scope],
         "font": {"size": 12},
     }
 
 
-def _apart(ends: list[float]) -> list[float]:
-    """Where names of lines that end there stand, in order: each as low as those under it allow."""
+def _apart(ends: list[float], heights: list[float]) -> list[float]:
+    """Where the middles of names stand whose lines end there, in order: each as low as those under it allow."""
     found = dict.fromkeys(range(len(ends)), 0.0)
     lowest = 0.0
     for place in sorted(range(len(ends)), key=lambda one: ends[one]):
-        found[place] = max(ends[place], lowest)
-        lowest = found[place] + _NAME_ROOM
+        found[place] = max(ends[place], lowest + heights[place] / 2)
+        lowest = found[place] + heights[place] / 2
     return list(found.values())

@@ -23,6 +23,7 @@ from analysis.figures.chart_style import (
 )
 from analysis.figures.pareto_points import TICKS_S, ParetoInfo, ParetoPoint, pareto_info
 from analysis.formatting import figure, gib, interval, times
+from analysis.uncertainty import chance
 from orchestrator.records import Status
 from workloads.settings import Dynamic, Scope
 
@@ -33,6 +34,7 @@ _CROWD = 120
 """With more points than this, those that are not on the front are smaller."""
 _LABEL_CHARS = 30
 _HOVER_CHARS = 54
+_TIE_WIDTH_PX = 26
 
 
 def pareto(df: pd.DataFrame) -> go.Figure:
@@ -44,8 +46,9 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
     """The chart: the price to the right, the gain upwards with its 95 % interval, the front as steps.
 
     Colour is the scope, the symbol is how changing lengths are met. Trials that are not ok are hollow, and the best of
-    them carry their label. Prices under `info.floor` are drawn there, and their hover says so. The front's labels are laid
-    out for 1200 by 700 pixels; their annotations are named `front-1`, `front-2`, … for a page that has less room.
+    them carry their label. Broad grey lines join what cannot be told apart. Prices under `info.floor` are drawn there, and their
+    hover says so. The front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-1`, `front-2`, …
+    for a page that has less room.
 
     Args:
         info: what `pareto_info` returned.
@@ -62,6 +65,8 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
         chart.update_xaxes(type="log", **_ticks(info))
     chart.update_xaxes(range=list(axes.x_range), title_text=info.price.title)
     chart.update_yaxes(range=list(axes.y_range), title_text=info.gain.title)
+    if info.ties:
+        chart.add_trace(_tie_lines(info))
     if info.front:
         chart.add_trace(_front_line(info, axes))
     for scope in Scope:
@@ -118,6 +123,28 @@ def _front_line(info: ParetoInfo, axes: Axes) -> go.Scatter:
     )
 
 
+def _tie_lines(info: ParetoInfo) -> go.Scatter:
+    """Broad lines with round ends from each leader to what cannot be told apart from it."""
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for leader, *others in info.ties:
+        for other in others:
+            xs += [leader.shown_x, other.shown_x, None]
+            ys += [leader.y, other.y, None]
+    return go.Scatter(
+        x=xs,
+        y=ys,
+        mode="lines+markers",
+        line={"color": LINE_COLOR, "width": _TIE_WIDTH_PX},
+        marker={"color": LINE_COLOR, "symbol": "circle", "size": _TIE_WIDTH_PX},
+        opacity=0.35,
+        name="cannot be told apart",
+        legendrank=2001,
+        hoverinfo="skip",
+        legend="legend",
+    )
+
+
 def _markers(points: list[ParetoPoint], is_crowd: bool, info: ParetoInfo) -> go.Scatter:
     scope = points[0].scope
     return go.Scatter(
@@ -130,12 +157,12 @@ def _markers(points: list[ParetoPoint], is_crowd: bool, info: ParetoInfo) -> go.
         marker={
             "color": SCOPE_COLORS[scope],
             "symbol": [DYNAMIC_SYMBOLS[p.dynamic] + ("" if p.status is Status.OK else "-open") for p in points],
-            "size": [15 if p.on_front else 7 if is_crowd else 11 for p in points],
+            "size": [15 if p.on_front else 12 if p.front_probability is not None else 7 if is_crowd else 11 for p in points],
             "line": {
                 "width": [0 if p.status is Status.OK else 1 if is_crowd else 2 for p in points],
                 "color": SCOPE_COLORS[scope],
             },
-            "opacity": [1.0 if p.on_front or not is_crowd else 0.6 for p in points],
+            "opacity": [1.0 if p.front_probability is not None or p.on_front or not is_crowd else 0.6 for p in points],
         },
         error_y={
             "type": "data",
@@ -158,6 +185,10 @@ def _hover(point: ParetoPoint, info: ParetoInfo) -> str:
     if info.price.column == "compile_s" and point.x < point.shown_x:
         compile_time += f" (drawn at {point.shown_x:g} s)"
     verdict = "on the front" + (", its knee" if point.is_knee else "") if point.on_front else ""
+    if point.front_probability is not None:
+        verdict = f"{verdict or 'may be on the front'}: {chance(point.front_probability)} probable"
+    if point.equal_to is not None:
+        verdict += f"; cannot be told apart from “{point.equal_to}”"
     if point.status is not Status.OK:
         verdict = f"{point.status}: {point.label or 'no label'}; not on the front"
     lines = [

@@ -10,6 +10,7 @@ from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRIC
 from analysis.formatting import number, text
 from analysis.pareto import knee, pareto_front, standing
 from analysis.remarks import remarks
+from analysis.uncertain_front import uncertain_front
 from orchestrator.records import Status
 from workloads.settings import Dynamic, Scope
 
@@ -55,6 +56,10 @@ class ParetoPoint(NamedTuple):
     """What is unusual about how it was measured."""
     on_front: bool
     is_knee: bool
+    front_probability: float | None
+    """Share of draws from the intervals in which it is on the front; None for what cannot be, and where that is next to never."""
+    equal_to: str | None
+    """Label of the trial it cannot be told apart from; None if it leads, or stands alone."""
 
     @property
     def above(self) -> float:
@@ -76,6 +81,8 @@ class ParetoInfo(NamedTuple):
     """Those on the front over these two axes, ascending in price."""
     gain: FrontAxis
     price: FrontAxis
+    ties: list[list[ParetoPoint]]
+    """Of those that are, or may be, on the front: groups that cannot be told apart, each led by its most probable member."""
     floor: float
     """Prices under this are as good as none and drawn here: a logarithmic axis has no zero for eager to stand at."""
     num_without_figures: int
@@ -90,38 +97,63 @@ _FIGURES = (
 )  # fmt: skip
 
 
-def pareto_info(df: pd.DataFrame, *, gain: str = DEFAULT_GAIN, price: str = DEFAULT_PRICE) -> ParetoInfo:
+def pareto_info(
+    df: pd.DataFrame, *, gain: str = DEFAULT_GAIN, price: str = DEFAULT_PRICE, attempts: pd.DataFrame | None = None
+) -> ParetoInfo:
     """What to show of the trials `load` returned.
 
     Args:
         df: the trials.
         gain: the axis upwards, a name in `GAINS`.
         price: the axis to the right, a name in `PRICES`.
+        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
     """
     over, along = GAINS[gain], PRICES[price]
     trials = standing(df)
-    front = pareto_front(trials, front_objectives(gain, price))
+    objectives = front_objectives(gain, price)
+    front = pareto_front(trials, objectives)
     knee_row = knee(front) if (gain, price) == (DEFAULT_GAIN, DEFAULT_PRICE) else None
     with_figures = trials.dropna(subset=[over.column, along.column])
     shown = with_figures.assign(_front=with_figures.index.isin(front.index))
     shown = shown.sort_values(["_front", over.column], ascending=False, kind="stable").head(MOST_POINTS).sort_index()
     floor = _floor(with_figures, along)
-    points = {
-        index: _point(row, over, along, floor, on_front=index in front.index, is_knee=_is_row(knee_row, index))
-        for index, row in shown.iterrows()
-    }
+    possible = uncertain_front(shown, objectives, attempts=df if attempts is None else attempts).trials
+    leaders = _leaders(possible)
+    points: dict[Any, ParetoPoint] = {}
+    for index, row in shown.iterrows():
+        leader = leaders.get(index, index)
+        points[index] = _point(
+            row, over, along, floor, on_front=index in front.index, is_knee=_is_row(knee_row, index),
+            front_probability=number(possible.at[index, "front_probability"]) if index in possible.index else None,
+            equal_to=None if leader == index else str(shown.at[leader, "settings_label"]),
+        )  # fmt: skip
+    groups = [
+        [leader, *(one for one, led_by in leaders.items() if led_by == leader != one)]
+        for leader in dict.fromkeys(leaders.values())
+    ]
     return ParetoInfo(
         points=list(points.values()),
         front=[points[index] for index in front.index if index in points],
         gain=over,
         price=along,
+        ties=[[points[index] for index in group] for group in groups if len(group) > 1],
         floor=floor,
         num_without_figures=len(trials) - len(with_figures),
         num_left_out=len(with_figures) - len(points),
     )
 
 
-def _point(row: pd.Series, gain: FrontAxis, price: FrontAxis, floor: float, *, on_front: bool, is_knee: bool) -> ParetoPoint:
+def _leaders(possible: pd.DataFrame) -> dict[Any, Any]:
+    """Index of each trial that is, or may be, on the front → index of the one that leads its group."""
+    at = dict(zip(possible["settings_key"], possible.index, strict=True))
+    rows = zip(possible.index, possible["settings_key"], possible["equal_to"], strict=True)
+    return {index: index if own == equal else at[equal] for index, own, equal in rows}
+
+
+def _point(
+    row: pd.Series, gain: FrontAxis, price: FrontAxis, floor: float, *, on_front: bool, is_knee: bool,
+    front_probability: float | None, equal_to: str | None,
+) -> ParetoPoint:  # fmt: skip
     figures: dict[str, Any] = {name: number(row[name]) for name in _FIGURES}
     y, x = float(row[gain.column]) / gain.divisor, float(row[price.column]) / price.divisor
     scale = y / figures["samples_per_s"] if figures["samples_per_s"] else None  # the interval is of the same passes
@@ -148,6 +180,8 @@ def _point(row: pd.Series, gain: FrontAxis, price: FrontAxis, floor: float, *, o
         y_high=high,
         on_front=on_front,
         is_knee=is_knee,
+        front_probability=front_probability,
+        equal_to=equal_to,
         **known,
         **figures,
     )

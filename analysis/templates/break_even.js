@@ -63,23 +63,49 @@ const setUpBreakEven = (data, figure) => {
     || reignsOf(settings, job).some(({ setting }) => setting === settings[place]);
   const ratio = (place, steps) => totalOf(settings[place], job, steps) / totalOf(base, job, steps);
 
-  const decorate = ({ data: traces, layout }, element) => {
-    const room = isNarrow(element) ? 0.13 : 0.1; // of the upright axis that a line's name takes
+  const nameLine = 17; // px; as in break_even_chart.py
+  const legendChars = 44;
+  const twoLines = (text, most) => {
+    const lines = broken(text, most);
+    return lines.length > 2 ? [lines[0], `${lines[1]} …`] : lines;
+  };
+
+  // Names stand in the right margin, each joined to its line's end; a narrow screen has a legend under the chart instead.
+  const named = (drawn, layout, element) => {
+    if (isNarrow(element)) {
+      const rows = drawn.reduce((sum, place) => sum + twoLines(settings[place].label, legendChars).length, 0);
+      const below = 16 * rows + 6 * drawn.length; // px
+      const { t, b } = layout.margin;
+      const plot = layout.height - t - b;
+      return { ...layout, annotations: [], showlegend: true, height: layout.height + below,
+        margin: { ...layout.margin, r: 14, b: b + below },
+        legend: { ...layout.legend, orientation: "v", x: 0, xanchor: "left", y: -60 / plot, yanchor: "top", title: { text: "" } } };
+    }
+    const isWide = widthOf(element) >= labelledWidth;
+    const room = isWide ? layout.margin.r : 200;
+    const unit = (layout.height - layout.margin.t - layout.margin.b) / layout.yaxis.range[1];
     let lowest = 0;
+    const annotations = [...drawn].sort((a, b) => ratio(a, data.max_steps) - ratio(b, data.max_steps)).map((place) => {
+      const lines = twoLines(settings[place].label, isWide ? 38 : 25);
+      const end = ratio(place, data.max_steps);
+      const half = lines.length * nameLine / unit / 2;
+      const middle = Math.max(end, lowest + half);
+      lowest = middle + half;
+      return { ...layout.annotations[0], name: `line-${place}`, text: lines.map(escaped).join("<br>"), y: end, ay: (end - middle) * unit,
+        arrowcolor: data.colors[settings[place].scope] };
+    });
+    return { ...layout, annotations, margin: { ...layout.margin, r: room } };
+  };
+
+  const decorate = ({ data: traces, layout }, element) => {
     const drawn = traces.filter(({ meta }) => isDrawn(meta)).map(({ meta }) => meta);
-    const at = new Map(drawn.map((place) => [place, ratio(place, data.max_steps)]).sort((a, b) => a[1] - b[1]).map(([place, end]) => {
-      const y = Math.max(end, lowest);
-      lowest = y + room;
-      return [place, y];
-    }));
-    const like = { ...layout.annotations[0], ...(isNarrow(element) ? { font: small } : {}) };
-    const name = (place) => (settings[place].label.length > 50 ? `${settings[place].label.slice(0, 48)} …` : settings[place].label);
+    const visible = new Set(drawn);
     return {
-      data: traces.map((trace) => ({ ...trace, visible: at.has(trace.meta), y: trace.x.map((steps) => ratio(trace.meta, steps)),
+      data: traces.map((trace) => ({ ...trace, visible: visible.has(trace.meta), y: trace.x.map((steps) => ratio(trace.meta, steps)),
+        name: twoLines(settings[trace.meta].label, legendChars).map(escaped).join("<br>"),
         hovertext: trace.x.map((steps, point) => (
           `${trace.hovertext[point].split("<br>")[0]}<br>${whole(steps)} steps: ${time(totalOf(settings[trace.meta], job, steps))}`)) })),
-      layout: { ...layout, shapes: [...crossings(), marker()],
-        annotations: drawn.map((place) => ({ ...like, name: `line-${place}`, text: escaped(name(place)), y: at.get(place) })) },
+      layout: { ...named(drawn, layout, element), shapes: [...crossings(), marker()] },
     };
   };
 
@@ -107,6 +133,11 @@ const setUpBreakEven = (data, figure) => {
       made("span", { textContent: one.label }),
       made("meter", { min: 0, max: longest, value: total, ariaLabel: `${one.label}: ${time(total)}` }),
       made("span", { className: "figures", textContent: `${worth(total)}, of it ${time(startsOf(one, job))} for starts` }))));
+    const options = [` --steps ${job.steps}`, job.restarts ? ` --restarts ${job.restarts}` : "", job.starts === "cold" ? "" : ` --starts ${job.starts}`,
+      job.gpus === base.num_workers ? "" : ` --gpus-per-node ${job.gpus}`, job.price ? ` --price-per-gpu-hour ${job.price}` : ""].join("");
+    for (const [id, name] of [["command-recommend", "recommend"], ["command-job", "export"]]) {
+      document.getElementById(id).textContent = inFolder(`python -m analysis.${name} DIR${options}`);
+    }
     const reigns = reignsOf(settings, job);
     flips.replaceChildren(...reigns.map(({ setting, from }, place) => {
       const next = reigns[place + 1];

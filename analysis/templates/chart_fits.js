@@ -55,6 +55,11 @@ const fitFront = (element, figure) => {
     }
     layout.legend = { ...layout.legend, ...rows };
     layout.legend2 = { ...layout.legend2, ...rows, y: -58 / plot, yanchor: "top" };
+  } else if (widthOf(element) < labelledWidth) { // two legends of several rows above the chart would meet
+    const below = 64; // px
+    layout.height += below;
+    layout.margin = { ...layout.margin, b: layout.margin.b + below };
+    layout.legend2 = { ...layout.legend2, y: -60 / (layout.height - layout.margin.t - layout.margin.b), yanchor: "top" };
   }
   return { data: figure.data, layout };
 };

@@ -24,11 +24,32 @@ const watch = () => {
   setTimeout(look, every);
 };
 
+// Commands name the sweep's folder where the page knows it: a file lies in it.
+const folder = (() => {
+  if (location.protocol !== "file:") return "DIR";
+  const path = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "") || "/";
+  return /^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
+})();
+const inFolder = (words) => words.replace(" DIR", () => ` ${folder}`);
+const setUpCommands = () => {
+  for (const button of document.querySelectorAll(".copy-command")) {
+    const code = document.getElementById(button.dataset.from);
+    code.textContent = inFolder(code.textContent);
+    button.addEventListener("click", async () => {
+      const done = await copy(code.textContent);
+      button.textContent = done ? "Copied" : "No access";
+      copied.textContent = done ? `Copied ${code.textContent}` : "The browser refused to copy.";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    });
+  }
+};
+
 (async () => {
   const data = unpacked("data").then(JSON.parse);
   const plotly = unpacked("plotly");
   const { figures, table, break_even: breakEven } = await data;
   setUpTrials(table);
+  setUpCommands();
   run(await plotly);
   setUpCharts(figures);
   if (breakEven) setUpBreakEven(breakEven, figures["break-even"]);
