@@ -119,7 +119,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     board = find_board()
     _tell(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id()))
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None
-    residents = GpuResidents(f"GPU-{gpu.uuid}" if gpu else "")
+    residents = GpuResidents(f"GPU-{str(gpu.uuid).removeprefix('GPU-')}" if gpu else "")
     residents.wait_until_alone(_LEAVING_S)
     gauge = PressureGauge(cores=len(cpus))
     cpu_pressure: float | None = None

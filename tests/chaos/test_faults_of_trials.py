@@ -95,7 +95,8 @@ STUCK_COMPILER = TrialFault(
     how=f"a back-end that loops in C, holds the GIL and has a child process; deadline {COMPILE_DEADLINE_S} s",
     further="scope=full,dynamic=auto,backend=chaos_stuck",
 )
-TOGETHER = (EXCEPTION, SEGFAULT, KILLED_ONCE, EXITS, NO_MEMORY, ABORTS, STUCK_COMPILER)
+SHORT = (EXCEPTION, SEGFAULT, KILLED_ONCE, STUCK_COMPILER)
+TOGETHER = (*SHORT, EXITS, NO_MEMORY, ABORTS)
 
 HANGING_STEP = TrialFault(
     name="step that hangs",
@@ -194,14 +195,15 @@ def verify(fault: TrialFault, record: dict[str, Any]) -> None:
     assert (record["tries"], len(record["retry_reasons"])) == (fault.tries, fault.tries - 1), record
 
 
-def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable) -> None:
-    arena = arenas({fault.multiple: fault.plan for fault in TOGETHER})
-    settings = [setting(0), *(fault.setting for fault in TOGETHER), setting(1)]
+def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
+    faults = TOGETHER if is_full else SHORT
+    arena = arenas({fault.multiple: fault.plan for fault in faults})
+    settings = [setting(0), *(fault.setting for fault in faults), setting(1)]
     done = arena.sweep(*USUAL, "--settings", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     arena.check_nothing_is_left()
     arena.check_records(total=len(settings), measured={0, 1})
-    for fault in TOGETHER:
+    for fault in faults:
         record = arena.record(fault.multiple)
         verify(fault, record)
         recovery_s = arena.recovery_s(fault.multiple if fault.phase != "never" else -1)
