@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,9 @@ def make(endpoint: str, template: Path) -> dict[str, Any]:
         iam.create_user(UserName=name)
     iam.attach_user_policy(UserName="launcher", PolicyArn=f"arn:aws:iam::{account}:policy/compile-sweep-launcher")
     role = "compile-sweep-head"
-    for name in iam.list_role_policies(RoleName=role)["PolicyNames"]:  # moto (5.2) stumbles over those of an assumed role
+    for name in iam.list_role_policies(RoleName=role)["PolicyNames"]:  # moto (5.2) stumbles over those of an assumed role,
         document = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
-        text = document if isinstance(document, str) else json.dumps(document)
-        iam.put_user_policy(UserName="head", PolicyName=name, PolicyDocument=text)
-            UserName="head", PolicyName=name, PolicyDocument=document if isinstance(document, str) else json.dumps(document)
-        )
+        iam.put_user_policy(UserName="head", PolicyName=name, PolicyDocument=json.dumps(literal_eval(document)))  # and of a stack
     launcher, head = (iam.create_access_key(UserName=name)["AccessKey"] for name in ("launcher", "head"))
     made = {
         "account": account,
