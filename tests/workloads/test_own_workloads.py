@@ -70,6 +70,26 @@ def test_compiled_it_is_one_graph_a_piece_and_right(name: str, spelled: str) -> 
     assert (found.numerics["outputs"] is None) is workload.trains
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "spelled"),
+    [
+        ("detection", "scope=full,mode=reduce-overhead"),
+        ("segmentation", "scope=full,workload.norm=sync"),
+        ("gpt2-inference", "scope=full,mode=reduce-overhead,workload.weights=frozen"),
+        ("gpt2-inference", "scope=full,workload.grad_mode=no_grad,workload.cast_cache=kept"),
+        ("decoder", "scope=modular,mode=reduce-overhead,workload.weights=bf16"),
+    ],
+)
+def test_what_needs_a_gpu_is_right_on_one(name: str, spelled: str) -> None:
+    settings = CompileSettings.parse(spelled)
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = measure(tiny(name), settings, device=device, protocol=SHORT)
+    assert (found.numerics["status"], found.fallbacks, found.graph_break_reasons) == ("ok", [], []), found.numerics["worst"]
+    assert (found.cudagraph_skips, found.cudagraph_skip_reasons) == (0, [])
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_it_names_modules_that_exist_and_fits_its_name(name: str) -> None:
     workload = tiny(name)
