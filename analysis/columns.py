@@ -156,6 +156,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "cache_made_bytes": Column("Int64", "their size"),
         "cache_new_bytes": Column("Int64", "of these, what the store did not hold already"),
         **_warm_start_columns(),
+        "compile_s_by_rank": Column("object", "list of float: compile time of each worker, cold or warm"),
         "warmup_steps": Column("Int64", "steps of the warm-up"),
         "cores": Column("Int64", "processor cores worker 0 was bound to"),
         "cpu_pressure": Column("Float64", "share of the warm-up in which runnable threads waited for a core; 0 is never"),
@@ -168,6 +169,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "step_ms_median_low": Column("Float64", "lower end of its 95 % interval, milliseconds"),
         "step_ms_median_high": Column("Float64", "upper end of its 95 % interval, milliseconds"),
         "samples_per_s": Column("Float64", "samples a second over all workers, steady"),
+        "samples_per_s_per_worker": Column("Float64", "the same of one worker; NA in older records"),
         "samples_per_s_low": Column("Float64", "lower end of its 95 % interval"),
         "samples_per_s_high": Column("Float64", "upper end of its 95 % interval"),
         "speedup_eager": Column(
@@ -184,7 +186,10 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
             "string", "what throughput was timed with; resident: batches ready on the device; real: the workload's loader"
         ),
         "data_wait_share": Column("Float64", "share of a pass spent waiting for data, 0 to 1; NA if resident"),
-        "peak_memory_bytes": Column("Int64", "most memory allocated on worker 0's device; on CPU the largest resident set"),
+        "peak_memory_bytes": Column(
+            "Int64", "most memory allocated on a worker's device, the worst of them; on CPU the largest resident set"
+        ),
+        "peak_memory_bytes_by_rank": Column("object", "list of int: the same of each worker"),
         "peak_reserved_bytes": Column("Int64", "most memory torch's allocator held there; NA on CPU"),
         "compile_peak_memory_bytes": Column("Int64", "most memory allocated during the warm-up; NA on CPU"),
         "cudagraph_pool_bytes": Column("Int64", "memory held by the pool of CUDA graphs; NA on CPU"),

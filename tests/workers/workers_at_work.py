@@ -39,15 +39,11 @@ def measured_together(
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
-        processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, json.dumps({**told, "rank": rank, "scratch": scratch})],
-                env=environment,
-                stdout=Path(scratch, f"{rank}.log").open("w"),  # noqa: SIM115 - the process has it
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(num_workers)
-        ]
+        processes = []
+        for rank in range(num_workers):
+            command = [sys.executable, __file__, json.dumps({**told, "rank": rank, "scratch": scratch})]
+            with Path(scratch, f"{rank}.log").open("w") as log:
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         try:
             for process in processes:
                 process.wait(timeout_s)
@@ -56,6 +52,7 @@ def measured_together(
         finally:
             for process in processes:
                 process.kill()
+                process.wait()
         said = [Path(scratch, f"{rank}.log").read_text() for rank in range(num_workers)]
         assert all(process.returncode == 0 for process in processes), said
         by_rank = [json.loads(Path(scratch, f"{rank}.json").read_text()) for rank in range(num_workers)]
