@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator import remaining
-from orchestrator.config import CachePolicy, SweepConfig, shown
+from orchestrator.config import CachePolicy, Placement, SweepConfig, shown
 from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s
 from orchestrator.records import Status, TrialRecord
@@ -58,6 +58,10 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
     )
     caches = f"caches {config.caches}, artifacts in {shown(config.cache)}" if config.cache else "artifacts are not kept"
     console.print(f"{caches}{_AFTERWARDS[config.caches]}", markup=False, highlight=False, soft_wrap=True)
+    if config.storage:
+        console.print(f"results are copied to {shown(config.storage)}", markup=False, highlight=False, soft_wrap=True)
+    if config.placement is Placement.SPREAD:
+        console.print("each trial has a host to itself", highlight=False)
     minutes = seconds / 60 / config.max_concurrent
     console.print(
         f"estimate: {minutes:.1f} min, {config.max_concurrent} at once{confirming}{budget}", highlight=False, soft_wrap=True

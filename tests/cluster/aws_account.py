@@ -1,7 +1,7 @@
 """A pretended AWS account: run on a host, it makes the stack in the moto server there and says what it made, as JSON.
 
-`python aws_account.py ENDPOINT TEMPLATE`. From then on the server asks who calls and what they may do; moto knows actions and
-resources of a policy, not its conditions.
+`python aws_account.py ENDPOINT TEMPLATE`. From then on the server asks who calls and whether they may: of a policy moto
+knows the actions, not conditions and hardly a resource.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ def make(endpoint: str, template: Path) -> dict[str, Any]:
         Capabilities=["CAPABILITY_NAMED_IAM"],
     )
     account = sts.get_caller_identity()["Account"]
-    for name in ("launcher", "head"):
+    documents = {"launcher": [_launchers(iam, account)], "head": _heads(iam)}
+    for name, found in documents.items():
         iam.create_user(UserName=name)
-    iam.attach_user_policy(UserName="launcher", PolicyArn=f"arn:aws:iam::{account}:policy/compile-sweep-launcher")
-    role = "compile-sweep-head"
-    for name in iam.list_role_policies(RoleName=role)["PolicyNames"]:  # moto (5.2) stumbles over those of an assumed role,
-        document = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
-        iam.put_user_policy(UserName="head", PolicyName=name, PolicyDocument=json.dumps(literal_eval(document)))  # and of a stack
+        for number, document in enumerate(found):
+            iam.put_user_policy(UserName=name, PolicyName=str(number), PolicyDocument=json.dumps(_on_everything(document)))
     launcher, head = (iam.create_access_key(UserName=name)["AccessKey"] for name in ("launcher", "head"))
     made = {
         "account": account,
@@ -49,6 +47,25 @@ def make(endpoint: str, template: Path) -> dict[str, Any]:
     from_now_on = urllib.request.Request(f"{endpoint}/moto-api/reset-auth", data=b"0", headers=plain, method="POST")
     urllib.request.urlopen(from_now_on, timeout=60).close()
     return made
+
+
+def _launchers(iam: Any, account: str) -> dict[str, Any]:
+    arn = f"arn:aws:iam::{account}:policy/compile-sweep-launcher"
+    version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+    document: dict[str, Any] = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+    return document
+
+
+def _heads(iam: Any) -> list[dict[str, Any]]:
+    """For a user instead of the role: moto (5.2) keeps a stack's policies of a role as text that it then cannot read."""
+    role = "compile-sweep-head"
+    names = iam.list_role_policies(RoleName=role)["PolicyNames"]
+    return [literal_eval(iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]) for name in names]
+
+
+def _on_everything(document: dict[str, Any]) -> dict[str, Any]:
+    """The same actions, on everything: moto asks of nearly every call whether it is allowed on `*`."""
+    return {**document, "Statement": [{**statement, "Resource": "*"} for statement in document["Statement"]]}
 
 
 def environ(credentials: dict[str, Any], endpoint: str) -> dict[str, str]:

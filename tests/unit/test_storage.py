@@ -219,3 +219,12 @@ def test_a_password_in_a_storage_is_not_written_down(tmp_path: Path) -> None:
         storage="s3://key:secret@bucket/sweep",
     )
     assert config.to_dict()["storage"] == "s3://***@bucket/sweep"
+
+
+def test_a_dry_run_says_where_results_go_and_trials(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [*SWEEP, "--dry-run", "--storage", "s3://key:secret@bucket/sweep", "--placement", "spread"]
+    assert sweep.main([*words, "--output", str(tmp_path / "new")]) == 0
+    printed = capsys.readouterr().out
+    assert "results are copied to s3://***@bucket/sweep" in printed
+    assert "each trial has a host to itself" in printed
+    assert not (tmp_path / "new").exists()
