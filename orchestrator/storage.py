@@ -4,7 +4,7 @@ The sweep's folder on the head stays what everything reads and writes. While the
 storage, and a sweep taken up again begins by bringing back what the folder lacks. The storage then holds the same files by the
 same names, so `aws s3 cp --recursive` brings home a folder like any other; names that begin with a dot are left out.
 
-One driver at a time may write. A copy lags the folder by about `EVERY_S`: a head that is lost takes with it at most the trials
+One driver at a time may write. A copy lags the folder by about `EVERY_S`, or what copying takes if that is longer: a head that is lost takes with it at most the trials
 that ended within that time, and they run again. Nothing is ever removed from a storage.
 """
 
@@ -14,7 +14,9 @@ import fcntl
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -26,6 +28,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 from orchestrator import places
 from orchestrator.config import HIDDEN
 from orchestrator.errors import StorageError, SweepFolderError
+from orchestrator.folder import LOGS
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
 
 VARIABLE = "COMPILE_SWEEP_STORAGE"
@@ -38,6 +41,9 @@ NOWHERE = "none"
 EVERY_S = 2.0
 LOGS_OF_RECORDS = (TRIALS_FILE, WARM_STARTS_FILE)
 _LAST_TRIES = 3
+_AT_ONCE = 8
+_RESTS = 4
+"""Times as long as a look at the folder and its copy take, the copying rests, so that it takes little from what is measured."""
 
 _FAILURES = (OSError, ArrowException, ImportError, ValueError)
 """What pyarrow and its file systems raise for a store that does not answer or does not let us in."""
@@ -139,15 +145,19 @@ class Storage:
             SweepFolderError: the folder has records that are not those of the storage.
         """
         try:
-            names = self._names()
-            if SWEEP_FILE not in names:
+            sizes = self._sizes()
+            if SWEEP_FILE not in sizes:
                 return 0
+            names = list(sizes)
             behind = [name for name in LOGS_OF_RECORDS if name in names and self._is_behind(name)]
             lacking = [name for name in names if name not in LOGS_OF_RECORDS and not (self._folder / name).exists()]
             if behind and SWEEP_FILE not in lacking:
                 lacking.append(SWEEP_FILE)  # another head went on with it
-            for name in (*lacking, *behind):
-                self._publish(name, self._read(name))
+            with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="storage") as pool:
+                list(pool.map(self._fetch, [name for name in lacking if name != SWEEP_FILE]))
+            for name in (*[name for name in lacking if name == SWEEP_FILE], *behind):  # last what makes it look like a sweep
+                self._fetch(name)
+            self._note_logs(sizes)
         except _FAILURES as error:
             raise self._unusable(error) from None
         return len(lacking) + len(behind)
@@ -163,8 +173,7 @@ class Storage:
             for name in self._local_names():
                 path = self._folder / name
                 with suppress(FileNotFoundError):  # replaced or removed meanwhile: the next call sees what became of it
-                    found = path.stat()
-                    state = found.st_mtime_ns, found.st_size
+                    state = _state(path)
                     if self._copied.get(name) == state:
                         continue
                     content = _content(path)
@@ -187,8 +196,11 @@ class Storage:
         ended = threading.Event()
 
         def follow() -> None:
-            while not ended.wait(EVERY_S):
+            took_s = 0.0
+            while not ended.wait(max(EVERY_S, _RESTS * took_s)):
+                began = time.monotonic()
                 self._try()
+                took_s = time.monotonic() - began
 
         thread = threading.Thread(target=follow, name="storage", daemon=True)
         thread.start()
@@ -227,15 +239,22 @@ class Storage:
     def _root(self) -> str:
         return self._opened[1]
 
-    def _names(self) -> list[str]:
-        """Files of the storage, by their path in it."""
+    def _sizes(self) -> dict[str, int]:
+        """Size of each file of the storage, by its path in it."""
         selector = FileSelector(self._root, recursive=True, allow_not_found=True)
-        files = [info.path for info in self._filesystem.get_file_info(selector) if info.type is FileType.File]
-        names = [str(path)[len(self._root) :].lstrip("/") for path in files]
-        for name in names:
+        files = [info for info in self._filesystem.get_file_info(selector) if info.type is FileType.File]
+        sizes = {str(info.path)[len(self._root) :].lstrip("/"): int(info.size) for info in files}
+        for name in sizes:
             if not _is_inside(name):
                 raise StorageError(f"{self.location} names a file {name!r}, which no sweep has; nothing was brought back")
-        return [name for name in names if _is_copied(name)]
+        return {name: size for name, size in sizes.items() if _is_copied(name)}
+
+    def _note_logs(self, sizes: Mapping[str, int]) -> None:
+        """Takes logs that are as long there as here for copied: they only grow, and a sweep has thousands."""
+        for name, size in sizes.items():
+            path = self._folder / name
+            if name.startswith(f"{LOGS}/") and path.is_file() and path.stat().st_size == size:
+                self._copied[name] = _state(path)
 
     def _local_names(self) -> list[str]:
         """Files of the folder that are copied: first what a sweep cannot be taken up without."""
@@ -261,8 +280,8 @@ class Storage:
         with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
             return bytes(file.read())
 
-    def _publish(self, name: str, content: bytes) -> None:
-        path = self._folder / name
+    def _fetch(self, name: str) -> None:
+        content, path = self._read(name), self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             try:
@@ -277,6 +296,11 @@ class Storage:
 
     def _unusable(self, error: BaseException) -> StorageError:
         return StorageError(f"the storage at {self.location} cannot be used: {places.brief(error)}")
+
+
+def _state(path: Path) -> State:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 def _content(path: Path) -> bytes:

@@ -85,6 +85,19 @@ def test_a_folder_with_other_records_is_refused_untouched(folder: Path, place: P
     assert names(other) == ["trials.jsonl"]
 
 
+def test_logs_that_are_there_already_are_not_copied_again(folder: Path, place: Path, tmp_path: Path) -> None:
+    Storage(str(place), folder).copy()
+    other = tmp_path / "elsewhere"
+    there = Storage(str(place), other)
+    there.bring_back()
+    (other / "logs" / "002-b").mkdir()
+    (other / "logs" / "002-b" / "worker-0.log").write_text("new\n")
+    assert there.copy() == 3  # the new one, and what every sweep begins with
+    with (other / "logs" / "001-a" / "worker-0.log").open("a") as log:
+        log.write("more\n")
+    assert there.copy() == 1
+
+
 def test_nothing_is_brought_back_from_an_empty_place(place: Path, tmp_path: Path) -> None:
     assert Storage(str(place), tmp_path / "new").bring_back() == 0
     assert not (tmp_path / "new").exists()
