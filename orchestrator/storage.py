@@ -4,8 +4,8 @@ The sweep's folder on the head stays what everything reads and writes. While the
 storage, and a sweep taken up again begins by bringing back what the folder lacks. The storage then holds the same files by the
 same names, so `aws s3 cp --recursive` brings home a folder like any other; names that begin with a dot are left out.
 
-One driver at a time may write. A copy lags the folder by about `EVERY_S`, or what copying takes if that is longer: a head that is lost takes with it at most the trials
-that ended within that time, and they run again. Nothing is ever removed from a storage.
+One driver at a time may write. A copy lags the folder by about `EVERY_S`, or by what copying takes if that is longer: a head that
+is lost takes with it at most the trials that ended within that time, and they run again. Nothing is ever removed from a storage.
 """
 
 from __future__ import annotations
