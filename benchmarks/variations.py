@@ -78,7 +78,9 @@ def _tabulated(table: Table, corner: str, cell: Callable[[TrialRecord], str]) ->
 def _cell(record: TrialRecord | None, cell: Callable[[TrialRecord], str]) -> str:
     if record is None:
         return "–"
-    return cell(record) if record.status is Status.OK else str(record.label or record.status)
+    if record.status is Status.OK:
+        return cell(record)
+    return ", ".join(said for said in (cell(record), str(record.label or record.status)) if said != "–")
 
 
 def _time(record: TrialRecord) -> str:

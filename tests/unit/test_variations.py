@@ -43,7 +43,7 @@ def test_each_variation_is_a_row_with_eager_and_compiled_beside_each_other(
     recorded(tmp_path, "scope=full,workload.batch_size=4", 6.0, 1.5, graph_breaks=2)
     recorded(tmp_path, "scope=eager", 10.0, peak_memory_bytes=4 * GIB)
     recorded(tmp_path, "scope=full,mode=reduce-overhead", 5.0, 2.0, peak_memory_bytes=5 * GIB)
-    recorded(tmp_path, "scope=full,dynamic=true", status=Status.INFEASIBLE, label="diverges")
+    recorded(tmp_path, "scope=full,dynamic=true", 9.0, 1.1, status=Status.INFEASIBLE, label="diverges")
     lines = printed(tmp_path, capsys)
     assert lines[:7] == [
         "segmentation (b0) on a GPU",
@@ -52,7 +52,7 @@ def test_each_variation_is_a_row_with_eager_and_compiled_beside_each_other(
         "|---|---|---|---|",
         "| nothing | 10 | – | 5 (2.00×) |",
         "| batch_size=4 | – | 6 (1.50×, 2 breaks) | – |",
-        "| dynamic=true | – | diverges | – |",
+        "| dynamic=true | – | 9 (1.10×), diverges | – |",
     ]
     assert "| nothing | 4.00 | – | 5.00 |" in lines
 
