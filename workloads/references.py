@@ -7,7 +7,7 @@ much of a difference is rounding. Where steps draw random numbers there is more 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -180,7 +180,7 @@ def _precision(settings: CompileSettings, autocast: torch.dtype | None, weights:
     return max(rounding, _COMPRESSIONS_ROUNDING.get(compression, 0.0)), above
 
 
-_COMPRESSIONS_ROUNDING = {
+_COMPRESSIONS_ROUNDING: Mapping[Compression | None, float] = {
     Compression.FP16: torch.finfo(torch.float16).eps / 2,
     Compression.BF16: torch.finfo(torch.bfloat16).eps / 2,
 }
