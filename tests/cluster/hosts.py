@@ -128,6 +128,8 @@ def hosts(count: int, scratch: Path) -> Iterator[tuple[Host, list[Host]]]:
     lines = Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
     own = [line for line in lines if not line.startswith("root:")]
     (scratch / "passwd").write_text("\n".join([f"root:x:0:0:root:{HOME}:/bin/bash", *own]) + "\n", encoding="utf-8")
+    names = "".join(f"10.77.0.{number} host{number}\n" for number in range(1, count + 2))
+    (scratch / "hosts").write_text(f"127.0.0.1 localhost\n{names}", encoding="utf-8")
     (scratch / "sshd_config").write_text(
         f"HostKey {HOME}/.sshd/host_key\nAuthorizedKeysFile {HOME}/.ssh/authorized_keys\nPermitRootLogin yes\nUsePAM no\n"
         "PidFile none\nPasswordAuthentication no\nUseDNS no\n",
@@ -155,7 +157,7 @@ def hosts(count: int, scratch: Path) -> Iterator[tuple[Host, list[Host]]]:
 def _host(address: str, scratch: Path) -> Iterator[Host]:
     """A host without a network, until the block ends."""
     name = f"host{address.rpartition('.')[2]}"
-    venv = Path(sys.prefix) / "bin"
+    venv, checkout = Path(sys.prefix) / "bin", Path(__file__).resolve().parents[2]
     script = f"""set -e
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs /home
@@ -164,10 +166,11 @@ cd {shlex.quote(str(scratch))}
 cp sshd_config host_key {HOME}/.sshd
 cp user_key.pub {HOME}/.ssh/authorized_keys
 cp user_key {HOME}/.ssh/id_ed25519
-echo 'export PATH={venv}:$PATH' > {HOME}/.profile
+echo 'export PATH={venv}:$PATH PYTHONPATH={checkout}' > {HOME}/.profile
 touch {HOME}/.bashrc
 chmod -R go= {HOME}
 mount --bind passwd /etc/passwd
+mount --bind hosts /etc/hosts
 mount -t tmpfs tmpfs /etc/profile.d
 cd /
 mount -t tmpfs tmpfs /tmp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ SRUN = """#!/bin/bash
 # As Slurm's: the same words on every node, with the environment of here; the first that ends decides.
 shift
 words=("$@")
-environ=$(env | grep -E '^(RAY|PATH)' | xargs)
+environ=$(env | grep -E '^(RAY|PATH|PYTHONPATH)' | xargs)
 for node in {nodes}; do
   ssh -q -o StrictHostKeyChecking=no "root@$node" env $environ "${{words[@]@Q}}" &
 done
@@ -43,7 +44,7 @@ def test_it_is_bash_and_says_what_it_needs(script: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")
 @pytest.mark.timeout(1500)
-def test_a_sweep_runs_on_two_nodes_and_leaves_nothing(script: Path, repository: Path, tmp_path: Path) -> None:
+def test_a_sweep_runs_on_two_nodes_and_leaves_nothing(script: Path, tmp_path: Path) -> None:
     with hosts(2, tmp_path) as (controller, nodes):
         first, second = nodes
         controller.write(f"{HOME}/bin/srun", SRUN.format(nodes=f"{first.address} {second.address}"))
@@ -57,7 +58,7 @@ def test_a_sweep_runs_on_two_nodes_and_leaves_nothing(script: Path, repository: 
             SLURM_JOB_NODELIST="node[1-2]",
             SLURM_JOB_NUM_NODES="2",
             SLURM_JOB_ID="41",
-            PYTHON=str(repository / ".venv" / "bin" / "python"),
+            PYTHON=f"{sys.prefix}/bin/python",
         )
         assert "trials: " in printed, printed
         (record,) = map(json.loads, first.run(f"cat {HOME}/sweep/trials.jsonl").splitlines())
