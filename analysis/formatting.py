@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,3 +84,8 @@ def interval(low: Any, high: Any) -> str:
     width, largest = max(end - start, 1e-4), max(abs(start), abs(end), 1e-4)
     decimals = max(0, 2 - math.floor(math.log10(largest)), -math.floor(math.log10(width)))
     return f"{start:,.{decimals}f}–{end:,.{decimals}f}"
+
+
+def cell(words: str) -> str:
+    """Text for a cell of a Markdown table: on one line, so that it ends no cell, and beginning no mark-up."""
+    return re.sub(r"([\\|`*<[])", r"\\\1", " ".join(words.split()))

@@ -185,12 +185,18 @@ def job_of(told: object, steps: int) -> Job:
 
 def _command(arguments: Sequence[str] | None) -> int:
     options = parser("python -m analysis.recommend", "Says which setting to train a job with, and what that saves.")
+    options.add_argument("--markdown", action="store_true", help="print it as a table for a text instead")
     told = options.parse_args(arguments)
     lengths = [count(text) for text in told.steps] if told.steps else list(USUAL_STEPS)
     jobs = [job_of(told, steps) for steps in lengths]
     constraints = [Constraint.parse(text) for text in told.constraint]
     df, attempts = load(told.folder), load(told.folder, all_attempts=True)
     found = [recommend(df, job, constraints=constraints, attempts=attempts) for job in jobs]
+    if told.markdown:
+        from analysis.recommendation_table import recommendation_markdown  # which imports from here
+
+        print(recommendation_markdown(found), end="")
+        return 0
     for one in found:
         first, *others = sentences(one)
         print(first, *(f"  {sentence}" for sentence in others), f"  --settings {one.trial['settings_key']!r}", "", sep="\n")

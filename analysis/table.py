@@ -7,7 +7,6 @@ took any time; what is missing is a dash.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.columns import COMPILE_PHASES
-from analysis.formatting import MISSING, figure, gib, interval, number, text, times
+from analysis.formatting import MISSING, cell, figure, gib, interval, number, text, times
 from analysis.load import load
 from analysis.pareto import pareto_front
 from analysis.remarks import remarks
@@ -44,7 +43,7 @@ def markdown_table(df: pd.DataFrame) -> str:
         [column.title for column in columns] + ["status"],
         ["--:" if column.is_number else "---" for column in columns] + ["---"],
         *(
-            [*(_escaped(column.write(trial)) for column in columns), _escaped(_status(trial, index in front))]
+            [*(cell(column.write(trial)) for column in columns), cell(_status(trial, index in front))]
             for index, trial in order.iterrows()
         ),
     ]
@@ -103,11 +102,6 @@ def _status(trial: pd.Series, on_front: bool) -> str:
     if trial["status"] != Status.OK:
         return f"{trial['status']}: {text(trial['label']) or MISSING}"
     return ", ".join([str(Status.OK), *(["on the front"] if on_front else []), *(remark.text for remark in remarks(trial))])
-
-
-def _escaped(words: str) -> str:
-    """The words on one line, so that they end no cell and begin no mark-up."""
-    return re.sub(r"([\\|`*<[])", r"\\\1", " ".join(words.split()))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _MARGIN_PX = {"l": 84, "t": 30, "b": 64, "r": 290}
 _HIGHEST = 2
 """Of the upright axis."""
 _UNIT_PX = (_HEIGHT_PX - _MARGIN_PX["t"] - _MARGIN_PX["b"]) / _HIGHEST
-_NAME_CHARS = 38
+_NAME_CHARS, _NAME_LINES = 38, 3
 _NAME_OFF_PX = 18
 _NAME_LINE_PX = 17
 """Height of a line of a name."""
@@ -130,7 +130,9 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
         dash = _DASHES[(like.index(place) if place in like else len(like)) % len(_DASHES)]
         chart.add_trace(_curve(place, one, base, steps, dash).update(visible=place in shown))
     ends = [float(chart.data[place].y[-1]) for place in shown]
-    heights = [min(2, math.ceil(len(info.settings[place].label) / _NAME_CHARS)) * _NAME_LINE_PX / _UNIT_PX for place in shown]
+    heights = [
+        min(_NAME_LINES, math.ceil(len(info.settings[place].label) / _NAME_CHARS)) * _NAME_LINE_PX / _UNIT_PX for place in shown
+    ]
     places = zip(shown, ends, _apart(ends, heights), strict=True)
     chart.update_layout(annotations=[_line_name(place, info.settings[place], end, at) for place, end, at in places])
     return chart
@@ -179,7 +181,7 @@ def _curve(place: int, one: JobSetting, base: JobSetting, steps: Any, dash: str)
 
 def _line_name(place: int, one: JobSetting, end: float, at: float) -> dict[str, Any]:
     """The setting's name beside its line's end, in the right margin; a page knows it by its annotation's name."""
-    lines = textwrap.wrap(one.label, _NAME_CHARS, max_lines=2, placeholder=" …")
+    lines = textwrap.wrap(one.label, _NAME_CHARS, max_lines=_NAME_LINES, placeholder=" …")
     return {
         "name": f"line-{place}",
         "text": "<br>".join(html.escape(line, quote=False) for line in lines),

@@ -237,9 +237,9 @@ def _annotations(info: ParetoInfo, axes: Axes) -> list[dict[str, Any]]:
 
 
 def _balanced(words: str) -> list[str]:
-    """The words on at most three lines of about the same length."""
+    """The words on at most four lines of about the same length."""
     num_lines = max(1, math.ceil(len(words) / _LABEL_CHARS))
-    return textwrap.wrap(words, math.ceil(len(words) / num_lines) + 5, max_lines=3, placeholder=" …")
+    return textwrap.wrap(words, math.ceil(len(words) / num_lines) + 5, max_lines=4, placeholder=" …")
 
 
 def _at(point: ParetoPoint, info: ParetoInfo) -> tuple[float, float]:

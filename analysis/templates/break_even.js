@@ -65,15 +65,15 @@ const setUpBreakEven = (data, figure) => {
 
   const nameLine = 17; // px; as in break_even_chart.py
   const legendChars = 44;
-  const twoLines = (text, most) => {
+  const shortened = (text, most, count) => {
     const lines = broken(text, most);
-    return lines.length > 2 ? [lines[0], `${lines[1]} …`] : lines;
+    return lines.length > count ? [...lines.slice(0, count - 1), `${lines[count - 1]} …`] : lines;
   };
 
   // Names stand in the right margin, each joined to its line's end; a narrow screen has a legend under the chart instead.
   const named = (drawn, layout, element) => {
     if (isNarrow(element)) {
-      const rows = drawn.reduce((sum, place) => sum + twoLines(settings[place].label, legendChars).length, 0);
+      const rows = drawn.reduce((sum, place) => sum + shortened(settings[place].label, legendChars, 2).length, 0);
       const below = 16 * rows + 6 * drawn.length; // px
       const { t, b } = layout.margin;
       const plot = layout.height - t - b;
@@ -86,7 +86,7 @@ const setUpBreakEven = (data, figure) => {
     const unit = (layout.height - layout.margin.t - layout.margin.b) / layout.yaxis.range[1];
     let lowest = 0;
     const annotations = [...drawn].sort((a, b) => ratio(a, data.max_steps) - ratio(b, data.max_steps)).map((place) => {
-      const lines = twoLines(settings[place].label, isWide ? 38 : 25);
+      const lines = shortened(settings[place].label, isWide ? 38 : 25, 3);
       const end = ratio(place, data.max_steps);
       const half = lines.length * nameLine / unit / 2;
       const middle = Math.max(end, lowest + half);
@@ -102,7 +102,7 @@ const setUpBreakEven = (data, figure) => {
     const visible = new Set(drawn);
     return {
       data: traces.map((trace) => ({ ...trace, visible: visible.has(trace.meta), y: trace.x.map((steps) => ratio(trace.meta, steps)),
-        name: twoLines(settings[trace.meta].label, legendChars).map(escaped).join("<br>"),
+        name: shortened(settings[trace.meta].label, legendChars, 2).map(escaped).join("<br>"),
         hovertext: trace.x.map((steps, point) => (
           `${trace.hovertext[point].split("<br>")[0]}<br>${whole(steps)} steps: ${time(totalOf(settings[trace.meta], job, steps))}`)) })),
       layout: { ...named(drawn, layout, element), shapes: [...crossings(), marker()] },

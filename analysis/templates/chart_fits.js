@@ -103,7 +103,7 @@ const fitRows = (element, figure) => {
     layout.yaxis = { ...layout.yaxis, range: [bottom, 0] };
     const entries = figure.data.filter((trace) => trace.showlegend !== false).length; // many are short enough to stand in pairs
     const legendRows = entries > 4 ? Math.ceil(entries / 2) : entries;
-    const room = isNarrow(element) ? { l: 4, r: 8, t: 8 + 19 * legendRows } : { t: 64 };
+    const room = isNarrow(element) ? { l: 4, r: 8, t: 8 + 19 * legendRows } : { t: widthOf(element) < labelledWidth ? 78 : 64 };
     layout.margin = { ...layout.margin, ...room, ...(layout.showlegend === false ? { t: 6 } : {}) };
     layout.height = bottom + layout.margin.t + layout.margin.b;
   }

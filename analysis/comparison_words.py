@@ -1,0 +1,95 @@
+"""What changed between two sweeps, as words and figures that are written: for the command, its page and its table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from analysis.changes import FIGURES, Change, Comparison, Pair, mean_change
+from analysis.fail_on import signed_percent
+from analysis.formatting import MISSING, figure, gib, text, times
+from analysis.pareto import Goal
+from orchestrator.records import Status
+
+TITLES = {
+    "samples_per_s": "samples/s",
+    "speedup_eager": "vs eager interleaved",
+    "compile_s": "compile s",
+    "warm_start_s": "warm start s",
+    "peak_memory_bytes": "peak memory",
+}
+"""What a figure of `FIGURES` is called."""
+
+_WRITERS = {"peak_memory_bytes": gib, "speedup_eager": times}
+
+
+class Cell(NamedTuple):
+    """A figure of a setting in both sweeps, as the page shows it."""
+
+    before: str
+    after: str
+    change: str
+    between: str
+    """The change's 95 % interval."""
+    verdict: str
+    """better, worse or same."""
+    mark: tuple[float, float, float] | None
+    """The change and its interval's ends on the bar, 0 to 100 with 50 for none; None where it has none."""
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What changed, in words."""
+    said = []
+    for name, goal in FIGURES.items():
+        if (mean := mean_change(comparison.pairs, name)) is None:
+            continue
+        usable = [pair for pair in comparison.pairs if name in pair.changes and not status_of(pair)]
+        better, worse = (_count(usable, name, goal, way) for way in ("better", "worse"))
+        settings = "the one setting" if len(usable) == 1 else f"the {len(usable)} settings"
+        said.append(
+            f"{TITLES[name]}: {signed_percent(mean)}, the geometric mean of {settings} usable in both; "
+            f"beyond noise {better} better, {worse} worse."
+        )
+    kinds = Counter(news.kind for pair in comparison.pairs for news in pair.news)
+    told = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+    said.append(f"Settings with other changes: {told}." if told else "Nothing beside figures changed.")
+    return said
+
+
+def status_of(pair: Pair) -> str:
+    """What the setting was in both sweeps; empty if it was usable in both."""
+    words = [str(row["status"]) + (f" ({label})" if (label := text(row["label"])) else "") for row in (pair.before, pair.after)]
+    if words == [str(Status.OK)] * 2:
+        return ""
+    return f"{words[0]} in both" if words[0] == words[1] else f"{words[0]} in A, {words[1]} in B"
+
+
+def cell_of(name: str, found: Change) -> Cell:
+    """A figure's change as it is written."""
+    write = _WRITERS.get(name, figure)
+    is_exact = found.low is None or found.low == found.high
+    between = "" if is_exact else f"{signed_percent(found.low)} to {signed_percent(found.high)}"
+    change = MISSING if found.share is None else signed_percent(found.share) if found.share else "unchanged"
+    return Cell(write(found.before), write(found.after), change, between, _verdict(FIGURES[name], found), _mark(found))
+
+
+def _verdict(goal: Goal, found: Change) -> str:
+    if not found.is_significant:
+        return "same"
+    return "better" if (found.after > found.before) == (goal is Goal.MAX) else "worse"
+
+
+_BAR_SHARE = 0.25
+"""The change at which a bar ends; a longer one is cut off there."""
+
+
+def _mark(found: Change) -> tuple[float, float, float] | None:
+    if found.share is None or found.low is None or found.high is None or found.low == found.high:
+        return None
+    at, low, high = (50 + 50 * max(-1.0, min(1.0, share / _BAR_SHARE)) for share in (found.share, found.low, found.high))
+    return at, low, high
+
+
+def _count(pairs: Sequence[Pair], name: str, goal: Goal, way: str) -> int:
+    return sum(_verdict(goal, pair.changes[name]) == way for pair in pairs if name in pair.changes)

@@ -1,0 +1,148 @@
+"""`python docs/shown.py`: makes again what the pages beside it show of committed records: tables, and screens of the report.
+
+`--check` writes nothing and says which tables are not what the records say now (exit code 1). Screens need Playwright, which
+the extra `dev` brings, and a Chromium that is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+SWEEP, EARLIER = DOCS / "results" / "h200-captioning", DOCS / "results" / "h200-side-by-side"
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+
+SCREENS: Mapping[str, tuple[int, str, str, str]] = {
+    "top": (1280, "light", "header", "#front"),
+    "dark": (1280, "dark", "header", "#front"),
+    "break-even": (1280, "light", "#break-even", "#break-even"),
+    "compile": (1280, "light", "#phases", "#memory"),
+    "choices": (1280, "light", "#parallel", "#effects"),
+    "table": (1280, "light", "#timeline", "#table"),
+    "narrow": (390, "light", "header", "#verdict"),
+}
+"""`report-NAME.png` → width of the window in pixels, colours, and the first and last part of the page that is on it."""
+
+
+def recommended() -> str:
+    """The setting for each length of a job, and where it flips."""
+    from analysis import recommend
+
+    return _printed(lambda: recommend.main([str(SWEEP), "--restarts", "10", "--price-per-gpu-hour", "4", "--markdown"]))
+
+
+def compared() -> str:
+    """An earlier sweep beside the one that is shown."""
+    from analysis import compare
+
+    with tempfile.TemporaryDirectory() as scratch:
+        page = Path(scratch, "compare.html")
+        return _printed(lambda: compare.main([str(EARLIER), str(SWEEP), "--markdown", "--output", str(page)]))
+
+
+TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "recommended": ("analysis.md", recommended),
+    "compared": ("analysis.md", compared),
+}
+"""Name of a block → the page it stands on, between `<!-- NAME -->` and `<!-- end -->`, and what makes it."""
+
+
+def renewed(text: str, name: str, block: str) -> str:
+    """The page with the block's contents replaced.
+
+    Raises:
+        LookupError: the page has no such block.
+    """
+    whole, count = re.subn(
+        rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{block}{found[2]}", text, flags=re.DOTALL
+    )
+    if count != 1:
+        raise LookupError(f"there is no block {name!r}")
+    return whole
+
+
+def write_screens() -> list[Path]:
+    """Draws the screens; returns their paths."""
+    from playwright import sync_api
+
+    from analysis import write_report
+
+    browser_path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    written = []
+    with tempfile.TemporaryDirectory() as scratch, sync_api.sync_playwright() as playwright:
+        folder = Path(shutil.copytree(SWEEP, Path(scratch, SWEEP.name)))
+        report = write_report(folder)
+        browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
+        for name, (width, colors, first, last) in SCREENS.items():
+            page = browser.new_page(
+                viewport={"width": width, "height": 900}, color_scheme="dark" if colors == "dark" else "light"
+            )
+            page.goto(report.as_uri())
+            page.wait_for_selector("html[data-drawn=all]", state="attached", timeout=120_000)
+            # the folder's name instead of where this machine keeps its copy
+            page.evaluate("for (const one of document.querySelectorAll('.command code')) one.textContent = one.textContent"
+                          f".replace('{folder}', 'docs/results/{SWEEP.name}')")  # fmt: skip
+            top = page.locator(first).first.bounding_box()
+            bottom = page.locator(last).first.bounding_box()
+            if top is None or bottom is None:
+                raise LookupError(f"the report has no {first} or {last}")
+            y, end = max(0, top["y"] - 12), bottom["y"] + bottom["height"] + 12
+            path = DOCS / f"report-{name}.png"
+            page.screenshot(path=path, full_page=True, clip={"x": 0, "y": y, "width": width, "height": end - y})
+            written.append(path)
+            page.close()
+        browser.close()
+    return written
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 0, or 1 if `--check` found a table that is not as it should be."""
+    parser = argparse.ArgumentParser(
+        prog="python docs/shown.py", description="Makes again what docs/ shows of committed records."
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; say which tables are not what the records say")
+    parser.add_argument("--no-screens", action="store_true", help="tables only")
+    told = parser.parse_args(arguments)
+    stale = []
+    for name, (page, make) in TABLES.items():
+        path = DOCS / page
+        before = path.read_text(encoding="utf-8")
+        after = renewed(before, name, make())
+        if after != before:
+            stale.append(f"{page}: {name}")
+            if not told.check:
+                path.write_text(after, encoding="utf-8")
+    print(*stale, sep="\n")
+    if told.check:
+        return 1 if stale else 0
+    if not told.no_screens:
+        print(*write_screens(), sep="\n")
+    return 0
+
+
+def _printed(command: Callable[[], int]) -> str:
+    """What a command prints.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    words = io.StringIO()
+    with redirect_stdout(words):
+        if command() != 0:
+            raise RuntimeError("the command failed; its sentence is above")
+    return words.getvalue()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(DOCS.parent))
+    sys.exit(main())
