@@ -16,6 +16,8 @@ from ray._private.state import state
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from orchestrator.board import find_board
+
 NAME = "compile-sweep-packing"
 NAMESPACE = "compile-sweep"
 NODE_ID = "ray.io/node-id"
@@ -36,6 +38,10 @@ class Packing:
     def choose(self, trial_id: str, claimed: Amounts) -> str | None:
         """The host for all workers of a trial, which claim that much together; None if none has room."""
         self._taken.pop(trial_id, None)  # of an earlier attempt, whose process died
+        with suppress(RayError, ValueError):  # without a board nobody knows who else died
+            asked: Any = find_board().running.remote()
+            running = {progress.trial_id for progress in ray.get(asked, timeout=_TIMEOUT_S / 2)}
+            self._taken = {name: taken for name, taken in self._taken.items() if name in running}
         hosts = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         chosen = best(hosts, state.available_resources_per_node(), list(self._taken.values()), claimed)
         if chosen is not None:
