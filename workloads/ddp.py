@@ -216,6 +216,11 @@ def check_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, stati
         )
 
 
+_NEEDS_NCCL = (Compression.BF16, Compression.POWERSGD)
+"""torch's hook for bfloat16 refuses gloo. PowerSGD's sends several messages for each bucket, the later ones from callbacks, which
+gloo runs on threads of its own: messages of two buckets met each other, and the process was aborted."""
+
+
 def check_workers(ddp: DdpSettings | None, num_workers: int, *, workload: str, trains: bool = True, has_gpu: bool = True) -> None:
     """Refuses settings of workers that these workers cannot follow.
 
@@ -227,7 +232,7 @@ def check_workers(ddp: DdpSettings | None, num_workers: int, *, workload: str, t
         has_gpu: whether they run on GPUs, and so talk by NCCL.
 
     Raises:
-        SettingsError: there is one worker, nothing to reduce, or no NCCL for bfloat16.
+        SettingsError: there is one worker, nothing to reduce, or no NCCL for what needs it.
     """
     if ddp is None:
         return
@@ -237,8 +242,8 @@ def check_workers(ddp: DdpSettings | None, num_workers: int, *, workload: str, t
         raise SettingsError(f"the workload {workload} only infers and has no gradients to reduce; leave {word} out")
     if num_workers == 1:
         raise SettingsError(f"{word} is about gradients of several workers, and there is one; add --workers-per-trial 2, or more")
-    if ddp.compression is Compression.BF16 and not has_gpu:
-        raise SettingsError("ddp.compression=bf16 needs NCCL, which is for GPUs; use fp16")
+    if ddp.compression in _NEEDS_NCCL and not has_gpu:
+        raise SettingsError(f"ddp.compression={ddp.compression} needs NCCL, which is for GPUs; use fp16")
 
 
 def _or_none(ddp: DdpSettings) -> DdpSettings | None:
