@@ -5,6 +5,7 @@ CompileSweepError
 ├── SweepFolderError     a folder that cannot be used for this sweep
 ├── RecordsError         trials.jsonl or sweep.json is not what this version wrote
 ├── CacheError           a store of compile caches that cannot be used, or a signing key that is none
+├── SessionError         a Ray that does not start, or a cluster that does not answer
 ├── StorageError         a place for results that cannot be used
 └── TrackingError        a place of --log-to that does not answer
 """
@@ -23,6 +24,10 @@ class ConfigError(CompileSweepError):
 
 class SweepFolderError(CompileSweepError):
     """A folder that cannot be used for this sweep."""
+
+
+class SessionError(CompileSweepError):
+    """A Ray that does not start, or a cluster that does not answer."""
 
 
 class RecordsError(CompileSweepError):

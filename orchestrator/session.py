@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from orchestrator.errors import SessionError
 from orchestrator.scratch import own_folder
 
 _ENVIRONMENT = {
@@ -43,23 +44,7 @@ def ray_session() -> Iterator[None]:
 
     own = ExitStack()
     try:
-        if address := os.environ.get("RAY_ADDRESS"):
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            from ray._private import ray_constants
-
-            ray_constants.ENABLE_RAY_CLUSTER = False  # as the variable above, for a process that has imported Ray already
-            ray.init(
-                address="local",
-                num_cpus=len(os.sched_getaffinity(0)),
-                resources={"host": 1.0},  # as each host of a cluster has, see placing.py
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=own.enter_context(_own_folder()),
-            )
-            _keep_token()
+        _connect(own)
         with _no_echo():
             yield
     finally:
@@ -70,6 +55,39 @@ def ray_session() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = previous
+
+
+def _connect(own: ExitStack) -> None:
+    """Connects to the cluster, or starts Ray with a folder that `own` removes.
+
+    Raises:
+        SessionError: it does not start, or does not answer.
+    """
+    import ray
+    from ray._private import ray_constants
+
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        ray_constants.ENABLE_RAY_CLUSTER = False  # as the variable above, for a process that has imported Ray already
+        ray.init(
+            address="local",
+            num_cpus=len(os.sched_getaffinity(0)),
+            resources={"host": 1.0},  # as each host of a cluster has, see placing.py
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=own.enter_context(_own_folder()),
+        )
+    except Exception as error:  # Ray has no common class for these, and says in some of them only "Exception"
+        what = f"no Ray cluster answers at RAY_ADDRESS={address}" if address else "Ray did not start on this host"
+        advice = "start one or unset it" if address else "if the host is very busy, try again when it is less so"
+        words = str(error).split(". ")[0] or type(error).__name__
+        raise SessionError(f"{what} ({words}); {advice}") from None
+    _keep_token()
 
 
 @contextmanager

@@ -90,11 +90,11 @@ class Arena:
         with (self.output / "trials.jsonl").open("a") as log:
             log.write(text)
 
-    def sweep(self, *words: str, timeout_s: float = 900.0) -> subprocess.CompletedProcess[str]:
+    def sweep(self, *words: str, timeout_s: float = 1700.0) -> subprocess.CompletedProcess[str]:
         """Runs a sweep to its end."""
         return self.finish(self.start(*words), timeout_s)
 
-    def finish(self, running: subprocess.Popen[str], timeout_s: float = 900.0) -> subprocess.CompletedProcess[str]:
+    def finish(self, running: subprocess.Popen[str], timeout_s: float = 1700.0) -> subprocess.CompletedProcess[str]:
         """Waits for a sweep's end; it must not have ended in a traceback."""
         try:
             printed, complaints = running.communicate(timeout=timeout_s)
@@ -227,7 +227,7 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def when(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
+def when(condition: Callable[[], bool], timeout_s: float = 900.0) -> None:
     """Waits for what a busy machine may take long for."""
     wait_until(condition, timeout_s)
 

@@ -64,11 +64,12 @@ class Chaotic(Toy):
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
-        if not getattr(self, "_is_sabotaged", True):  # the first after the pool is the one that is measured
-            self._is_sabotaged = True
-            if str(self._multiple) not in plan()["faults"]:
-                return model
-            model.register_forward_pre_hook(lambda module, inputs: self._break(_phase(), 0))
+        if hasattr(self, "_multiple") and str(self._multiple) in plan()["faults"]:
+            if self._is_sabotaged:  # built again, for a reference or the check
+                self._break(_phase(), 0)
+            else:  # the first after the pool is the one that is measured
+                self._is_sabotaged = True
+                model.register_forward_pre_hook(lambda module, inputs: self._break(_phase(), 0))
         return model
 
     def _break(self, phase: str, rank: int) -> None:
