@@ -53,7 +53,9 @@ def claimed_cpus(config: SweepConfig, cores: int) -> float:
     decided_otherwise = config.device is Device.CUDA or config.placement is Placement.SPREAD
     if in_cluster() and decided_otherwise:
         return _LEFT_CPUS
-    return max(_LEFT_CPUS, cores // workers_on_a_host(config) - _LEFT_CPUS)
+    share = max(_LEFT_CPUS, cores // workers_on_a_host(config) - _LEFT_CPUS)
+    fits = (cores - _LEFT_CPUS) / config.workers_per_trial  # a trial with more workers than there are cores would wait for ever
+    return min(share, fits)
 
 
 def claims(placement: Placement, num_workers: int, *, use_gpu: bool, cpus: float) -> dict[str, float]:

@@ -44,6 +44,7 @@ def test_on_one_machine_the_trials_that_run_at_once_divide_its_cores() -> None:
     assert workers_on_a_host(config(max_concurrent=2, workers_per_trial=2)) == 4
     assert claimed_cpus(config(max_concurrent=2, workers_per_trial=2), cores=16) == 3.5
     assert claimed_cpus(config(max_concurrent=2), cores=1) == 0.5
+    assert claimed_cpus(config(workers_per_trial=2), cores=1) == 0.25, "a trial's workers fit beside the trial"
 
 
 @pytest.mark.usefixtures("cluster")
