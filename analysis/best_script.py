@@ -88,7 +88,7 @@ def best_script(trial: pd.Series, *, seed: int, remark: str = "") -> str:
     measured = f"Measured {_rate(trial)} on {_devices(trial)}."
     workers = int(trial["num_workers"])
     how = "python best.py" if workers == 1 else f"python -m torch.distributed.run --nproc-per-node {workers} best.py"
-    said = [f"# {sentence}" for sentence in (measured, remark) if sentence]
+    said = [f"# {' '.join(sentence.split())}" for sentence in (measured, remark) if sentence]
     call = "\n".join(f"            {name}={_quoted(value)}," for name, value in run.items())
     return "\n".join(
         [

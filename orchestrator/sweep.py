@@ -29,6 +29,7 @@ from orchestrator.searching import learned_for
 from orchestrator.space import Choice, Target, choose, varied
 from orchestrator.stages import Fronts, Stages
 from orchestrator.storage import Storage
+from orchestrator.stored import stored_config
 from orchestrator.tracking import Destination, Tracking
 from workloads.base import Workload, load_workload, named_workloads
 from workloads.settings import CompileSettings
@@ -65,7 +66,7 @@ def _sweep(options: Options) -> int:
         raise ConfigError("--resume needs to know which sweep; name its folder with --output, or its --storage")
     output = options.output or _new_folder(options)
     kept = _storage(options, output)
-    stored = _stored_config(output) if options.resume else {}
+    stored = stored_config(output) if options.resume else {}
     device = _device(options, stored, environment)
     workload = _workload(options, stored, device)
     config = _configured(options, stored, workload, device, environment, output)
@@ -123,7 +124,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path) ->
 
 def _storage(options: Options, output: Path) -> Storage | None:
     """The copy of the sweep's folder, which a sweep taken up again is brought back from; None for none."""
-    before = _stored_config(output) if options.resume else {}
+    before = stored_config(output) if options.resume else {}
     location = storage.chosen(options.storage, before, output)
     if location is None:
         return None
@@ -167,7 +168,8 @@ def _device(options: Options, stored: dict[str, Any], environment: Environment) 
 def _workload(options: Options, stored: dict[str, Any], device: Device) -> Workload:
     name: str = _first(options.workload, stored.get("workload"), "captioning")
     seed: int = _first(options.seed, stored.get("seed"), 0)
-    sys.path.insert(0, os.getcwd())  # a user's module is named as it would be imported from here
+    if ":" in name:  # a user's module is named as it would be imported from here; for others this folder's files are no code
+        sys.path.insert(0, os.getcwd())
     found = load_workload(name)
     default_size = found.sizes[0] if device is Device.CUDA else found.sizes[-1]
     return found(_first(options.size, stored.get("size"), default_size), seed)
@@ -337,11 +339,6 @@ def _one_setting(console: Console, options: Options, environment: Environment) -
     from orchestrator.explain import explain  # only here: a sweep does without
 
     return explain(setting, _first(options.workload, "captioning"), workload.size, workload.seed, device, console)
-
-
-def _stored_config(output: Path) -> dict[str, Any]:
-    has_sweep = (output / records.SWEEP_FILE).exists()
-    return dict(folder.read_sweep(output)["config"]) if has_sweep else {}
 
 
 def _fronts(config: SweepConfig) -> Fronts:

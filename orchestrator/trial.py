@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchTrainer
 
 from orchestrator import evidence, logs, packing, placing, records, secrecy
 from orchestrator import folder as sweep_folder
@@ -35,6 +35,7 @@ from orchestrator.records import TrialRecord, WarmStart
 from orchestrator.retrying import backoff_s
 from orchestrator.watchdog import MARKER, kill_marked
 from orchestrator.worker import train_loop
+from orchestrator.worker_group import GroupConfig
 
 GRACE_S = 15.0
 """Past the trial's deadline, until the trial kills workers that have not ended themselves, and then until it ends itself."""
@@ -166,7 +167,7 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
     return trainer(
         train_loop,
         train_loop_config={"assignment": assignment.to_dict(), "scratch": str(scratch)},
-        torch_config=TorchConfig(backend="nccl" if plan.use_gpu else "gloo"),
+        torch_config=GroupConfig(backend="nccl" if plan.use_gpu else "gloo"),
         scaling_config=scaling_config(
             num_workers=plan.num_workers,
             use_gpu=plan.use_gpu,

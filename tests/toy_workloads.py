@@ -368,3 +368,13 @@ def _crowd() -> None:
 def _hang(module: nn.Module, inputs: object) -> None:
     subprocess.Popen(["sleep", "600"])
     time.sleep(600)
+
+
+class Leaky(Toy):
+    """Prints all of its environment, and raises with it where lengths are padded to multiples of 2."""
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        print(dict(os.environ), flush=True)
+        if policy.padded(1) == 2:
+            raise RuntimeError(f"denied: {dict(os.environ)}")
+        return super().pool(policy, rank=rank, device=device)

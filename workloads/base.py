@@ -225,7 +225,7 @@ def load_workload(name: str) -> type[Workload]:
     """
     target = BUILT_IN.get(name) or (name if ":" in name else named_workloads().get(name, name))
     module_name, colon, class_name = target.partition(":")
-    if not colon or not module_name or not class_name:
+    if not (colon and class_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
         known = named_workloads()
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}, or package.module:Class"

@@ -1,0 +1,108 @@
+"""A real sweep with planted secrets: none is in anything it writes or says, and nothing of it listens beyond this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from listening import addresses, is_loopback
+
+from analysis.report_server import ReportServer
+
+pytestmark = pytest.mark.slow
+
+RUN = "NOTHING_LEAKS"
+"""Environment variable by which this test's processes are told from others."""
+
+PLANTED = {
+    "AWS_SECRET_ACCESS_KEY": "planted/aws+secret",
+    "AWS_SESSION_TOKEN": "planted-session-token",
+    "HF_TOKEN": "hf_planted_token",
+    "MLFLOW_TRACKING_PASSWORD": "planted-mlflow-password",
+    "COMPILE_SWEEP_CACHE_KEY": "5ec7e75ec7e7" * 8,
+}
+ADDRESS = "redis://:planted-redis-p%40ssword@127.0.0.1:1"
+"""Nobody serves there, which costs a sweep nothing."""
+
+SECRETS = [value.encode() for value in (*PLANTED.values(), "planted-redis-p%40ssword", "planted-redis-p@ssword")]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """All that the sweep's processes keep outside of its folder; short, because Ray puts sockets there."""
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as made:
+        yield Path(made)
+
+
+def ours() -> list[int]:
+    """This test's processes."""
+    mine = str(os.getpid())
+    return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(RUN) == mine]
+
+
+def leaks(folder: Path, *, but: str = "?") -> set[str]:
+    """Files that hold a secret, and names that do."""
+    found = set()
+    for path in folder.rglob("*"):
+        relative = str(path.relative_to(folder))
+        if relative.startswith(but):
+            continue
+        if any(secret in os.fsencode(relative) for secret in SECRETS):
+            found.add(relative)
+        try:
+            if path.is_file() and any(secret in path.read_bytes() for secret in SECRETS):
+                found.add(relative)
+        except OSError:  # gone meanwhile
+            continue
+    return found
+
+
+def test_a_sweep_keeps_its_secrets_and_listens_on_the_loopback_alone(tmp_path: Path, scratch: Path, repository: Path) -> None:
+    output = tmp_path / "sweep"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--workload", "toy_workloads:Leaky",
+         "--settings", "scope=eager,padding=longest,pad_multiple=2", "scope=full", "--cache", ADDRESS, "--caches", "shared",
+         "--no-confirm", "--no-warm-start"],
+        cwd=repository / "tests",
+        env={**os.environ, **PLANTED, "PYTHONPATH": str(repository), "TMPDIR": str(scratch), RUN: str(os.getpid())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    listened: set[str] = set()
+    leaked: set[str] = set()
+    try:
+        while process.poll() is None:
+            listened |= {address for address, _ in addresses(ours())}
+            leaked |= leaks(scratch)
+            leaked |= leaks(output, but="logs/") if output.exists() else set()  # a trial's log is cleared when it ends
+            time.sleep(1)
+    finally:
+        process.kill()
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed.decode()
+    assert listened, "nothing was seen to listen, so this test saw nothing"
+    assert [address for address in listened if not is_loopback(address)] == []
+
+    failed, ran = (json.loads(line) for line in (output / "trials.jsonl").read_text().splitlines())
+    assert (failed["label"], "denied" in failed["reason"]) == ("exception", True), failed["reason"]
+    assert ran["compile_s"] is not None, ran
+    for trial in (failed, ran):
+        log = (output / "logs" / trial["trial_id"] / "worker-0.log").read_text()
+        assert "'HF_TOKEN': '***'" in log
+    assert json.loads((output / "sweep.json").read_text())["config"]["cache"] == "redis://***@127.0.0.1:1"
+    assert (output / "report.html").stat().st_size > 1_000_000
+    assert leaked | leaks(output) == set()
+    assert not any(secret in printed for secret in SECRETS)
+    assert list(scratch.glob("ray-*")) == []
+
+    with ReportServer(output, 0) as server:
+        found = [address for address, port in addresses([os.getpid()]) if port == server.server_address[1]]
+        assert found == ["127.0.0.1"]

@@ -1,0 +1,70 @@
+"""Of a user's code, what the command line names is imported and nothing else: not the folder's files, nor what records name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import folder as sweep_folder
+from orchestrator.config import SweepConfig
+from orchestrator.environment import fingerprint
+from orchestrator.records import Status, TrialRecord, append
+from workloads.settings import CompileSettings
+
+MARKS = "open({mark!r}, 'a').write(__name__ + ' ')\n"
+NAMES = ("captioning", "gpt2", "plotly", "pyarrow", "redis", "optuna", "boto3", "sitecustomize_", "mine", "unasked")
+EAGER = CompileSettings.parse("scope=eager")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder of modules that say when they are imported, some called like what the project may import."""
+    made = tmp_path / "here"
+    made.mkdir()
+    for name in NAMES:
+        (made / f"{name}.py").write_text(MARKS.format(mark=str(tmp_path / "marks")))
+    (made / "mine.py").write_text((made / "mine.py").read_text() + "from toy_workloads import Toy as Mine\n")
+    return made
+
+
+def imported(here: Path, program: str, repository: Path) -> list[str]:
+    """Names of the planted modules that a program imported, run in their folder as an installed command is."""
+    path = os.pathsep.join((str(repository), str(repository / "tests")))
+    subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=300,
+        check=True,
+        capture_output=True,
+    )
+    marks = here.parent / "marks"
+    return marks.read_text().split() if marks.exists() else []
+
+
+def test_a_built_in_workload_imports_nothing_of_the_folder(here: Path, repository: Path) -> None:
+    assert imported(here, "from orchestrator.sweep import main; main(['--dry-run', '--size', 'tiny'])", repository) == []
+
+
+def test_a_workload_of_ones_own_imports_its_module_and_no_other(here: Path, repository: Path) -> None:
+    program = "from orchestrator.sweep import main; assert main(['--dry-run', '--workload', 'mine:Mine']) == 0"
+    assert imported(here, program, repository) == ["mine"]
+
+
+def test_reading_a_folder_imports_nothing_that_it_names(here: Path, repository: Path) -> None:
+    config = SweepConfig(recipe="given", workload="mine:Mine", size="only", settings=(EAGER,))
+    sweep_folder.begin(here / "sweep", config, fingerprint(), None)
+    record = TrialRecord(trial_id="1", settings=EAGER.to_dict(), settings_key=EAGER.key, status=Status.OK, workload="mine:Mine",
+                         source="import unasked", samples_per_s=5.0, compile_s=1.0)  # fmt: skip
+    append(here / "sweep", record)
+    program = (
+        "from analysis import compare, recommend, report, table; "
+        "assert report.main(['sweep']) == 0; assert compare.main(['sweep', 'sweep']) in (0, 1); recommend.main(['sweep']); "
+        "from orchestrator.sweep import main; assert main(['--dry-run', '--workload', 'toy_workloads:Toy', '--output', 'new', "
+        "'--searcher', 'gain', '--learn-from', 'sweep', '--learn-anyway']) == 0"
+    )
+    assert imported(here, program, repository) == []
