@@ -1,4 +1,4 @@
-"""Several workers on the CPU that measure settings together, without Ray: processes of this file, which talk by gloo."""
+"""Several workers that measure settings together, without Ray: processes of this file, which talk by gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ ROOT = TESTS.parent
 
 
 def measured_together(
-    workload: str, size: str, settings: Sequence[str], *, num_workers: int = 2, pipeline: str = "resident", timeout_s: float = 500
+    workload: str,
+    size: str,
+    settings: Sequence[str],
+    *,
+    num_workers: int = 2,
+    device: str = "cpu",
+    pipeline: str = "resident",
+    timeout_s: float = 500,
 ) -> list[list[dict[str, Any]]]:
     """For each setting what each worker says of it: a measurement's values, or `error` with an exception's text.
 
@@ -28,6 +35,7 @@ def measured_together(
             "workload": workload,
             "size": size,
             "settings": list(settings),
+            "device": device,
             "pipeline": pipeline,
             "workers": num_workers,
             "stacks_after_s": 0.6 * timeout_s,
@@ -36,8 +44,7 @@ def measured_together(
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
-            "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            **({"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} if device == "cpu" else {}),
         }
         processes = []
         for rank in range(num_workers):
@@ -68,9 +75,15 @@ def _work(told: dict[str, Any]) -> None:
     from workloads.settings import CompileSettings
 
     faulthandler.dump_traceback_later(told["stacks_after_s"])
-    torch.set_num_threads(1)
     rank, scratch = told["rank"], told["scratch"]
-    torch.distributed.init_process_group("gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=told["workers"])
+    device = torch.device("cpu")
+    if told["device"] == "cuda":
+        torch.cuda.set_device(rank)
+        device = torch.device("cuda", rank)
+    else:
+        torch.set_num_threads(1)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{scratch}/store", rank=rank, world_size=told["workers"])
     workload = load_workload(told["workload"])(told["size"], 0)
     protocol = Protocol(compared_steps=4, min_passes=2, max_passes=2, cpu_window_s=0.0, real_passes=1, eager_budget_s=2.0)
     found: list[dict[str, Any]] = []
@@ -82,7 +95,7 @@ def _work(told: dict[str, Any]) -> None:
             measurement = measure(
                 workload,
                 CompileSettings.parse(spelled),
-                device=torch.device("cpu"),
+                device=device,
                 rank=rank,
                 protocol=protocol,
                 pipeline=told["pipeline"],
