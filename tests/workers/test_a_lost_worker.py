@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,7 +39,7 @@ def test_a_trial_is_labelled_by_the_worker_that_failed_and_others_go_on(tmp_path
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)])},
         text=True,
         capture_output=True,
-        timeout=900,
+        timeout=1700,
         check=False,
     )
     assert done.returncode == 0, done.stderr

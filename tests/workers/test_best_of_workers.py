@@ -44,7 +44,7 @@ def exported(spelled: str, *, num_workers: int, device: str = "cpu") -> pd.Serie
 )
 def test_two_workers_train_by_the_exported_settings(spelled: str, num_workers: int) -> None:
     trial = exported(spelled, num_workers=num_workers)
-    came = rerun(trial, best_script(trial, seed=0), timeout_s=400)
+    came = rerun(trial, best_script(trial, seed=0), timeout_s=500)
     assert came.outcome is Outcome.INSIDE, came.sentence
     assert (came.came["workers"], came.came["finite"]) == (2, True)
 
@@ -52,7 +52,7 @@ def test_two_workers_train_by_the_exported_settings(spelled: str, num_workers: i
 @pytest.mark.slow
 def test_where_the_devices_are_others_nothing_is_run() -> None:
     trial = exported("scope=eager", num_workers=2, device="NVIDIA H200")
-    came = rerun(trial, best_script(trial, seed=0), timeout_s=400)
+    came = rerun(trial, best_script(trial, seed=0), timeout_s=500)
     assert came.outcome is Outcome.OTHER_DEVICE, came.sentence
     assert "2 × NVIDIA H200" in came.sentence
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from workers_at_work import measured_together
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 QUICK = "backend=aot_eager"
 """Traces and splits as Inductor would, and generates no code."""

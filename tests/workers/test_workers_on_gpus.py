@@ -6,7 +6,7 @@ import pytest
 import torch
 from workers_at_work import measured_together
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 

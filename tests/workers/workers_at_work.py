@@ -24,7 +24,7 @@ def measured_together(
     num_workers: int = 2,
     device: str = "cpu",
     pipeline: str = "resident",
-    timeout_s: float = 500,
+    timeout_s: float = 1500,
 ) -> list[list[dict[str, Any]]]:
     """For each setting what each worker says of it: a measurement's values, or `error` with an exception's text.
 
