@@ -21,8 +21,8 @@ class GroupConfig(TorchConfig):
         return _Group
 
 
-class _Group(_TorchBackend):  # type: ignore[misc]  # untyped in Ray
-    def on_start(self, worker_group: Any, backend_config: GroupConfig) -> None:
+class _Group(_TorchBackend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
         num_workers, timeout_s = len(worker_group), float(backend_config.timeout_s)
         address, port = worker_group.execute_single(0, _serve, num_workers, timeout_s)
         worker_group.execute(_set_torch_distributed_env_vars)

@@ -11,8 +11,9 @@ import socket
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed has it where it is built in, which types cannot say
 
-_served: list[dist.TCPStore] = []
+_served: list[TCPStore] = []
 
 
 def serve(address: str, num_workers: int, timeout_s: float) -> int:
@@ -21,7 +22,7 @@ def serve(address: str, num_workers: int, timeout_s: float) -> int:
     with socket.create_server((address, 0), family=family) as listener:
         port = int(listener.getsockname()[1])
         _served[:] = [
-            dist.TCPStore(
+            TCPStore(
                 address,
                 port,
                 num_workers,
@@ -44,5 +45,5 @@ def join(backend: str, *, rank: int, num_workers: int, address: str, port: int, 
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     timeout = timedelta(seconds=timeout_s)
-    store = _served[0] if rank == 0 else dist.TCPStore(address, port, num_workers, is_master=False, timeout=timeout)
+    store = _served[0] if rank == 0 else TCPStore(address, port, num_workers, is_master=False, timeout=timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_workers, timeout=timeout)
