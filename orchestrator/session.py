@@ -30,6 +30,8 @@ _ENVIRONMENT = {
 _OF_A_LOCAL_SESSION = {
     # Ray's agents wait this long, by default 60 s, for a control service that comes back; here it ends with the driver.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    # After this, by default 60 s, Ray starts a worker process anew that is not up yet: on a host that is busy enough, for ever.
+    "RAY_worker_register_timeout_seconds": "600",
 }
 
 

@@ -34,6 +34,7 @@ def several_hosts(arena: Arena) -> Iterator[subprocess.Popen[str]]:
         "COMPILE_SWEEP_CACHE_KEY": "ab" * 32,
         "CHAOS_PLAN": str(arena.folder / "plan.json"),
         "RAY_worker_niceness": "0",
+        "RAY_worker_register_timeout_seconds": "600",
         "RAY_AUTH_MODE": "disabled",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
