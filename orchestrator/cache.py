@@ -291,7 +291,7 @@ def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Sid
     try:
         values = json.loads(Path(name).read_text(encoding="utf-8"))
         facts = {str(component): str(value) for component, value in values.items()}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         raise CacheError(f"{name} is no JSON object of components and values, as {PROG} explain compares") from None
     return Side(name=name, facts=facts)
 

@@ -107,10 +107,20 @@ def write_table(sweep: Path, folder: Path) -> Table:
     if (sweep / WARM_STARTS_FILE).is_file():
         _replace(folder / WARM_STARTS_FILE, (sweep / WARM_STARTS_FILE).read_text(encoding="utf-8"))
     if (sweep / SWEEP_FILE).is_file():
-        told: Any = json.loads((sweep / SWEEP_FILE).read_text(encoding="utf-8"))
+        told = _described(sweep / SWEEP_FILE)
         kept = {name: told[name] for name in ("schema_version", "environment", "environment_key", "started_at") if name in told}
         _replace(folder / SWEEP_FILE, json.dumps(kept, indent=2) + "\n")
     return read_table(folder)
+
+
+def _described(path: Path) -> Mapping[str, Any]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(told, dict):
+            raise TypeError("no JSON object")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RecordsError(f"{path} cannot be read ({error}); {_SWEEP}") from None
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.errors import RecordsError
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, Status, TrialRecord, WarmStart
+from orchestrator.search.tables import read_table, write_table
 from workloads.errors import CompileSweepError
 from workloads.settings import CompileSettings
 
@@ -137,9 +138,12 @@ def test_what_a_reader_chokes_on_is_one_sentence(folder: Path, text: str) -> Non
     for parse in (TrialRecord.from_json, WarmStart.from_json):
         with pytest.raises(RecordsError):
             parse(line)
-    for reads in (records.read, analysis.load, analysis.load_sweep, sweep_folder.read_sweep):
+    for reads in (records.read, analysis.load, analysis.load_sweep, sweep_folder.read_sweep, read_table):
         with pytest.raises(RecordsError):
             reads(folder)
+    (folder / TRIALS_FILE).write_text(f"{LINE}\n")
+    with pytest.raises(RecordsError):
+        write_table(folder, folder.parent / "table")
 
 
 @pytest.mark.slow
