@@ -21,6 +21,7 @@ from analysis.changes import FIGURES, Comparison, News, Pair, compare
 from analysis.comparison_table import comparison_markdown
 from analysis.comparison_words import TITLES, Cell, cell_of, sentences, status_of
 from analysis.fail_on import NEWS_KINDS, Finding, Rule, check
+from analysis.formatting import instant
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.report import renew_report
 from analysis.report_next import COMPARISON_FILE
@@ -60,6 +61,7 @@ def write_comparison(
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
+    environment.filters["instant"] = instant
     shown = [name for name in FIGURES if any(name in pair.changes for pair in comparison.pairs)]
     page = environment.get_template("compare.html").render(
         title=sweeps[1].what or "sweep",

@@ -81,6 +81,11 @@ RULES = (
         is_free=lambda importer: _within(importer, "analysis.figures", "analysis.report", "analysis.picture"),
     ),
     Rule(
+        name="trackers' libraries are imported only in orchestrator.tracking",
+        targets=("mlflow", "tensorboardX", "wandb"),
+        is_free=lambda importer: _within(importer, "orchestrator.tracking"),
+    ),
+    Rule(
         name="optuna is imported only in the search and for attribution",
         targets=("optuna",),
         is_free=lambda importer: _within(importer, "orchestrator.search", "analysis.attribution"),
@@ -177,6 +182,7 @@ def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
         ("analysis.load", "from transformers import GPT2Config", "torch and transformers"),
         ("analysis.load", "import plotly.graph_objects as go", "plotly is imported only"),
         ("orchestrator.live", "importlib.import_module('plotly')", "plotly is imported only"),
+        ("orchestrator.sweep", "import mlflow", "trackers' libraries"),
         ("orchestrator.space", "from optuna.distributions import FloatDistribution", "optuna is imported only"),
     ],
 )
@@ -194,6 +200,7 @@ def test_a_planted_import_is_found(module: str, source: str, rule: str) -> None:
         ("orchestrator.sweep", "from analysis.report import write"),
         ("orchestrator.worker", "import torch\nimport ray.train\nfrom workloads import measuring"),
         ("orchestrator.search.optuna_samplers", "import optuna"),
+        ("orchestrator.tracking.mlflow_runs", "from mlflow.entities import Metric"),
         ("analysis.figures.pareto", "import plotly.graph_objects as go\nfrom . import palette"),
         ("analysis.report", "import plotly.io"),
         ("workloads.compiling", "import torch, torch._dynamo\nfrom transformers import GPT2Config"),

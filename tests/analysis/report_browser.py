@@ -11,6 +11,9 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
+PATIENCE_MS = 150_000
+"""How long a page may take to do something, on a machine that does much else."""
+
 
 class Visit:
     """An open report, and what went wrong in it."""
@@ -19,6 +22,7 @@ class Visit:
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", offline=True
         )
+        self.context.set_default_timeout(PATIENCE_MS)
         self.page = self.context.new_page()
         self.errors: list[str] = []
         self.requests: list[str] = []
