@@ -17,6 +17,7 @@ from rich.console import Console
 
 from orchestrator.config import Device
 from orchestrator.failures import Death, Verdict, judge_death, judge_measurement
+from orchestrator.secrecy import hidden
 from orchestrator.watchdog import MARKER, kill_marked
 from workloads.advice import Lengths
 from workloads.base import load_workload
@@ -143,4 +144,4 @@ def _judged(verdict: Verdict) -> str:
 def _say(console: Console, title: str, lines: Any) -> None:
     console.print(f"\n{title}", style="bold", markup=False, highlight=False)
     for line in lines:
-        console.print(f"  {line}" if line else "", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {hidden(line)}" if line else "", markup=False, highlight=False, soft_wrap=True)
