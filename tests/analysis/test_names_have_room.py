@@ -1,0 +1,64 @@
+"""Names and legends of the front and of the break-even chart in a real browser: nothing covers anything at any width."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from playwright import sync_api
+from report_browser import FLAGS, PATIENCE_MS, Visit, boxes, overlap
+from sweep_folders import MakeSweep, trial, typical_trials
+
+import analysis
+from orchestrator.records import TrialRecord
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE_MS)
+        yield running
+        running.close()
+
+
+def close_ends() -> list[TrialRecord]:
+    """Settings that win at some length, with lines that end close to each other, and names of several lines."""
+    long = "scope=full,mode=max-autotune,dynamic=buckets,buckets=32/40/64/96/256,group_window=100,fullgraph=on,optimizer"
+    return [*typical_trials(), trial(f"{long}=fused", 1050, 470), trial(f"{long}=compiled", 1055, 600)]
+
+
+@pytest.mark.parametrize("width", [768, 1280, 1920])
+def test_names_of_lines_stand_apart_in_the_margin(browser: sync_api.Browser, make_sweep: MakeSweep, width: int) -> None:
+    with Visit(browser, analysis.write_report(make_sweep(close_ends())), width=width) as visit:
+        names = boxes(visit.page.locator("#break-even-chart .annotation-text-g"))
+        (plot,) = boxes(visit.page.locator("#break-even-chart .nsewdrag").first)
+        assert len(names) >= 5
+        assert not [pair for pair in itertools.combinations(names, 2) if overlap(*pair)]
+        assert all(name["x"] + name["width"] <= width for name in names)
+        assert all(name["x"] >= plot["x"] + plot["width"] - 3 for name in names)
+        assert visit.errors == []
+
+
+def test_a_telephone_has_a_legend_under_the_chart_instead(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
+    with Visit(browser, analysis.write_report(make_sweep(close_ends())), width=390) as visit:
+        assert visit.page.locator("#break-even-chart .annotation").count() == 0
+        entries = boxes(visit.page.locator("#break-even-chart .legend .legendtext"))
+        (chart,) = boxes(visit.page.locator("#break-even-chart"))
+        assert len(entries) >= 5
+        assert not [pair for pair in itertools.combinations(entries, 2) if overlap(*pair)]
+        assert max(entry["y"] + entry["height"] for entry in entries) <= chart["y"] + chart["height"]
+        assert max(entry["x"] + entry["width"] for entry in entries) <= 390
+
+
+@pytest.mark.parametrize("width", [390, 768, 900, 1280])
+def test_the_fronts_two_legends_do_not_meet(browser: sync_api.Browser, make_sweep: MakeSweep, width: int) -> None:
+    records = [*typical_trials(), trial("scope=full,optimizer=fused", 1046, 439), trial("scope=full,dynamic=true", 600, 400)]
+    with Visit(browser, analysis.write_report(make_sweep(records)), width=width) as visit:
+        above, below = boxes(visit.page.locator("#chart .legend")) + boxes(visit.page.locator("#chart .legend2"))
+        assert not overlap(above, below)
+        (chart,) = boxes(visit.page.locator("#chart"))
+        assert below["y"] + below["height"] <= chart["y"] + chart["height"]
+        sync_api.expect(visit.page.locator("#chart .legendtext", has_text="cannot be told apart")).to_have_count(1)
