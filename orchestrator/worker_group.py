@@ -5,7 +5,6 @@ In a session of this host alone that address is 127.0.0.1.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import ray
@@ -30,7 +29,9 @@ class _Group(_TorchBackend):
             [
                 worker_group.execute_single_async(
                     number,
-                    partial(_join, str(backend_config.backend), rank=number),  # `rank` is a name of Ray's method, too
+                    _join,
+                    str(backend_config.backend),
+                    member=number,  # `rank` is a name of Ray's method, too
                     num_workers=num_workers,
                     address=address,
                     port=port,
@@ -48,7 +49,7 @@ def _serve(num_workers: int, timeout_s: float) -> tuple[str, int]:
     return address, serve(address, num_workers, timeout_s)
 
 
-def _join(backend: str, **group: Any) -> None:
+def _join(backend: str, *, member: int, **group: Any) -> None:
     from workloads.rendezvous import join
 
-    join(backend, **group)
+    join(backend, rank=member, **group)

@@ -97,6 +97,7 @@ def test_a_sweep_keeps_its_secrets_and_listens_on_the_loopback_alone(tmp_path: P
     for trial in (failed, ran):
         log = (output / "logs" / trial["trial_id"] / "worker-0.log").read_text()
         assert "'HF_TOKEN': '***'" in log
+        assert "caches are not watched" not in log  # the worker did get the whole address
     assert json.loads((output / "sweep.json").read_text())["config"]["cache"] == "redis://***@127.0.0.1:1"
     assert (output / "report.html").stat().st_size > 1_000_000
     assert leaked | leaks(output) == set()
