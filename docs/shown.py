@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
 import shutil
 import sys
@@ -16,11 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-DOCS = Path(__file__).parent
+DOCS = Path("docs")
+"""From the repository's root, where this goes first: so no path of this machine gets onto a page."""
 SWEEP, EARLIER = DOCS / "results" / "h200-captioning", DOCS / "results" / "h200-side-by-side"
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+PATIENCE_MS = 150_000
+"""For a page to be drawn, also on a machine that does much else."""
 
 SCREENS: Mapping[str, tuple[int, str, str, str]] = {
     "top": (1280, "light", "header", "#front"),
@@ -30,8 +34,12 @@ SCREENS: Mapping[str, tuple[int, str, str, str]] = {
     "choices": (1280, "light", "#parallel", "#effects"),
     "table": (1280, "light", "#timeline", "#table"),
     "narrow": (390, "light", "header", "#verdict"),
+    "compare": (1280, "light", "h1", ".scrolls"),
 }
 """`report-NAME.png` → width of the window in pixels, colours, and the first and last part of the page that is on it."""
+
+COMPARED = "compare"
+"""The screen that is of the comparison's page instead of the report's."""
 
 
 def recommended() -> str:
@@ -75,20 +83,23 @@ def write_screens() -> list[Path]:
     """Draws the screens; returns their paths."""
     from playwright import sync_api
 
-    from analysis import write_report
+    from analysis import compare, write_report
 
     browser_path = next(filter(None, map(shutil.which, CHROMIUM)), None)
     written = []
     with tempfile.TemporaryDirectory() as scratch, sync_api.sync_playwright() as playwright:
         folder = Path(shutil.copytree(SWEEP, Path(scratch, SWEEP.name)))
-        report = write_report(folder)
-        browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
+        report, comparison = write_report(folder), Path(scratch, "compare.html")
+        _printed(lambda: compare.main([str(EARLIER), str(SWEEP), "--output", str(comparison)]))
+        browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS, timeout=PATIENCE_MS)
         for name, (width, colors, first, last) in SCREENS.items():
             page = browser.new_page(
                 viewport={"width": width, "height": 900}, color_scheme="dark" if colors == "dark" else "light"
             )
-            page.goto(report.as_uri())
-            page.wait_for_selector("html[data-drawn=all]", state="attached", timeout=120_000)
+            page.set_default_timeout(PATIENCE_MS)
+            page.goto((comparison if name == COMPARED else report).as_uri())
+            if name != COMPARED:
+                page.wait_for_selector("html[data-drawn=all]", state="attached")
             # the folder's name instead of where this machine keeps its copy
             page.evaluate("for (const one of document.querySelectorAll('.command code')) one.textContent = one.textContent"
                           f".replace('{folder}', 'docs/results/{SWEEP.name}')")  # fmt: skip
@@ -144,5 +155,7 @@ def _printed(command: Callable[[], int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(DOCS.parent))
+    root = Path(__file__).resolve().parents[1]
+    os.chdir(root)
+    sys.path.insert(0, str(root))
     sys.exit(main())
