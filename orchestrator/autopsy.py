@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray.train.v2.api.exceptions import PreemptionError
+from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 
 from orchestrator.assignment import TrialPlan
 from orchestrator.board import Progress
@@ -27,7 +26,8 @@ def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None
         evidence: what its logs say.
     """
     cause = cause_of(error)
-    gone = type(error).__name__ if isinstance(error, ActorDiedError | ActorUnavailableError) else None  # Train's own controller
+    # What is not Train's word on its workers was raised here: its controller is gone, or its group could not be set up.
+    own = None if error is None or isinstance(error, TrainingFailedError) else f"{type(error).__module__}.{type(error).__name__}"
     return Death(
         phase=progress.phase if progress else Phase.STARTING,
         in_phase_s=progress.in_phase_s if progress else 0.0,
@@ -35,7 +35,7 @@ def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None
         compile_deadline_s=plan.compile_deadline_s,
         trial_deadline_s=plan.trial_deadline_s,
         num_workers=plan.num_workers,
-        error_type=cause.error_type if cause else gone and f"ray.exceptions.{gone}",
+        error_type=cause.error_type if cause else own,
         error_text=cause.text if cause else str(_innermost(error)),
         error_is_compilers=cause is not None and cause.from_compiler,
         fatal=evidence.fatal,

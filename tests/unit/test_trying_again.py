@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import ActorDiedError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from orchestrator import records, trial
 from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.autopsy import cause_of
-from orchestrator.failures import OK, Label, Verdict
+from orchestrator.autopsy import cause_of, death_of
+from orchestrator.evidence import Evidence
+from orchestrator.failures import OK, Label, Verdict, judge_death
 from orchestrator.records import Status
 from orchestrator.retrying import MOST_ATTEMPTS
 from orchestrator.worker import MeasurementFailed
@@ -193,3 +197,22 @@ def test_of_several_workers_the_one_that_failed_by_itself_counts(
     error: Exception | None, cause: MeasurementFailed | None
 ) -> None:
     assert cause_of(error) is cause
+
+
+@pytest.mark.parametrize(
+    ("error", "label"),
+    [
+        (AttributeError("no such thing"), Label.EXCEPTION),
+        (OSError(28, "No space left on device"), Label.DISK_FULL),
+        (ActorDiedError(), Label.ACTOR_LOST),
+        (WorkerGroupError("worker 0 is gone", {0: DIED}), Label.WORKER_DIED),
+        (WorkerGroupError("worker 0 raised", {0: RAISED}), Label.EXCEPTION),
+        (ControllerError(RuntimeError("no room")), Label.WORKER_DIED),
+    ],
+)
+def test_what_the_trial_itself_meets_is_told_from_what_ends_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, label: Label
+) -> None:
+    monkeypatch.setattr(ray, "nodes", list)
+    death = death_of(assignment_in(tmp_path).plan, error, None, 10.0, Evidence())
+    assert judge_death(death).label == label
