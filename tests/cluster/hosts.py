@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -100,6 +101,13 @@ class Host:
         )
         mine = ("sshd", "ps -eo", "sleep infinity", "mount --make-rprivate")
         return [line for line in listed.stdout.splitlines() if not any(name in line for name in mine) and "<defunct>" not in line]
+
+    def fall_silent(self, timeout_s: float) -> None:
+        """Returns once nothing runs there any more; fails with what does when it does not in time."""
+        ends_at = time.monotonic() + timeout_s
+        while left := self.processes():
+            assert time.monotonic() < ends_at, left
+            time.sleep(0.5)
 
     def files(self, folder: str) -> list[str]:
         """Paths of the files below a folder there, sorted."""

@@ -76,7 +76,7 @@ def test_a_sweep_runs_on_hosts_that_share_nothing(cluster: dict[str, Any], repos
             assert {log.partition("is up on ")[2].partition(",")[0] for log in logs} == {"host3", "host4"}, logs
             assert not [path for worker in workers for path in worker.files(HOME) if "/logs/" in path]
         for host in (head, *workers):
-            wait_until(lambda host=host: not host.processes(), 60)
+            host.fall_silent(300)
             assert not host.files("/dev/shm")
             assert not [path for path in host.files("/tmp") if "compile-sweep" in path and not path.startswith("/tmp/ray/")]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from hosts import HOME, hosts, why_not
-from samples import wait_until
 
 SRUN = """#!/bin/bash
 # As Slurm's: the same words on every node, with the environment of here; the first that ends decides.
@@ -66,4 +65,4 @@ def test_a_sweep_runs_on_two_nodes_and_leaves_nothing(script: Path, tmp_path: Pa
         assert f"{HOME}/sweep/report.html" in first.files(HOME)
         assert not [path for path in second.files(HOME) if "/sweep/" in path]
         for node in nodes:
-            wait_until(lambda node=node: not node.processes(), 60)
+            node.fall_silent(300)
