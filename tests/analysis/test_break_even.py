@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial, warm_start
 
@@ -129,6 +129,7 @@ def test_restarts_put_a_flip_off(make_sweep: MakeSweep) -> None:
 LINES = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 12)), min_size=1, max_size=8)
 
 
+@settings(deadline=None)  # a busy machine takes its time
 @given(LINES)
 def test_whoever_reigns_is_the_shortest_at_every_length(lines: list[tuple[int, int]]) -> None:
     table = pd.DataFrame({"fixed_s": pd.Series([line[0] for line in lines], dtype="Float64")})

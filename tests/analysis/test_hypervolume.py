@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial
 
@@ -14,6 +14,7 @@ from analysis.hypervolume import hypervolume, reference_point, volume
 THREE = {"samples_per_s": "max", "compile_s": "min", "peak_memory_bytes": "min"}
 
 
+@settings(deadline=None)  # a busy machine takes its time
 @given(st.integers(1, 3), st.integers(0, 8), st.integers(0, 10_000))
 def test_the_volume_is_the_share_of_cells_that_some_point_covers(dimensions: int, points: int, seed: int) -> None:
     """On a grid of whole numbers every cell is covered or not, so counting is exact."""

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial
 
@@ -40,6 +40,7 @@ def on_front(index: int, rows: list[tuple[float | None, float | None, str]]) -> 
     return mine is not None and not any(pair is not None and beats(pair, mine) for pair in pairs)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)  # a busy machine takes its time
 @given(TRIALS)
 def test_the_front_is_what_its_definition_says(rows: list[tuple[float | None, float | None, str]]) -> None:
     front = analysis.pareto_front(frame(rows))
