@@ -6,6 +6,9 @@ that a worker starts with. So a plan says an address without its credentials, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ray.experimental import internal_kv
 
 from orchestrator.secrecy import HIDDEN, without_credentials
@@ -33,3 +36,16 @@ def withdrawn(shown: str) -> str:
     if found is None:
         raise LookupError(f"the credentials of {shown} are not in the cluster's memory")
     return bytes(found).decode()
+
+
+@contextmanager
+def nothing_propagated() -> Iterator[None]:
+    """Keeps Tune from handing AWS's credentials on in an environment that Ray logs; trials have those of their host anyway."""
+    from ray.tune.execution import class_cache  # only here: workers withdraw, and need no Tune
+
+    before = class_cache.ENV_VARS_TO_PROPAGATE
+    class_cache.ENV_VARS_TO_PROPAGATE = {name for name in before if not name.startswith("AWS_")}
+    try:
+        yield
+    finally:
+        class_cache.ENV_VARS_TO_PROPAGATE = before

@@ -16,7 +16,7 @@ from orchestrator import placing
 from orchestrator.assignment import TrialPlan
 from orchestrator.cleanup import Cleanup
 from orchestrator.config import Device, SweepConfig
-from orchestrator.deposit import deposit
+from orchestrator.deposit import deposit, nothing_propagated
 from orchestrator.early_stopping import EarlyStopping
 from orchestrator.environment import Environment
 from orchestrator.errors import SweepFolderError
@@ -149,7 +149,8 @@ def run_trials(
             failure_config=tune.FailureConfig(max_failures=MOST_ATTEMPTS[Label.TRIAL_DIED] - 1),  # of a trial's own process
         ),
     )
-    tuner.fit()
+    with nothing_propagated():
+        tuner.fit()
     if cleanup.unwritten is not None:
         raise SweepFolderError(
             f"a record could not be written to {output} ({cleanup.unwritten}), so the sweep has ended; what is recorded is "
