@@ -54,7 +54,8 @@ def several_hosts(arena: Arena) -> Iterator[subprocess.Popen[str]]:
         assert cluster.stdout is not None
         address = cluster.stdout.readline().strip()
         assert address, "the cluster did not start"
-        arena.environment = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
+        arena.environment = {name: environment[name] for name in ("RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")}
+        arena.environment = {**arena.environment, "RAY_ADDRESS": address}
         yield cluster
     finally:
         cluster.communicate(timeout=120)
