@@ -102,7 +102,7 @@ const setUpBreakEven = (data, figure) => {
     const visible = new Set(drawn);
     return {
       data: traces.map((trace) => ({ ...trace, visible: visible.has(trace.meta), y: trace.x.map((steps) => ratio(trace.meta, steps)),
-        name: shortened(settings[trace.meta].label, legendChars, 2).map(escaped).join("<br>"),
+        ...(isNarrow(element) ? { name: shortened(settings[trace.meta].label, legendChars, 2).map(escaped).join("<br>") } : {}),
         hovertext: trace.x.map((steps, point) => (
           `${trace.hovertext[point].split("<br>")[0]}<br>${whole(steps)} steps: ${time(totalOf(settings[trace.meta], job, steps))}`)) })),
       layout: { ...named(drawn, layout, element), shapes: [...crossings(), marker()] },
