@@ -130,11 +130,12 @@ class Arena:
         """How many workers have begun."""
         return sum(event["what"] == "begun" for event in self.events())
 
-    def recovery_s(self, multiple: int = -1) -> float:
-        """Seconds from this setting's first fault, or the first from outside, until the next worker began, whoever's."""
+    def recovery_s(self, multiple: int = -1) -> float | None:
+        """Seconds from this setting's first fault, or the first from outside, until the next worker began; None if none did."""
         events = self.events()
         fault_at = next(event["at"] for event in events if event["what"] == "fault" and event["multiple"] == multiple)
-        return float(min(event["at"] for event in events if event["what"] == "begun" and event["at"] > fault_at) - fault_at)
+        after = [event["at"] - fault_at for event in events if event["what"] == "begun" and event["at"] > fault_at]
+        return min(after, default=None)
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this arena's sweeps."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from orchestrator.environment import fingerprint
 
 BEGIN, END = "<!-- faults: written by make chaos -->", "<!-- end of faults -->"
 HEAD = "| fault | how it is made | what becomes of it | tries | s until the next trial is at work |\n|---|---|---|---|---|\n"
@@ -44,7 +47,15 @@ class FaultTable:
         }
         lines.pop("fault", None)
         lines |= {name: row.written() for name, row in self.rows.items()}
-        path.write_text(f"{before}{BEGIN}\n\n{HEAD}{''.join(lines.values())}\n{END}{after}", encoding="utf-8")
+        table = f"{HEAD}{''.join(lines.values())}"
+        path.write_text(f"{before}{BEGIN}\n\n{_machine()}\n\n{table}\n{END}{after}", encoding="utf-8")
+
+
+def _machine() -> str:
+    """What the latest rows were written on."""
+    here = fingerprint()
+    gpus = f"{here.num_gpus} × {here.gpu}" if here.gpu else "no GPU"
+    return f"Latest rows: {here.cores} CPU cores with {os.getloadavg()[1]:.0f} processes to run at a time, {gpus}."
 
 
 def described(record: dict[str, object]) -> str:

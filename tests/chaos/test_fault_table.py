@@ -21,6 +21,7 @@ def table(path: Path, *rows: Row) -> list[str]:
     text = path.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
+    assert text.count("CPU cores with") == 1
     return [line for line in text.splitlines() if line.startswith("| ")][1:]
 
 
