@@ -188,7 +188,7 @@ class Arena:
         return self.folder / "events.jsonl"
 
     def _scratch(self) -> list[Path]:
-        return [path for path in self.temporary.glob("compile-sweep-*") if "-tune-" not in path.name]
+        return list(self.temporary.glob("compile-sweep-[0-9]*"))
 
     def _shared_memory_left(self) -> set[Path]:
         return {path for path in _shared_memory() - self._shared_before if not _is_used(path)}
