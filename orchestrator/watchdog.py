@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -61,12 +62,14 @@ def start_reaper(scratch: Path) -> None:
     if not marker:
         raise RuntimeError(f"{MARKER} is not set, so nothing could be told apart")
     environment = {name: value for name, value in os.environ.items() if name != MARKER}
-    subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.watchdog", str(os.getpid()), marker, str(scratch)],
+    mine = os.getpid()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.watchdog", str(mine), _started_at(mine) or "", marker, str(scratch)],
         env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
+    threading.Thread(target=started.wait, name="starts-the-reaper", daemon=True).start()  # it goes at once, see below
 
 
 def kill_marked(marker: str) -> int:
@@ -84,9 +87,9 @@ def kill_marked(marker: str) -> int:
     return killed
 
 
-def _reap(watched: int, marker: str, scratch: Path) -> None:
+def _reap(watched: int, started_at: str, marker: str, scratch: Path) -> None:
     kills = deque([_oom_kills()], maxlen=_POLLS_BEFORE)
-    while os.getppid() == watched:
+    while _started_at(watched) == started_at:
         time.sleep(_POLL_S)
         kills.append(_oom_kills())
     if killed := kills[-1] - kills[0]:
@@ -106,5 +109,17 @@ def _oom_kills() -> int:
     return 0
 
 
+def _started_at(process: int) -> str | None:
+    """When a process began, by the kernel's clock, which tells it from a later one of its number; None once it is gone."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            state, *others = file.read().rpartition(")")[2].split()  # a name may hold spaces and brackets
+    except OSError:
+        return None
+    return None if state in "ZX" else others[18]
+
+
 if __name__ == "__main__":
-    _reap(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    if os.fork():  # Ray kills the children of a worker that it ends, the reaper among them, were it one
+        os._exit(0)
+    _reap(int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]))

@@ -58,6 +58,21 @@ def test_a_killed_worker_takes_its_children_and_its_scratch_folder_with_it(tmp_p
     wait_until(lambda: not scratch.exists(), 10)
 
 
+def test_a_worker_that_kills_its_children_before_it_goes_is_cleaned_up_after_all_the_same(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(scratch)], env=environment("kills-its-own"), stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    wait_until(lambda: len(psutil.Process(parent.pid).children()) == 1, 20)  # what started the reaper is gone
+    for child in psutil.Process(parent.pid).children():
+        child.kill()
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: not scratch.exists(), 10)
+
+
 def test_only_processes_of_the_same_attempt_are_killed() -> None:
     mine, other = (subprocess.Popen(["sleep", "600"], env=environment(marker)) for marker in ("mine", "mine-too"))
     try:
