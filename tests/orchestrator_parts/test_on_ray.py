@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from samples import wait_until
 
 from orchestrator import records
 from orchestrator.assignment import Assignment, TrialPlan
@@ -85,11 +87,17 @@ def test_a_board_whose_process_was_killed_answers_again_and_learns_of_running_tr
     from orchestrator.board import find_progress, open_board
 
     with open_board() as board:
+
+        def process_id() -> int:
+            return int(ray.get(getattr(board, "__ray_call__").remote(lambda _: os.getpid()), timeout=60))  # noqa: B009
+
         ray.get(board.begin.remote("1", "scope=eager"))
         ray.get(board.fail.remote("1", 1, "it was lost"))
         ray.get(board.fail.remote("1", 1, "it was lost"))  # told twice, as may be when the answer is lost
         assert ray.get(board.failed.remote("1")) == ["it was lost"]
+        killed = process_id()
         ray.kill(board, no_restart=False)
+        wait_until(lambda: process_id() != killed, 60)
         ray.get(board.reach.remote("1", "steady", "scope=eager"), timeout=60)
         progress = find_progress("1")
         assert progress is not None
