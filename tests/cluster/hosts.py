@@ -22,7 +22,7 @@ from samples import wait_until
 
 HOME = "/home/tester"
 LAPTOP = "10.77.0.1"
-NEEDED = ("unshare", "nsenter", "ip", "sshd", "ssh", "ssh-keygen", "rsync")
+NEEDED = ("unshare", "nsenter", "setpriv", "ip", "sshd", "ssh", "ssh-keygen", "rsync")
 
 _IN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -191,7 +191,8 @@ touch {HOME}/ready
 $(command -v sshd) -f {HOME}/.sshd/sshd_config
 sleep infinity &
 wait"""  # a shell that waits collects orphans, which otherwise would look like processes that are left
-    words = ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
+    words = ["setpriv", "--pdeathsig", "KILL"]  # a test run that is killed takes its hosts along
+    words += ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "PATH": _IN_PATH})
     try:
         wait_until(lambda: bool(_children(process.pid)), 30)
