@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,9 @@ def test_a_sweep_whose_folder_is_full_ends_in_one_sentence_and_goes_on_when_ther
     filler = small_disk / "filler"
     running = arena.start(*USUAL, "--settings", *map(setting, (0, 2, 1)))
     when(lambda: arena.has_begun(2) or running.poll() is not None)
-    with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-                file.flush()
-        except OSError:
-            pass
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
     arena.note_fault()
     done = arena.finish(running)
     assert done.returncode == 2, done.stdout + done.stderr
