@@ -68,14 +68,18 @@ class Host:
 
     @contextmanager
     def running(self, script: str, **environ: str) -> Iterator[None]:
-        """A login shell there while the block lasts; what it starts ends with the host."""
+        """A login shell there while the block lasts."""
         process = subprocess.Popen(
-            self._login(script, environ), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            self._login(script, environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             yield
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # what it started, such as an ssh that holds a tunnel open, as well
             process.wait(timeout=60)
 
     def _login(self, script: str, environ: dict[str, str]) -> list[str]:
