@@ -18,6 +18,9 @@ from fault_table import FaultTable, Row, described
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 COMPILE_DEADLINE_S = "20"
+TRIAL_DEADLINE_S = "150"
+"""Long enough for sound trials where they share their cores with much else."""
+
 USUAL = ("--cache", "none", "--compile-deadline-s", COMPILE_DEADLINE_S)
 
 
@@ -104,7 +107,7 @@ HANGING_STEP = TrialFault(
     kind="hang",
     phase="steady",
     label="trial-deadline",
-    how="sleeps in a timed step, with a child process; deadline 60 s",
+    how=f"sleeps in a timed step, with a child process; deadline {TRIAL_DEADLINE_S} s",
 )
 STOPPED_WORKER = TrialFault(
     name="worker that stops reporting",
@@ -112,7 +115,7 @@ STOPPED_WORKER = TrialFault(
     kind="stop",
     phase="steady",
     label="trial-deadline",
-    how="SIGSTOP between timed steps, deadline 60 s: the trial kills it 15 s later",
+    how=f"SIGSTOP between timed steps, deadline {TRIAL_DEADLINE_S} s: the trial kills it 15 s later",
 )
 DISK_FULL_ONCE = TrialFault(
     name="full disk, for a moment",
@@ -223,7 +226,7 @@ def test_each_fault_alone(arenas: Arenas, fault_table: FaultTable, fault: TrialF
 @pytest.mark.usefixtures("only_in_full")
 @pytest.mark.parametrize("fault", [HANGING_STEP, STOPPED_WORKER], ids=lambda fault: fault.name)
 def test_what_hangs_is_ended_by_the_trials_deadline(arenas: Arenas, fault_table: FaultTable, fault: TrialFault) -> None:
-    check(arenas, fault, fault_table, "--trial-deadline-s", "60")
+    check(arenas, fault, fault_table, "--trial-deadline-s", TRIAL_DEADLINE_S)
 
 
 @pytest.mark.usefixtures("only_in_full")
