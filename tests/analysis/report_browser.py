@@ -38,6 +38,16 @@ class Visit:
     def __exit__(self, *_: object) -> None:
         self.context.close()
 
+    def trials_drawn(self) -> int:
+        """Trials that have a marker on the front's chart; lines between what cannot be told apart have ends that are none."""
+        return int(
+            self.page.evaluate(
+                """() => [...document.querySelectorAll("#chart .scatterlayer .trace")]
+                    .filter((trace) => trace.__data__[0].trace.name !== "cannot be told apart")
+                    .reduce((sum, trace) => sum + trace.querySelectorAll(".point").length, 0)"""
+            )
+        )
+
     def column(self, number: int) -> list[str]:
         return [cell.strip() for cell in self.page.locator(f"#trials tbody tr > :nth-child({number})").all_inner_texts()]
 
