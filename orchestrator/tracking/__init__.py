@@ -5,6 +5,6 @@ The Tune callback is in `orchestrator.tracking.callback`, because it alone needs
 
 from orchestrator.tracking.deliveries import Tracker, Tracking
 from orchestrator.tracking.destinations import Destination, Service
-from orchestrator.tracking.entries import Entry, entry_of
+from orchestrator.tracking.entries import LoggedTrial, entry_of
 
-__all__ = ["Destination", "Entry", "Service", "Tracker", "Tracking", "entry_of"]
+__all__ = ["Destination", "LoggedTrial", "Service", "Tracker", "Tracking", "entry_of"]

@@ -17,7 +17,7 @@ from orchestrator import records
 from orchestrator.config import shown
 from orchestrator.errors import ConfigError, TrackingError
 from orchestrator.tracking.destinations import Destination, Service
-from orchestrator.tracking.entries import Entry, entry_of
+from orchestrator.tracking.entries import LoggedTrial, entry_of
 
 OPENS_WITHIN_S = 90.0
 """Time for a tracker to answer at all, importing its library included."""
@@ -32,7 +32,7 @@ _LONGEST = 300
 class Tracker(Protocol):
     """Something that trials are logged to. Used by one thread; every method may raise anything."""
 
-    def log(self, entry: Entry) -> None:
+    def log(self, entry: LoggedTrial) -> None:
         """Takes a trial."""
         ...
 
@@ -108,7 +108,7 @@ class Delivery:
         if failure is not None:
             raise TrackingError(f"{destination} cannot be logged to ({_said(failure)}); see that it is there and lets you in")
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: LoggedTrial) -> None:
         """Has it logged."""
         self._count += 1
         self._waiting.put(lambda tracker: tracker.log(entry))

@@ -17,7 +17,7 @@ SERIES = ("step_ms", "eager_step_ms")
 _NOT_FIGURES = ("settings", "trial_id", "settings_key", "source", "schema_version")
 
 
-class Entry(NamedTuple):
+class LoggedTrial(NamedTuple):
     """A trial, or a start from artifacts, as every tracker takes it."""
 
     trial_id: str
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
     wall_s: float
 
 
-def entry_of(record: TrialRecord | WarmStart) -> Entry:
+def entry_of(record: TrialRecord | WarmStart) -> LoggedTrial:
     """The record as trackers take it."""
     setting = CompileSettings.from_dict(record.settings)
     is_warm_start = isinstance(record, WarmStart)
@@ -51,7 +51,7 @@ def entry_of(record: TrialRecord | WarmStart) -> Entry:
         if value is None or field.name in _NOT_FIGURES or field.name in SERIES:
             continue
         _sort_in(field.name, value, metrics, tags)
-    return Entry(
+    return LoggedTrial(
         trial_id=record.trial_id,
         name=("warm start: " if is_warm_start else "") + setting.label,
         is_warm_start=is_warm_start,

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tracking.entries import Entry
+from orchestrator.tracking.entries import LoggedTrial
 
 
 class EventFiles:
@@ -32,7 +32,7 @@ class EventFiles:
         if not there.is_dir() or not os.access(there, os.W_OK):
             raise NotADirectoryError(f"{there} is no folder that can be written to")
 
-    def log(self, entry: Entry) -> None:
+    def log(self, entry: LoggedTrial) -> None:
         """One folder with the trial's events."""
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.tracking.entries import Entry
+from orchestrator.tracking.entries import LoggedTrial
 from orchestrator.tracking.sweep_facts import SweepFacts, facts_of
 
 SWEEP_TAG = "compile_sweep.sweep"
@@ -62,7 +62,7 @@ class MlflowRuns:
         self._client.search_experiments(max_results=1)
         self._parent: Any = None
 
-    def log(self, entry: Entry) -> None:
+    def log(self, entry: LoggedTrial) -> None:
         """A run below the sweep's."""
         began_ms = None if entry.began_at is None else int(entry.began_at.timestamp() * 1000)
         parent = self._sweep_run()
@@ -121,7 +121,7 @@ class MlflowRuns:
         for some in _portions(params, _MOST_PARAMS):
             self._client.log_batch(run_id, params=some)
 
-    def _log_metrics(self, run_id: str, entry: Entry, began_ms: int) -> None:
+    def _log_metrics(self, run_id: str, entry: LoggedTrial, began_ms: int) -> None:
         from mlflow.entities import Metric
 
         found = [Metric(name, value, began_ms, 0) for name, value in entry.metrics.items()]

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tracking.entries import Entry
+from orchestrator.tracking.entries import LoggedTrial
 from orchestrator.tracking.sweep_facts import facts_of
 
 
@@ -34,7 +34,7 @@ class WandbRuns:
         if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(timeout=20):
             raise PermissionError("nobody is logged in; run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
 
-    def log(self, entry: Entry) -> None:
+    def log(self, entry: LoggedTrial) -> None:
         """A run with the setting as its configuration."""
         run = self._begun(entry.name, "warm-start" if entry.is_warm_start else "trial", {**entry.params, **entry.tags})
         for step in range(max(map(len, entry.series.values()), default=0)):

@@ -13,7 +13,7 @@ from samples import measured
 
 from orchestrator.errors import CompileSweepError, ConfigError, TrackingError
 from orchestrator.records import SCHEMA_VERSION, Status, TrialRecord, WarmStart, append
-from orchestrator.tracking import Destination, Entry, Tracking, deliveries, entry_of
+from orchestrator.tracking import Destination, LoggedTrial, Tracking, deliveries, entry_of
 from workloads.settings import CompileSettings
 
 SETTING = CompileSettings.parse("scope=full,dynamic=mark,optimizer=fused,inductor.triton.mix_order_reduction=off")
@@ -183,7 +183,7 @@ class Failing:
     def __init__(self, release: threading.Event) -> None:
         self.release, self.count = release, 0
 
-    def log(self, entry: Entry) -> None:
+    def log(self, entry: LoggedTrial) -> None:
         self.count += 1
         if self.count == 2:
             raise OSError("http://me:hunter2@host: no space\nleft")
