@@ -32,6 +32,9 @@ _OF_A_LOCAL_SESSION = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     # After this, by default 60 s, Ray starts a worker process anew that is not up yet: on a host that is busy enough, for ever.
     "RAY_worker_register_timeout_seconds": "600",
+    # Ray's own guard against a host without memory ends whole trials and what waits for them, which ends Tune (ray 2.60); the
+    # kernel's ends the process that takes the most, and of those Ray has told it to end workers first.
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
+from ray.tune import TuneError
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from orchestrator import placing
@@ -19,7 +21,7 @@ from orchestrator.config import Device, SweepConfig
 from orchestrator.deposit import deposit, nothing_propagated
 from orchestrator.early_stopping import EarlyStopping
 from orchestrator.environment import Environment
-from orchestrator.errors import SweepFolderError
+from orchestrator.errors import SessionError, SweepFolderError
 from orchestrator.failures import Label
 from orchestrator.pruning import Pruning
 from orchestrator.records import TrialRecord
@@ -35,6 +37,10 @@ from workloads.settings import CompileSettings
 
 _TRIAL_CPUS = 0.01
 """A trial only waits for its workers; holding a core it could keep them from starting for ever (0 is refused by Tune)."""
+
+
+_TUNE_GAVE_UP = "Caught unexpected exception"
+"""How Tune's complaint begins about an actor that ended in a way it does not know (ray 2.60)."""
 
 
 class Asked(Protocol):
@@ -87,6 +93,7 @@ def run_trials(
 
     Raises:
         SweepFolderError: a record could not be written.
+        SessionError: Ray or Tune failed.
     """
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
@@ -149,10 +156,21 @@ def run_trials(
             failure_config=tune.FailureConfig(max_failures=MOST_ATTEMPTS[Label.TRIAL_DIED] - 1),  # of a trial's own process
         ),
     )
-    with nothing_propagated():
-        tuner.fit()
+    try:
+        with nothing_propagated():
+            tuner.fit()
+    except (TuneError, RuntimeError, RayError) as error:
+        if type(error) is RuntimeError and not str(error).startswith(_TUNE_GAVE_UP):
+            raise
+        raise SessionError(f"Ray gave the sweep up ({gist(error)}); what is recorded is intact: go on with --resume") from None
     if cleanup.unwritten is not None:
         raise SweepFolderError(
             f"a record could not be written to {output} ({cleanup.unwritten}), so the sweep has ended; what is recorded is "
             "intact: make room and go on with --resume"
         )
+
+
+def gist(error: Exception) -> str:
+    """The line of an error that says most: of a traceback the last, otherwise the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1 if lines[0].startswith("Traceback") else 0][:300]

@@ -139,11 +139,6 @@ def _exhaust_a_cgroup(chosen: dict[str, Any]) -> None:
     _hog(1 << 34)
 
 
-def _exhaust_the_host(chosen: dict[str, Any]) -> None:
-    _hog(int(chosen["hog_bytes"]))
-    time.sleep(FOREVER_S)
-
-
 def _fill_a_disk(chosen: dict[str, Any]) -> None:
     with open(Path(chosen["tiny"]) / f"{os.getpid()}", "wb") as file:
         file.write(b"x" * (1 << 26))
@@ -193,7 +188,6 @@ FAULTS = {
     "stuck": _hold_the_interpreter,
     "address-space": _exhaust_the_address_space,
     "cgroup": _exhaust_a_cgroup,
-    "host-memory": _exhaust_the_host,
     "disk": _fill_a_disk,
     "device-memory": _exhaust_the_device,
     "illegal-access": _write_far,

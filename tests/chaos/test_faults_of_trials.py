@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from arena import Arenas, setting
 from fault_table import FaultTable, Row, described
@@ -249,30 +248,6 @@ def test_the_kernels_out_of_memory_killer_is_told_from_other_kills(
     )
     record = check(arenas, fault, fault_table, further={"cgroup": str(small_cgroup)})
     assert "the kernel ended a worker" in record["reason"]
-
-
-@pytest.mark.usefixtures("only_in_full")
-def test_a_worker_that_rays_memory_monitor_ends_is_out_of_memory(arenas: Arenas, fault_table: FaultTable) -> None:
-    memory = psutil.virtual_memory()
-    room = 3 * 2**30
-    if memory.available < 3 * room:
-        pytest.skip("too little memory is free to take some of it")
-    fault = TrialFault(
-        name="host without memory",
-        multiple=15,
-        kind="host-memory",
-        phase="building",
-        label="out-of-memory",
-        how="a worker takes 6 GiB where Ray's monitor allows 3 more",
-    )
-    record = check(
-        arenas,
-        fault,
-        fault_table,
-        further={"hog_bytes": 2 * room},
-        environment={"RAY_memory_usage_threshold": f"{1 - (memory.available - room) / memory.total:.3f}"},
-    )
-    assert "Ray ended a worker" in record["reason"]
 
 
 @pytest.mark.usefixtures("only_in_full")

@@ -18,6 +18,7 @@ from orchestrator.evidence import Evidence
 from orchestrator.failures import OK, Label, Verdict, judge_death
 from orchestrator.records import Status
 from orchestrator.retrying import MOST_ATTEMPTS
+from orchestrator.tuning import gist
 from orchestrator.worker import MeasurementFailed
 
 LOST = Verdict(status=Status.FAILED, label=Label.NODE_LOST, reason="the host of a worker left the cluster in phase steady")
@@ -216,3 +217,16 @@ def test_what_the_trial_itself_meets_is_told_from_what_ends_its_workers(
     monkeypatch.setattr(ray, "nodes", list)
     death = death_of(assignment_in(tmp_path).plan, error, None, 10.0, Evidence())
     assert judge_death(death).label == label
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Traceback (most recent call last):\n  File x\nValueError: no such thing\n", "ValueError: no such thing"),
+        ("\nCaught unexpected exception: 2 workers were killed\nand more", "Caught unexpected exception: 2 workers were killed"),
+        ("", "RuntimeError"),
+        ("x" * 1000, "x" * 300),
+    ],
+)
+def test_of_what_made_ray_give_up_the_line_is_told_that_says_most(text: str, said: str) -> None:
+    assert gist(RuntimeError(text)) == said
