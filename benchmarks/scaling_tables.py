@@ -63,7 +63,7 @@ _COLUMNS = (
 
 def _scaled(count: int, row: Row, trials: Mapping[int, Sequence[Row]]) -> dict[str, Any]:
     bare = _without_ddp(row)
-    alone = next((one for one in trials.get(1, ()) if one["settings_key"] == bare), None)
+    alone = next((one for one in trials.get(1, ()) if one["settings_key"] == bare and one["status"] == "ok"), None)
     eager = [_per_worker(one) for one in trials[count] if one["scope"] == "eager" and one["status"] == "ok"]
     rate = _per_worker(row)
     step_ms = row["step_ms_median"]

@@ -84,7 +84,12 @@ _USUAL: Mapping[str, object] = {
 _DOTTED = {INDUCTOR: "options", "options": "options", "parts": "parts", "workload": "workload", "ddp": "ddp"}
 """How dotted names begin, and the field that takes what follows."""
 
-_OPTIONS_THAT_ARE_FIELDS = {"triton.cudagraphs": "cudagraphs", "shape_padding": "shape_padding", "max_autotune": "mode"}
+_OPTIONS_THAT_ARE_FIELDS = {
+    "triton.cudagraphs": "cudagraphs",
+    "shape_padding": "shape_padding",
+    "max_autotune": "mode",
+    "freezing": "workload.weights=frozen where the workload has that option",  # Dynamo reads it from the process's configuration
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

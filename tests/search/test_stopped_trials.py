@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import trial
+from orchestrator import autopsy, trial
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Board, Ending, Progress
 from orchestrator.failures import Label
@@ -61,7 +61,8 @@ def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         trial_id="1", settings_key="scope=full", phase="warming-up", in_phase_s=70, elapsed_s=90, neighbours=0, ended_by=ENDING
     )
     monkeypatch.setattr(trial, "_trainer", lambda *arguments: _Trainer(error))
-    monkeypatch.setattr(trial, "find_progress", lambda trial_id: told)
+    monkeypatch.setattr(trial, "_ask", lambda method, *arguments: [told] if method == "running" else None)
+    monkeypatch.setattr(autopsy, "_lost", lambda hosts: 0)
     plan: dict[str, Any] = {"folder": str(folder), "workload": "captioning", "size": "tiny", "seed": 0, "num_workers": 1}
     plan |= {"use_gpu": False, "pipeline": "resident", "workers_at_once": 1, "claimed_cpus": 1.0}
     deadlines = {"compile_deadline_s": 600.0, "trial_deadline_s": 900.0}

@@ -74,6 +74,12 @@ def test_a_trial_without_figures_has_no_efficiency_and_keeps_its_label() -> None
     assert table.row_count == 2
 
 
+def test_efficiency_is_not_taken_over_a_base_that_is_not_to_be_relied_on() -> None:
+    unstable = row(FULL, 800.0, status="invalid", label="unstable")
+    _, found = of_workers({1: [unstable], 2: [row(FULL, 1500.0, workers=2)]})
+    assert [one["efficiency"] for one in found["trials"]] == [None, None]
+
+
 def test_one_gpu_against_many_is_compared_when_both_are_whole() -> None:
     one = ([row(FULL, 800.0), row(EAGER, 500.0, compile_s=0.1)], [300.0, 100.0])
     many = ([row(FULL, 790.0, compile_s=51.0), row(EAGER, 500.0, compile_s=0.2)], [110.0])

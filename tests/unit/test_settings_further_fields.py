@@ -85,6 +85,7 @@ def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str)
         ("backend=cudagraphs,dynamic=true", ["dynamic=true", "fixed sizes"]),
         ("inductor.triton.cudagraphs=on", ["inductor.triton.cudagraphs", "use cudagraphs"]),
         ("inductor.max_autotune=on", ["inductor.max_autotune", "use mode"]),
+        ("inductor.freezing=on", ["inductor.freezing", "use workload.weights=frozen"]),
         ("dynamic_min=8", ["dynamic_min", "dynamic=mark"]),
         ("dynamic=mark,dynamic_min=64,dynamic_max=64", ["dynamic_min=64", "below dynamic_max=64"]),
         ("buckets=32/64", ["buckets", "dynamic=buckets"]),
