@@ -34,6 +34,9 @@ _OTHER_DEVICE = 3
 _LAUNCHED_OTHER_DEVICE = re.compile(rf"exitcode\s*:\s*{_OTHER_DEVICE}\b")
 """The same of several workers, whose launcher ends with an exit code of its own and tells theirs."""
 
+_ENDING_S = 40
+"""How long a launcher may take to end its workers; torchrun kills those after 30 s that do not end when asked."""
+
 _LAST_LINES = 3
 """Of what a failed run said on stderr, as many are quoted."""
 
@@ -212,6 +215,9 @@ def _ended_as_a_group(process: subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     finally:
+        process.terminate()  # torchrun's workers are no members of its group: it ends them itself
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_ENDING_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # compile workers too
         process.communicate()

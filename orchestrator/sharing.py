@@ -176,13 +176,11 @@ class Sharing:
         from orchestrator.caches.redis import URL_VARIABLE, environment_for
         from workloads.remote_caches import sealed
 
-        with sealed(SigningKey.load()) as refused:
-            before = os.environ.get(URL_VARIABLE, "")
-            os.environ |= {URL_VARIABLE: environment_for(withdrawn(str(self.assignment.plan.cache)))[URL_VARIABLE]}
+        address = environment_for(withdrawn(str(self.assignment.plan.cache)))[URL_VARIABLE]
+        with sealed(SigningKey.load(), address) as refused:
             try:
                 yield
             finally:
-                os.environ[URL_VARIABLE] = before
                 if refused:
                     print(f"refused: {len(refused)} values on the Redis server that our key has not signed", flush=True)
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import ray
 import ray.train
 
-from orchestrator import cores, environment, logs, watchdog
+from orchestrator import cores, environment, logs, secrecy, watchdog
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Ending, find_board
 from orchestrator.failures import is_let_down
@@ -80,7 +80,8 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
             traceback.print_exc()
             if assignment.plan.num_workers > 1 and is_let_down(_type_name(error), str(error)):
                 time.sleep(LET_DOWN_PATIENCE_S)
-            raise MeasurementFailed(_type_name(error), str(error), _from_compiler(error), _log_name(assignment, rank)) from None
+            told = secrecy.hidden(str(error))  # Ray writes it into its own logs, too
+            raise MeasurementFailed(_type_name(error), told, _from_compiler(error), _log_name(assignment, rank)) from None
         finally:
             watchdog.disarm()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from torch._inductor.remote_cache import RedisRemoteCacheBackend
+from torch._inductor.remote_cache import RedisRemoteCacheBackend, RemoteCacheBackend
 
 _VERSION = b"compile-sweep remote cache 1"
 _END = b"\n"
@@ -30,17 +30,29 @@ class Seal(Protocol):
 
 
 @contextmanager
-def sealed(seal: Seal) -> Iterator[list[str]]:
+def sealed(seal: Seal, address: str | None = None) -> Iterator[list[str]]:
     """Signs what this process gives to Redis and takes nothing else from there while the block lasts.
 
     Args:
         seal: signs and verifies.
+        address: of the server, as `redis://:password@host:6379/0`; None for the one that torch's environment variable names.
+            That variable, with its password, torch writes into every graph that it keeps.
 
     Yields:
         Keys of values that were refused so far.
     """
     refused: list[str] = []
-    get, put = RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
+    patched: Any = RedisRemoteCacheBackend
+    connect, get, put = patched.__init__, RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
+
+    def connected(backend: RedisRemoteCacheBackend, cache_id: str) -> None:
+        if address is None:
+            connect(backend, cache_id)
+            return
+        import redis  # only where it is needed: the client is optional
+
+        RemoteCacheBackend.__init__(backend)
+        backend._redis = redis.Redis.from_url(address)
 
     def sealed_get(backend: RedisRemoteCacheBackend, key: str) -> bytes | None:
         found = get(backend, key)
@@ -55,12 +67,11 @@ def sealed(seal: Seal) -> Iterator[list[str]]:
     def sealed_put(backend: RedisRemoteCacheBackend, key: str, data: bytes) -> None:
         put(backend, key, seal.sign(_message(key, data)).encode("ascii") + _END + data)
 
-    patched: Any = RedisRemoteCacheBackend
-    patched._get, patched._put = sealed_get, sealed_put
+    patched.__init__, patched._get, patched._put = connected, sealed_get, sealed_put
     try:
         yield refused
     finally:
-        patched._get, patched._put = get, put
+        patched.__init__, patched._get, patched._put = connect, get, put
 
 
 def _message(key: str, data: bytes) -> bytes:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from workloads.base import Batch, load_workload
+from workloads.base import Batch, Workload, load_workload
 from workloads.outputs import digest, tensors_of
 from workloads.pipeline import real_passes
 from workloads.settings import CompileSettings
@@ -41,48 +42,60 @@ def train(
     chosen = CompileSettings.parse(settings)
     trained = load_workload(workload)(size, seed).under(chosen)
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    policy = chosen.shape_policy(trained.max_length)
+    figures: dict[str, Any] = {"device": device_name(device), "workers": workers, "rank": rank, "torch": torch.__version__}
     with trained.process_settings():
-        model = trained.build_model().to(device)
-        if workers > 1:
-            torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-            if trained.trains and "distributed" not in make_step.__globals__:  # measured with one worker
-                model = torch.nn.parallel.DistributedDataParallel(model)
-        optimizer = trained.optimizer(model, chosen.optimizer)
-        torch.manual_seed(seed)
-        run = make_step(model) if optimizer is None else make_step(model, optimizer)
+        if workers == 1:
+            return figures | _trained(make_step, trained, chosen, seed, pipeline, passes, device, rank, workers)
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        figures |= _trained(make_step, trained, chosen, seed, pipeline, passes, device, rank, workers)
+        gc.collect()  # the model goes before the group: ending gloo's with the last reference to it can deadlock (torch 2.13)
+        torch.distributed.destroy_process_group()
+        return figures
 
-        def step(batch: Batch) -> torch.Tensor:
-            found = run(dict(batch.inputs))
-            return digest(tensors_of(found)) if optimizer is None else found
 
-        pool = trained.pool(policy, rank=rank, device=device)
-        every_length = [trained.batch_of_length(length, rank=rank, device=device) for length in policy.lengths()]
-        visits = 3 if chosen.claims_cudagraphs else 2  # torch captures a CUDA graph on the second visit of a length
-        began = time.perf_counter()
-        timed(step, [*pool, *every_length * visits], [], device)
-        warmup_s = time.perf_counter() - began
+def _trained(
+    make_step: Callable[..., Callable[..., torch.Tensor]],
+    trained: Workload,
+    chosen: CompileSettings,
+    seed: int,
+    pipeline: str,
+    passes: int,
+    device: torch.device,
+    rank: int,
+    workers: int,
+) -> dict[str, Any]:
+    policy = chosen.shape_policy(trained.max_length)
+    model = trained.build_model().to(device)
+    if workers > 1 and trained.trains and "distributed" not in make_step.__globals__:  # measured with one worker
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = trained.optimizer(model, chosen.optimizer)
+    torch.manual_seed(seed)
+    run = make_step(model) if optimizer is None else make_step(model, optimizer)
 
-        losses: list[torch.Tensor] = []
-        passes_ms = [timed(step, pool, losses, device) for _ in range(passes)]
-        samples, tokens = (float(sum(getattr(batch, unit) for batch in pool)) for unit in ("samples", "tokens"))
-        rate = throughput(passes_ms, samples=samples * workers, tokens=tokens * workers)
-        if pipeline == "real":
-            fed = real_passes(step, trained, policy, steps=len(pool), passes=passes, rank=rank, device=device)
-            rate = throughput(fed.step_ms, samples=fed.samples * workers / passes, tokens=fed.tokens * workers / passes)
-        finite = all(bool(torch.isfinite(loss).all()) for loss in losses)
-        if workers > 1:
-            torch.distributed.destroy_process_group()
+    def step(batch: Batch) -> torch.Tensor:
+        found = run(dict(batch.inputs))
+        return digest(tensors_of(found)) if optimizer is None else found
+
+    pool = trained.pool(policy, rank=rank, device=device)
+    every_length = [trained.batch_of_length(length, rank=rank, device=device) for length in policy.lengths()]
+    visits = 3 if chosen.claims_cudagraphs else 2  # torch captures a CUDA graph on the second visit of a length
+    began = time.perf_counter()
+    timed(step, [*pool, *every_length * visits], [], device)
+    warmup_s = time.perf_counter() - began
+
+    losses: list[torch.Tensor] = []
+    passes_ms = [timed(step, pool, losses, device) for _ in range(passes)]
+    samples, tokens = (float(sum(getattr(batch, unit) for batch in pool)) for unit in ("samples", "tokens"))
+    rate = throughput(passes_ms, samples=samples * workers, tokens=tokens * workers)
+    if pipeline == "real":
+        fed = real_passes(step, trained, policy, steps=len(pool), passes=passes, rank=rank, device=device)
+        rate = throughput(fed.step_ms, samples=fed.samples * workers / passes, tokens=fed.tokens * workers / passes)
     low, high = rate.ci95
     return {
-        "device": device_name(device),
-        "workers": workers,
-        "rank": rank,
-        "torch": torch.__version__,
         "warmup_s": warmup_s,
         "samples_per_s": rate.samples_per_s,
         "samples_per_s_ci95": [low, high if math.isfinite(high) else None],
-        "finite": finite,
+        "finite": all(bool(torch.isfinite(loss).all()) for loss in losses),
     }
 
 

@@ -33,9 +33,10 @@ print(json.dumps({**counters["inductor"], **counters["aot_autograd"]}))
 
 
 SEALS = """
+import os
 from orchestrator.caches import SigningKey
 from workloads.remote_caches import sealed
-seal = sealed(SigningKey.load())
+seal = sealed(SigningKey.load(), os.environ.pop("TORCHINDUCTOR_REDIS_URL"))
 seal.__enter__()
 """
 

@@ -86,3 +86,11 @@ def test_torchs_own_reading_is_put_back_whatever_happens(server: Server) -> None
     with pytest.raises(RuntimeError), sealed(OURS):
         raise RuntimeError
     assert (RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put) == before
+
+
+def test_an_address_that_torch_is_not_told_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_REDIS_URL", "redis://127.0.0.1:1")
+    with sealed(OURS, "redis://:secret@127.0.0.1:2/3"):
+        asked = RedisRemoteCacheBackend("id")._redis.connection_pool.connection_kwargs
+    assert (asked["port"], asked["db"], asked["password"]) == (2, 3, "secret")
+    assert RedisRemoteCacheBackend("id")._redis.connection_pool.connection_kwargs["port"] == 1
