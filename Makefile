@@ -4,6 +4,7 @@
 #   make sweep ARGS="captioning --num-trials 20"
 #   make chaos ARGS="--chaos-seed 7"       breaks sweeps in every way there is, half an hour and more; docs/reliability.md
 #   make test ARGS="-k settings -x"        ARGS go to pytest; some tests need redis-server (apt-get install redis-server)
+#   make test-all                          with the tests that take minutes each, such as clusters over ssh
 #   make install EXTRAS=aws,s3             nothing but the installation, with extras of pyproject.toml
 #   make sweep PYTHON=python3.12           another interpreter, for the first call
 
@@ -14,18 +15,21 @@ EXTRAS ?=
 IN_VENV := $(VENV)/bin/python
 LOG := $(VENV)/install.log
 
-.PHONY: help sweep test chaos lint install clean check
+.PHONY: help sweep test test-all chaos lint install clean check
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
-	@echo "Targets: sweep, test, chaos, lint, install, clean."
+	@echo "Targets: sweep, test, test-all, chaos, lint, install, clean."
 
 sweep: $(VENV)/.installed
 	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
 
 test: lint
 	$(IN_VENV) -m pytest $(ARGS)
+
+test-all: lint
+	$(IN_VENV) -m pytest --long $(ARGS)
 
 # In full, what `make test` runs in a short form; rewrites the table of faults. On a machine with a GPU, its faults too.
 chaos: $(VENV)/.installed-dev

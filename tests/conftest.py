@@ -10,6 +10,10 @@ import pytest
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also tests that take minutes each, which `make test-all` runs")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The repository's root."""
@@ -22,9 +26,10 @@ def chromium() -> str:
     return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` without a CUDA device, and `browser` without a Chromium."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long` unless they are asked for."""
     for marker, is_there, reason in (
+        ("long", lambda: bool(config.getoption("--long")), "part of `make test-all`"),
         ("gpu", _has_gpu, "no CUDA device"),
         ("browser", lambda: _chromium() is not None, "no Chromium installed"),
     ):

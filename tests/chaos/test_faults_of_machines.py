@@ -79,6 +79,7 @@ def test_processes_killed_around_a_trial_cost_a_try_and_no_trial(arenas: Arenas,
         fault_table.tell(row)
 
 
+@pytest.mark.usefixtures("only_in_full")
 def test_a_killed_driver_leaves_nothing_and_what_it_recorded_is_gone_on_from(arenas: Arenas, fault_table: FaultTable) -> None:
     arena = arenas({2: FOREVER})
     running = arena.start(*USUAL, "--settings", *map(setting, (0, 2, 1)))

@@ -16,6 +16,7 @@ from samples import wait_until
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}"),
     pytest.mark.timeout(1500),
 ]

@@ -341,6 +341,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
     output = tmp_path / "restart.json"

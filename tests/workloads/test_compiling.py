@@ -60,6 +60,7 @@ def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled:
     assert judge_measurement(steady, claims_cudagraphs=False).status is Status.OK
 
 
+@pytest.mark.long
 def test_more_buckets_than_torchs_limit_run_once_the_limit_is_raised_knowingly() -> None:
     found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=1,recompile_limit=16")
     assert found.graphs == 16
