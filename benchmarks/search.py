@@ -7,8 +7,8 @@ the tables given of other workloads or environments, and `orchestrator/search/de
 `gain alone` begins without any of that.
 
 Output: for each table the share of the grid's cost to the goal and the regret at some costs, as medians and quartiles over
-seeds; a JSON file; a chart a table as a page and, where there is a Chromium, as a picture. With --flat, instead: time and
-memory of 10,000 trials of one search.
+seeds, and what early stopping saves and loses; a JSON file; a chart a table as a page and, where there is a Chromium, as a
+picture. With --flat, instead: time and memory of 10,000 trials of one search.
 
     python -m benchmarks.search --output search.json --figures docs/results/search               # benchmarks/tables/*
     python -m benchmarks.search benchmarks/tables/NAME --searcher random gain --seeds 5 --output s.json
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import resource
+import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +39,7 @@ from orchestrator import cli
 from orchestrator.errors import ConfigError
 from orchestrator.folder import write_json
 from orchestrator.objectives import Aims
-from orchestrator.pruning import replayed
+from orchestrator.pruning import Patience, replayed
 from orchestrator.recipes import grid
 from orchestrator.search import Candidates, Searcher
 from orchestrator.search.design import good_elsewhere
@@ -52,7 +53,10 @@ from workloads.settings import CompileSettings
 PROG = "python -m benchmarks.search"
 TABLES = Path(__file__).parent / "tables"
 ALONE = "gain alone"
-COSTS = (0.1, 0.25, 0.5)
+LEAST_GAINS = (0.001, 0.002, 0.005)
+"""Thresholds of early stopping that are compared; `orchestrator/pruning.py` has the one in use."""
+
+COSTS = (0.25, 0.5)
 """Shares of the grid's cost at which regret is printed."""
 
 
@@ -107,9 +111,12 @@ def _benchmark(options: Options) -> int:
         by_name = {name: [replay for (n, _), replay in zip(jobs, found, strict=True) if n == name] for name in names}
         pruned = _pruned(Ground(table, aims))
         _print(console, table, by_name, options)
-        console.print(
-            f"early stopping of the grid: {pruned['saved']:.1%} of GPU-seconds saved, {pruned['lost']:.2%} of volume lost"
-        )
+        for one in pruned:
+            console.print(
+                f"early stopping at {one['least_gain']:.1%} in the order of {one['searcher']}: {one['saved']:.1%} of GPU-seconds "
+                f"saved (median), {one['lost']:.2%} of volume lost at most",
+                soft_wrap=True,
+            )
         told["tables"][table.name] = {
             "settings": len(table.rows),
             "gpu_s": table.gpu_s,
@@ -164,18 +171,32 @@ def _search(
     return ground.replay(proposer, budget=None if until >= 1 else Budget(gpu_s=until * table.gpu_s))
 
 
-def _pruned(ground: Ground) -> dict[str, float]:
-    """What early stopping saves of a grid, and what it loses."""
-    (replay,) = replays(
-        ground, Searcher.GRID, 1, prune=replayed(ground.table.candidates, ground.aims, max_length=ground.table.max_length)
-    )
-    return {"saved": 1 - replay.steps[-1].gpu_s / replay.grid_gpu_s, "lost": 1 - replay.steps[-1].volume}
+def _pruned(ground: Ground) -> list[dict[str, Any]]:
+    """What early stopping saves and loses when every setting is tried, at several thresholds and in several orders."""
+    table, found = ground.table, []
+    for least_gain in LEAST_GAINS:
+        patience = Patience(least_gain=least_gain)
+        prune = replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience)
+        for searcher, seeds in ((Searcher.GRID, 1), (Searcher.RANDOM, 20), (Searcher.GAIN, 8)):
+            runs = replays(ground, searcher, seeds, prune=prune, known_good=good_elsewhere(table.workload))
+            ends = [replay.steps[-1] for replay in runs]
+            found.append(
+                {
+                    "least_gain": least_gain,
+                    "searcher": str(searcher),
+                    "saved": 1 - statistics.median(end.gpu_s for end in ends) / runs[0].grid_gpu_s,
+                    "lost": 1 - min(end.volume for end in ends),
+                }
+            )
+    return found
 
 
 def _print(console: Console, table: Table, by_name: dict[str, list[Replay]], options: Options) -> None:
-    title = f"{table.name}: {len(table.rows)} settings, {table.gpu_s:,.0f} GPU-s, {options.seeds} seeds; medians [quartiles]"
+    title = f"{table.name}: {len(table.rows)} settings, {table.gpu_s:,.0f} GPU-s, {options.seeds} seeds; medians and quartiles"
     costs = [cost for cost in COSTS if cost <= options.until]
-    printed = Printed("searcher", f"cost to {options.goal:.0%}", "reached", *(f"regret at {c:.0%}" for c in costs), title=title)
+    console.print(title, soft_wrap=True)
+    headings = ("searcher", f"cost to {options.goal:.0%}", "reached", *(f"regret at {cost:.0%}" for cost in costs))
+    printed = Printed(*headings, box=None, pad_edge=False)
     for name, runs in by_name.items():
         shares = [replay.share_to(options.goal) for replay in runs]
         reached = sum(share < float("inf") for share in shares)

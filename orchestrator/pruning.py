@@ -53,9 +53,9 @@ class Patience:
 
     margin: float = 0.02
     """Share by which a figure must be better than one on the front to count as better: about what measurements differ by."""
-    least_gain: float = 0.005
-    """Share of the hypervolume reached that a trial must be expected to add to go on compiling; twice as much costs a front of
-    some worlds over 2 %, see docs/search.md."""
+    least_gain: float = 0.001
+    """Share of the hypervolume reached that a trial must be expected to add to go on compiling; five times that cost a recorded
+    grid 7 % of its front, see docs/search.md."""
     known_compiled: int = 5
     """Trials that compiled something, and were measured, before expectations count."""
     first_pass: float = 1.10

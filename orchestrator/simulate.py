@@ -210,8 +210,8 @@ def _simulate(options: Options) -> int:
         f"GPU-seconds; hypervolume of {', '.join(map(str, aims.objectives))} from {_point(ground)}",
         soft_wrap=True,
     )
-    headings = (f"cost to {options.target:.0%}", "quartiles", "reached", "volume", "cost", "trials", "sweeps/min")
-    printed = Printed("searcher", *headings)
+    headings = (f"cost to {options.target:.0%} (quartiles)", "reached", "volume", "cost", "trials", "sweeps/min")
+    printed = Printed("searcher", *headings, box=None, pad_edge=False)
     for searcher in options.searcher:
         began = time.perf_counter()
         ends_early = rule is not None or options.gpu_budget_s is not None
@@ -238,8 +238,7 @@ def _summary(found: Sequence[Replay], target: float) -> list[str]:
     low, middle, high = quartiles(shares)
     ends = [replay.steps[-1] for replay in found]
     return [
-        _percent(middle),
-        f"{_percent(low)} – {_percent(high)}",
+        f"{_percent(middle)} [{_percent(low)}, {_percent(high)}]",
         f"{reached} of {len(found)}",
         _percent(statistics.median(end.volume for end in ends)),
         _percent(statistics.median(end.gpu_s for end in ends) / found[0].grid_gpu_s),
