@@ -55,7 +55,7 @@ class Patience:
     """Share by which a figure must be better than one on the front to count as better: about what measurements differ by."""
     least_gain: float = 0.001
     """Share of the hypervolume reached that a trial must be expected to add to go on compiling; five times that cost a recorded
-    grid 7 % of its front, see docs/search.md."""
+    grid 8 % of its front, see docs/search.md."""
     known_compiled: int = 5
     """Trials that compiled something, and were measured, before expectations count."""
     first_pass: float = 1.10

@@ -30,13 +30,13 @@ class Seal(Protocol):
 
 
 @contextmanager
-def sealed(seal: Seal, address: str | None = None) -> Iterator[list[str]]:
+def sealed(seal: Seal, address: str) -> Iterator[list[str]]:
     """Signs what this process gives to Redis and takes nothing else from there while the block lasts.
 
     Args:
         seal: signs and verifies.
-        address: of the server, as `redis://:password@host:6379/0`; None for the one that torch's environment variable names.
-            That variable, with its password, torch writes into every graph that it keeps.
+        address: of the server, as `redis://:password@host:6379/0`. torch would take it from an environment variable, which it
+            writes, with the password, into every graph that it keeps.
 
     Yields:
         Keys of values that were refused so far.
@@ -46,9 +46,6 @@ def sealed(seal: Seal, address: str | None = None) -> Iterator[list[str]]:
     connect, get, put = patched.__init__, RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
 
     def connected(backend: RedisRemoteCacheBackend, cache_id: str) -> None:
-        if address is None:
-            connect(backend, cache_id)
-            return
         import redis  # only where it is needed: the client is optional
 
         RemoteCacheBackend.__init__(backend)

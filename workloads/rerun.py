@@ -44,13 +44,13 @@ def train(
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     figures: dict[str, Any] = {"device": device_name(device), "workers": workers, "rank": rank, "torch": torch.__version__}
     with trained.process_settings():
-        if workers == 1:
-            return figures | _trained(make_step, trained, chosen, seed, pipeline, passes, device, rank, workers)
-        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if workers > 1:
+            torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         figures |= _trained(make_step, trained, chosen, seed, pipeline, passes, device, rank, workers)
-        gc.collect()  # the model goes before the group: ending gloo's with the last reference to it can deadlock (torch 2.13)
-        torch.distributed.destroy_process_group()
-        return figures
+        if workers > 1:
+            gc.collect()  # the model goes before the group: ending gloo's with the last reference to it can deadlock (torch 2.13)
+            torch.distributed.destroy_process_group()
+    return figures
 
 
 def _trained(

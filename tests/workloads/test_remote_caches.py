@@ -6,11 +6,13 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
+import redis
 from torch._inductor.remote_cache import RedisRemoteCacheBackend, RemoteFxGraphCache
 
 from orchestrator.caches import SigningKey
 from workloads.remote_caches import sealed
 
+ADDRESS = "redis://127.0.0.1:1"
 OURS, THEIRS = SigningKey(b"k" * 32), SigningKey(b"t" * 32)
 
 
@@ -30,13 +32,12 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     found = Server()
-    monkeypatch.setattr(RedisRemoteCacheBackend, "__init__", lambda self, cache_id: setattr(self, "_redis", found))
-    monkeypatch.setattr(RedisRemoteCacheBackend, "_name", "backend", raising=False)
+    monkeypatch.setattr(redis.Redis, "from_url", lambda url: found)
     return found
 
 
 def test_what_was_sealed_comes_back_as_it_was(server: Server) -> None:
-    with sealed(OURS) as refused:
+    with sealed(OURS, ADDRESS) as refused:
         cache = RemoteFxGraphCache("id")
         assert cache.get("key") is None
         cache.put("key", {"data": "graph\n"})
@@ -46,18 +47,18 @@ def test_what_was_sealed_comes_back_as_it_was(server: Server) -> None:
 
 
 def test_another_process_with_the_key_reads_it_and_one_with_another_key_does_not(server: Server) -> None:
-    with sealed(OURS):
+    with sealed(OURS, ADDRESS):
         RemoteFxGraphCache("id").put("key", 1)
-    with sealed(OURS) as refused:
+    with sealed(OURS, ADDRESS) as refused:
         assert RemoteFxGraphCache("id").get("key") == 1
-    with sealed(THEIRS) as refused:
+    with sealed(THEIRS, ADDRESS) as refused:
         assert RemoteFxGraphCache("id").get("key") is None
     assert len(refused) == 1
 
 
 def test_what_somebody_else_wrote_is_not_there(server: Server) -> None:
     bomb = pickle.dumps(SigningKey.load)
-    with sealed(OURS) as refused:
+    with sealed(OURS, ADDRESS) as refused:
         cache = RemoteFxGraphCache("id")
         cache.put("key", "ours")
         (place,) = server.values
@@ -72,7 +73,7 @@ def test_what_somebody_else_wrote_is_not_there(server: Server) -> None:
 
 
 def test_one_value_does_not_stand_in_for_another(server: Server) -> None:
-    with sealed(OURS):
+    with sealed(OURS, ADDRESS):
         cache = RemoteFxGraphCache("id")
         for key in ("first", "second"):
             cache.put(key, key)
@@ -83,13 +84,13 @@ def test_one_value_does_not_stand_in_for_another(server: Server) -> None:
 
 def test_torchs_own_reading_is_put_back_whatever_happens(server: Server) -> None:
     before = RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
-    with pytest.raises(RuntimeError), sealed(OURS):
+    with pytest.raises(RuntimeError), sealed(OURS, ADDRESS):
         raise RuntimeError
     assert (RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put) == before
 
 
 def test_an_address_that_torch_is_not_told_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_REDIS_URL", "redis://127.0.0.1:1")
+    monkeypatch.setenv("TORCHINDUCTOR_REDIS_URL", ADDRESS)
     with sealed(OURS, "redis://:secret@127.0.0.1:2/3"):
         asked = RedisRemoteCacheBackend("id")._redis.connection_pool.connection_kwargs
     assert (asked["port"], asked["db"], asked["password"]) == (2, 3, "secret")
