@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.break_even import samples_per_step
+from analysis.noise import accepting_unstable
 from analysis.pareto import floats, standing, usable
 from analysis.uncertainty import Z95, deviations, noise
 from orchestrator.errors import ConfigError
@@ -229,9 +230,7 @@ def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Diff
 def _measured(df: pd.DataFrame, name: str) -> pd.DataFrame:
     """Trials that count and have the figure: the usable ones, and those that were only too noisy."""
     trials = standing(df)
-    noisy = (trials["label"] == "unstable").fillna(False).to_numpy(dtype=bool)
-    as_usable = trials.assign(status=trials["status"].astype("string").mask(noisy, str(Status.OK)))
-    return trials.loc[usable(as_usable, name).index]
+    return trials.loc[usable(accepting_unstable(trials), name).index]
 
 
 def _choices(key: str) -> dict[str, str]:

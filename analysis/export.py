@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,7 @@ from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
 from analysis.break_even import Job
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
-from analysis.recommend import job_of, parser, recommend, sentences
+from analysis.recommend import job_of, parser, recommend, sentences, trials_of
 from analysis.report import renew_report
 from analysis.report_next import RERUN_FILE
 from analysis.table import markdown_table
@@ -75,7 +76,7 @@ def _command(arguments: Sequence[str] | None) -> int:
         _published(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
         print(path)
     if BEST in told.only:
-        chosen, why, job = _chosen(folder, df, told)
+        chosen, why, job = _chosen(told)
         came = export_best(folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=job)
         print(*why, came.sentence, sep="\n")
         if failed := came.outcome is Outcome.FAILED:
@@ -139,7 +140,8 @@ def export_best(
     return came
 
 
-def _chosen(folder: Path, df: pd.DataFrame, told: Any) -> tuple[pd.Series, list[str], Job | None]:
+def _chosen(told: Namespace) -> tuple[pd.Series, list[str], Job | None]:
+    df, attempts = trials_of(told)
     if told.setting is not None:
         found = df[(df["settings_key"] == told.setting) & (df["status"] == Status.OK)]
         if found.empty:
@@ -152,7 +154,7 @@ def _chosen(folder: Path, df: pd.DataFrame, told: Any) -> tuple[pd.Series, list[
         raise ConfigError("best.py is for one job; give one length with --steps")
     job = job_of(told, lengths[0])
     bounds = [Constraint.parse(words) for words in told.constraint]
-    found_best = recommend(df, job, constraints=bounds, attempts=load(folder, all_attempts=True))
+    found_best = recommend(df, job, constraints=bounds, attempts=attempts)
     return found_best.trial, sentences(found_best), job
 
 

@@ -1,4 +1,4 @@
-"""The trials that must not be used, as the report lists them: grouped by label, with their reason and a link to their log."""
+"""The trials that do not count, as the report lists them: grouped by label, with their reason and a link to their log."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import pandas as pd
 
 from analysis.formatting import duration, figure, interval, number, percent, text, times
 from analysis.load import SweepInfo
+from analysis.noise import fast_in_spite_of_noise
 from analysis.pareto import Choice, Summary, break_even_s, pareto_front, speedup_over_eager
 from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE, has_drifted
 from orchestrator.records import Status
@@ -85,6 +86,18 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
         notes.append(
             f"Outliers on the front: {int(slow['outliers'].sum())} in {_names(slow)}. "
             "They are timed steps over 1.5 times their batch's median, and are kept in the figures."
+        )
+    if not (noisy := fast_in_spite_of_noise(df)).empty:
+        whose = "setting that was too noisy to rank" if len(noisy) == 1 else "settings that were too noisy to rank"
+        rates = [
+            f"{_name(trial)} ({figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')} for "
+            f"{figure(trial['compile_s'], 's')} of compiling)"
+            for _, trial in noisy.iterrows()
+        ]
+        more = f" and {len(rates) - 3} more" if len(rates) > 3 else ""
+        notes.append(
+            f"{len(noisy)} {whose} would be on the front even at the low end of the interval: {', '.join(rates[:3])}{more}. "
+            "Measure again on a machine that does nothing else."
         )
     drifts = df[df["clock_drift"].notna()]
     if not (drifting := drifts[drifts.apply(has_drifted, axis=1).astype(bool)]).empty:

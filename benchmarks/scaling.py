@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.folder import write_json
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, read
 from workloads.ddp import OptimizeDdp
 from workloads.errors import CompileSweepError
 from workloads.settings import CompileSettings, OptimizerKind, Scope
@@ -171,7 +172,7 @@ def _run(
     cpus: Collection[int] = (),
     one_gpu: bool = False,
 ) -> None:
-    """A sweep of the settings in a process of its own, or the rest of one; its wall time is added to `walls.json`."""
+    """A sweep of the settings in a process of its own, or the rest of one."""
     left_s = ends_at - time.monotonic()
     if left_s <= 0:
         return
@@ -185,15 +186,11 @@ def _run(
     if (folder / SWEEP_FILE).exists():
         command.append("--resume")
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": "0"} if one_gpu and options.device is Device.CUDA else {})}
-    before, began = len(_records(folder)), time.monotonic()
     ended = subprocess.run(
         command, env=environment, check=False, preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None
     )
-    wall_s = time.monotonic() - began
     if ended.returncode:
         raise CompileSweepError(f"the sweep in {folder} ended with exit code {ended.returncode}; what it said stands above")
-    if len(_records(folder)) > before:
-        write_json(folder / "walls.json", {"wall_s": [*_walls(folder), wall_s]})
 
 
 def _folder(options: _Common, name: str) -> Path:
@@ -210,8 +207,17 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _walls(folder: Path) -> list[float]:
-    path = folder / "walls.json"
-    return [float(seconds) for seconds in json.loads(path.read_text())["wall_s"]] if path.exists() else []
+    """Seconds of each run of the sweep that ended a trial, from its start to its last trial's end, however the run ended."""
+    if not (folder / SWEEP_FILE).exists():
+        return []
+    described = json.loads((folder / SWEEP_FILE).read_text())
+    starts = [datetime.fromisoformat(run["started_at"]) for run in [*described["runs"], described]]
+    walls = [0.0] * len(starts)
+    for trial in read(folder):
+        began = datetime.fromisoformat(trial.started_at)
+        run = max(index for index, start in enumerate(starts) if start <= began)
+        walls[run] = max(walls[run], (began - starts[run]).total_seconds() + trial.wall_s)
+    return [wall for wall in walls if wall]
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import hashlib
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -31,6 +33,7 @@ class Environment:
     driver: str | None
     gpu: str | None
     num_gpus: int
+    """GPUs this process may use, as CUDA_VISIBLE_DEVICES has it."""
     gpu_memory_bytes: int | None
     cpu: str
     cores: int
@@ -103,6 +106,33 @@ def _version(package: str) -> str | None:
         return None
 
 
+def visible_gpus() -> list[Any]:
+    """NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves to this process, of all where it is not set.
+
+    Like CUDA it ends at the first that there is not. NVML must have been started.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(pynvml.nvmlDeviceGetCount())) if named is None else map(str.strip, named.split(","))
+    found: list[Any] = []
+    with suppress(pynvml.NVMLError):
+        for name in names:
+            by_index = name.isdigit()
+            found.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(name))
+    return found
+
+
+def gpus_of_host() -> int:
+    """How many GPUs the host has, whichever of them this process may use."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _gpus() -> tuple[list[tuple[str, int]], str | None, str | None]:
     """(name, memory in bytes) of each visible GPU, the driver's version and its CUDA version."""
     try:
@@ -110,8 +140,10 @@ def _gpus() -> tuple[list[tuple[str, int]], str | None, str | None]:
     except pynvml.NVMLError:
         return [], None, None
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        handles = visible_gpus()
         gpus = [(str(pynvml.nvmlDeviceGetName(h)), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+        if not gpus:
+            return [], None, None
         cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         return gpus, str(pynvml.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}"
     finally:

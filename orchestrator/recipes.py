@@ -68,6 +68,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "dynamic": "true", **one_graph, **unpadded}
     yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead"}
     yield {"scope": "regional", "mode": "max-autotune", **untuned}
+    yield {"scope": "regional", "mode": "max-autotune", **untuned, "inductor.max_autotune_gemm_backends": "ATEN"}  # its own won
     yield {"scope": "modular", "dynamic": "mark", "parts.encoder.mode": "max-autotune", **untuned}
     yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", **untuned}
     yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", "static_gradients": "on", **untuned}

@@ -91,7 +91,7 @@ def _own_cores(plan: TrialPlan) -> Iterator[tuple[int, ...]]:
     """Binds this process to its share of the host's cores, which is its own while the block lasts."""
     at_once, preferred = plan.workers_at_once, None
     if plan.use_gpu:  # a host takes no more workers than it has GPUs, and a GPU's neighbours keep their shares
-        at_once = max(1, min(at_once, environment.fingerprint().num_gpus))
+        at_once = max(1, min(at_once, environment.gpus_of_host()))
         (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         preferred = int(gpu) if gpu.isdigit() else None
     with cores.slot(at_once, preferred) as slot:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pynvml
 
-from orchestrator.environment import Environment, fingerprint
+from orchestrator.environment import Environment, fingerprint, visible_gpus
 
 Facts = Mapping[str, str]
 """Component → value. Compared whole; a component that one side lacks differs."""
@@ -75,11 +74,8 @@ def _capability() -> str:
     """Of the GPU that this process sees first, by NVML, which does not start CUDA."""
     pynvml.nvmlInit()
     try:
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        by_index = first.isdigit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(first)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return f"{major}.{minor}"
+        visible = visible_gpus()
+        return "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(visible[0])) if visible else ""
     except pynvml.NVMLError:
         return ""
     finally:

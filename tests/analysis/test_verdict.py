@@ -7,6 +7,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.load import SweepInfo
+from analysis.noise import fast_in_spite_of_noise
 from analysis.verdict import cautions, verdict
 from orchestrator.records import Caches, Status, TrialRecord
 
@@ -78,6 +79,26 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
 def test_a_host_that_drifts_under_the_eager_reference_alone_is_not_mentioned(make_sweep: MakeSweep) -> None:
     steady = trial("scope=full", 900, 50, clock_drift=0.755, step_ms_ci95=(71.09, 71.13))
     assert cautions(analysis.load(make_sweep([steady])), SweepInfo()) == []
+
+
+def test_settings_that_noise_alone_keeps_off_the_front_are_named(make_sweep: MakeSweep) -> None:
+    def noisy(settings: str, rate: float, low: float, compile_s: float) -> TrialRecord:
+        ends = (low, 2 * rate - low)
+        return trial(settings, rate, compile_s, status=Status.FAILED, label="unstable", samples_per_s_ci95=ends)
+
+    records = [
+        trial("scope=eager", 600, 0),
+        trial("scope=full", 900, 50),
+        noisy("scope=regional", 800, 700, 9),
+        noisy("scope=regional,dynamic=auto", 950, 500, 20),  # at its low end slower than eager
+        noisy("scope=modular", 990, 880, 60),  # at its low end behind full
+    ]
+    df = analysis.load(make_sweep(records))
+    (note,) = cautions(df, SweepInfo())
+    assert note.startswith("1 setting that was too noisy to rank would be on the front")
+    assert "“regional, default, static” (700 to 900 samples/s for 9.00 s of compiling)" in note
+    assert list(fast_in_spite_of_noise(df)["settings_label"]) == ["regional, default, static"]
+    assert set(analysis.pareto_front(df)["scope"]) == {"eager", "full"}, "it stays off the front"
 
 
 def test_a_member_of_the_front_that_was_confirmed_alone_is_not_mentioned(make_sweep: MakeSweep) -> None:

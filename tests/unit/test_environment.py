@@ -11,10 +11,15 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
+import pynvml
 import pytest
 from samples import H200
 
+from orchestrator import environment
+from orchestrator.caches import keys
 from orchestrator.environment import fingerprint, git_commit
 
 
@@ -85,6 +90,72 @@ def test_gpu_facts_are_all_there_or_none_is() -> None:
         assert here.gpu_memory_bytes is not None
         assert here.gpu_memory_bytes > 2**30
         assert re.fullmatch(r"\d+\.\d+", here.cuda or "")
+
+
+class ThreeGpus:
+    """Stands in for NVML on a host with three GPUs, the last of another model."""
+
+    names: ClassVar = {"GPU-a": "NVIDIA H200", "GPU-b": "NVIDIA H200", "GPU-c": "NVIDIA L4"}
+    NVMLError = pynvml.NVMLError
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        if index >= len(self.names):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return list(self.names)[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in self.names:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return uuid
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return self.names[handle]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(total=2**34)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> tuple[int, int]:
+        return (8, 9) if handle == "GPU-c" else (9, 0)
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13000
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.1"
+
+
+@pytest.mark.parametrize(
+    ("visible", "num_gpus", "first", "capability"),
+    [
+        (None, 3, "NVIDIA H200", "9.0"),
+        ("1,2", 2, "NVIDIA H200", "9.0"),
+        ("2", 1, "NVIDIA L4", "8.9"),
+        ("GPU-c, 0", 2, "NVIDIA L4", "8.9"),
+        ("0,7,1", 1, "NVIDIA H200", "9.0"),  # CUDA ends at the first that there is not
+        ("", 0, None, ""),
+        ("-1", 0, None, ""),
+    ],
+)
+def test_gpus_count_that_cuda_shows_to_this_process(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, num_gpus: int, first: str | None, capability: str
+) -> None:
+    for module in (environment, keys):
+        monkeypatch.setattr(module, "pynvml", ThreeGpus())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    here = fingerprint.__wrapped__()
+    assert (here.num_gpus, here.gpu) == (num_gpus, first)
+    assert (here.driver is None) == (num_gpus == 0)
+    assert keys._capability.__wrapped__() == capability
+    assert environment.gpus_of_host() == 3
 
 
 def test_asking_for_the_fingerprint_imports_no_torch(repository: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.scaling import MAX_AUTOTUNE, WorkersOptions, asked, main
+from benchmarks.scaling import MAX_AUTOTUNE, WorkersOptions, _walls, asked, main
 from benchmarks.scaling_tables import of_sweeps, of_workers
+from orchestrator.records import Status, TrialRecord, append
 from workloads.ddp import OptimizeDdp
 from workloads.settings import CompileSettings
 
@@ -91,6 +93,22 @@ def test_one_gpu_against_many_is_compared_when_both_are_whole() -> None:
     _, half = of_sweeps(one, (many[0][:1], many[1]), at_once=4, num_settings=2)
     assert half["speedup"] is None
     assert half["done"] == {"one": 2, "all": 1}
+
+
+def test_a_sweeps_wall_time_is_that_of_its_runs_also_where_one_was_killed(tmp_path: Path) -> None:
+    def trial(minute: int, wall_s: float) -> TrialRecord:
+        setting, started_at = CompileSettings(), f"2026-11-22T06:{minute:02}:00+00:00"
+        return TrialRecord(
+            trial_id=str(minute), settings=setting.to_dict(), settings_key=setting.key, status=Status.OK, started_at=started_at,
+            wall_s=wall_s,
+        )  # fmt: skip
+
+    sweep = {"started_at": "2026-11-22T06:30:00+00:00", "runs": [{"started_at": "2026-11-22T06:00:00+00:00"}]}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    for one in (trial(1, 100.0), trial(2, 50.0), trial(31, 40.0)):
+        append(tmp_path, one)
+    assert _walls(tmp_path) == [170.0, 100.0], "the first ended no differently than by its last trial"
+    assert _walls(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
