@@ -159,6 +159,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "compile_s_by_rank": Column("object", "list of float: compile time of each worker, cold or warm"),
         "warmup_steps": Column("Int64", "steps of the warm-up"),
         "cores": Column("Int64", "processor cores worker 0 was bound to"),
+        "gpus": Column("object", "list of str: GPUs its workers were on, each as host:index"),
         "cpu_pressure": Column("Float64", "share of the warm-up in which runnable threads waited for a core; 0 is never"),
         "contended": Column("boolean", "other trials held up the warm-up: compile times are too long"),
         "gpu_neighbours": Column("object", "list of str: processes of others on its GPU"),

@@ -184,13 +184,16 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
         return None
     left_out = f" {info.num_left_out} earlier ones are left out." if info.num_left_out else ""
     busy = f"There was a trial {percent(info.busy)} of the time, and it was warming up {percent(info.compiling)} of it"
-    lanes = (
-        f"{info.num_lanes} lanes, one for each worker at work at a time" if info.num_lanes > 1 else "One lane: a worker at a time"
-    )
+    count = len(info.lane_names)
+    if info.of_gpus:
+        lanes = f"{count} GPUs" if count > 1 else "One GPU"
+        whose = "Trials of which no GPU is recorded are where there was room."
+    else:
+        lanes = f"{count} lanes, one for each worker at work at a time" if count > 1 else "One lane: a worker at a time"
+        whose = "Records name no GPU, so lanes are handed out in order."
     return Chart(
         "timeline", "What the machine did when", "Time line", "Trials on a time line, by what they were busy with",
-        f"{lanes}. {busy}; what is empty was idle. Records say when a trial began and how long its parts took, not on which GPU "
-        f"it ran: lanes are handed out in order.{left_out}",
+        f"{lanes}. {busy}; what is empty was idle. {whose}{left_out}",
         as_json(charts.timeline_figure(info)),
     )  # fmt: skip
 

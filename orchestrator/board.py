@@ -43,6 +43,8 @@ class Progress:
     """Why it was told to stop, if it was."""
     hosts: tuple[str, ...] = ()
     """Ray's identifiers of the nodes its workers are on."""
+    gpus: tuple[str, ...] = ()
+    """Its workers' GPUs, each as host:index."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class _Running:
     since: float
     began: float
     hosts: set[str] = field(default_factory=set)
+    gpus: set[str] = field(default_factory=set)
     neighbours: set[str] = field(default_factory=set)
     early: Mapping[str, float] = field(default_factory=dict)
     ended_by: Ending | None = None
@@ -72,10 +75,11 @@ class Board:
         self._ended.discard(trial_id)
         self._running[trial_id] = _Running(settings_key, Phase.STARTING, now, now)
 
-    def arrive(self, trial_id: str, host: str) -> None:
-        """One of a trial's workers is up on a host."""
+    def arrive(self, trial_id: str, host: str, gpu: str | None = None) -> None:
+        """One of a trial's workers is up on a host, and on a GPU if it has one."""
         if trial_id in self._running:
             self._running[trial_id].hosts.add(host)
+            self._running[trial_id].gpus |= {gpu} if gpu else set()
             self._meet()
 
     def reach(self, trial_id: str, phase: str, settings_key: str = "") -> None:
@@ -131,6 +135,7 @@ class Board:
                 early=trial.early,
                 ended_by=trial.ended_by,
                 hosts=tuple(sorted(trial.hosts)),
+                gpus=tuple(sorted(trial.gpus)),
             )
             for trial_id, trial in self._running.items()
         ]

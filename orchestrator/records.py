@@ -75,6 +75,8 @@ class TrialRecord:
     num_workers: int = 1
     cores: int | None = None
     """Logical CPUs worker 0 was bound to."""
+    gpus: list[str] = field(default_factory=list)
+    """GPUs that its workers were on, each as host:index; none on CPUs, and where no worker came up."""
     environment_key: str | None = None
     """Digest of what makes figures comparable; see `environment.py`."""
     started_at: str = ""
@@ -223,6 +225,7 @@ class WarmStart:
     device: str | None = None
     num_workers: int = 1
     cores: int | None = None
+    gpus: list[str] = field(default_factory=list)
     environment_key: str | None = None
     started_at: str = ""
     wall_s: float = 0.0

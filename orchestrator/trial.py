@@ -98,7 +98,7 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
         phase=progress.phase if progress else None,
         started_at=started_at,
         wall_s=ended - began,
-        figures=_figures(measurement, assignment.plan, progress) | _bounds(verdict, progress) | retries,
+        figures=_figures(measurement, assignment.plan, progress) | _bounds(verdict, progress) | _gpus(progress) | retries,
     )
 
 
@@ -216,6 +216,11 @@ def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: P
         "graph_breaks": len(figures["graph_break_reasons"]),
         "recompiles": len(figures["recompile_reasons"]),
     }
+
+
+def _gpus(progress: Progress | None) -> dict[str, Any]:
+    """Where it ran, whatever became of it."""
+    return {"gpus": list(progress.gpus)} if progress else {}
 
 
 def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:

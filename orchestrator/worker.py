@@ -118,7 +118,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     elif assignment.settings.mode is not None:
         start_compile_workers()
     board = find_board()
-    _tell(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id()))
+    _tell(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id(), _gpu_place()))
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None
     residents = GpuResidents(f"GPU-{str(gpu.uuid).removeprefix('GPU-')}" if gpu else "")
     residents.wait_until_alone(_LEAVING_S)
@@ -175,6 +175,12 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         "cpu_pressure": cpu_pressure,
         "gpu_neighbours": gpu_neighbours,
     }
+
+
+def _gpu_place() -> str | None:
+    """This worker's GPU as host:index, None if it has none."""
+    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    return f"{platform.node()}:{ids[0]}" if ids else None
 
 
 def _tell(told: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Span(NamedTuple):
     trial_id: str
     settings_label: str
     lanes: tuple[int, ...]
-    """The lanes it has, from 0: as many as it has workers."""
+    """The lanes it has, from 0: its GPUs, or as many as it has workers."""
     start_s: float
     """Seconds since the first one began."""
     parts_s: dict[str, float]
@@ -48,13 +49,64 @@ class Span(NamedTuple):
         return self.start_s + sum(self.parts_s.values())
 
 
+class _Begun(NamedTuple):
+    """A trial or a warm start that says when it began."""
+
+    at: pd.Timestamp
+    parts_s: dict[str, float]
+    num_workers: int
+    trial_id: str
+    label: str
+    outcome: str
+    gpus: tuple[str, ...]
+
+
+class _Lanes:
+    """Who had which lane when. Those of GPUs come first; more are added where none is free."""
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self.names = list(gpus)
+        self._taken: list[list[tuple[float, float]]] = [[] for _ in gpus]
+
+    def place(self, begins: float, ends: float, num_workers: int, gpus: Sequence[str]) -> tuple[int, ...]:
+        """The lanes of a trial: its GPUs', or else free ones, the longest idle first."""
+        lanes = [self.names.index(gpu) for gpu in gpus] or self._free(begins, ends)[:num_workers]
+        while len(lanes) < num_workers and not gpus:
+            lanes.append(len(self.names))
+            self.names.append("")
+            self._taken.append([])
+        for lane in lanes:
+            self._taken[lane].append((begins, ends))
+        return tuple(sorted(lanes))
+
+    def shown_names(self) -> list[str]:
+        """What to call each lane."""
+        hosts = {name.rpartition(":")[0] for name in self.names if name}
+        short = [name.rpartition(":")[2] if len(hosts) == 1 else name for name in self.names]
+        return [name or ("other" if hosts else str(lane + 1)) for lane, name in enumerate(short)]
+
+    def _free(self, begins: float, ends: float) -> list[int]:
+        idle: list[tuple[float, int]] = []
+        for lane, spans in enumerate(self._taken):
+            if all(end <= begins + _CLOCK_S or begin >= ends - _CLOCK_S for begin, end in spans):
+                idle.append((max((end for begin, end in spans if begin <= begins), default=0.0), lane))
+        return [lane for _, lane in sorted(idle)]
+
+
+def _by_host_and_index(gpu: str) -> tuple[str, int, str]:
+    host, _, index = gpu.rpartition(":")
+    return host, int(index) if index.isdigit() else 0, index
+
+
 class TimelineInfo(NamedTuple):
     """What the chart shows."""
 
     spans: list[Span]
     """In the order they began."""
-    num_lanes: int
-    """The most workers that were at work at a time."""
+    lane_names: list[str]
+    """Of each lane: its GPU, as host:index, or as its index where all are of one host; a number where none is recorded."""
+    of_gpus: bool
+    """Whether lanes are GPUs, as far as records name them."""
     busy: float
     """Share of the lanes' time in which there was a trial on them."""
     compiling: float
@@ -66,34 +118,40 @@ class TimelineInfo(NamedTuple):
 def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> TimelineInfo:
     """What to show of all attempts, as `load(…, all_attempts=True)` returns them, and of warm starts.
 
-    A record says when its trial began and how long it took, not on which GPU: lanes are handed out in the order of the
-    starts. How long the parts of a trial took is measured; that the rest came first is taken for granted.
+    A record says when its trial began, how long it took, and on which GPUs. One without GPUs, of a trial on CPUs or that died
+    before it had any, gets a lane that is free then, in the order of the starts. How long the parts of a trial took is measured;
+    that the rest came first is taken for granted.
     """
-    began = [(row["started_at"], _parts(row), row) for _, row in df.dropna(subset="started_at").iterrows()]
-    begun: list[tuple[pd.Timestamp, float, dict[str, float], int, str, str, str]] = [
-        (at, sum(parts.values()), parts, int(row["num_workers"]), str(row["trial_id"]), str(row["settings_label"]), _outcome(row))
-        for at, parts, row in began
-    ]
+    begun = [
+        _Begun(row["started_at"], _parts(row), int(row["num_workers"]), str(row["trial_id"]), str(row["settings_label"]),
+               _outcome(row), tuple(row["gpus"]))
+        for _, row in df.dropna(subset="started_at").iterrows()
+    ]  # fmt: skip
     for start in starts:
         at = pd.to_datetime(start.started_at, utc=True, errors="coerce", format="ISO8601")
         if not pd.isna(at):
             parts = {"start": max(start.wall_s, 0.0)}
-            begun.append((at, start.wall_s, parts, start.num_workers, start.trial_id, start.settings_key, start.label or "ok"))
-    begun.sort(key=lambda one: one[0])
+            outcome = start.label or str(Status.OK)
+            begun.append(_Begun(at, parts, start.num_workers, start.trial_id, start.settings_key, outcome, tuple(start.gpus)))
+    begun.sort(key=lambda one: one.at)
     shown = begun[-_MOST_TRIALS:]
-    spans: list[Span] = []
-    free_at: list[float] = []
-    for at, seconds, parts, num_workers, trial_id, label, outcome in shown:
-        since = (at - shown[0][0]).total_seconds()
-        lanes = _lanes(free_at, since, num_workers)
-        for lane in lanes:
-            free_at[lane] = since + seconds
-        spans.append(Span(trial_id, label, lanes, since, parts, outcome))
+    lanes = _Lanes(sorted({gpu for one in shown for gpu in one.gpus}, key=_by_host_and_index))
+    placed: dict[int, tuple[int, ...]] = {}
+    for named in (True, False):  # those without a GPU go where there is room between the others
+        for number_, one in enumerate(shown):
+            if bool(one.gpus) == named:
+                since = (one.at - shown[0].at).total_seconds()
+                placed[number_] = lanes.place(since, since + sum(one.parts_s.values()), one.num_workers, one.gpus)
+    spans = [
+        Span(one.trial_id, one.label, placed[place], (one.at - shown[0].at).total_seconds(), one.parts_s, one.outcome)
+        for place, one in enumerate(shown)
+    ]
     length = max((span.end_s for span in spans), default=0.0)
-    whole = len(free_at) * length
+    whole = len(lanes.names) * length
     return TimelineInfo(
         spans=spans,
-        num_lanes=len(free_at),
+        lane_names=lanes.shown_names(),
+        of_gpus=any(one.gpus for one in shown),
         busy=min(1.0, sum(sum(span.parts_s.values()) * len(span.lanes) for span in spans) / whole) if whole else 0.0,
         compiling=sum(span.parts_s.get("warm-up", 0.0) * len(span.lanes) for span in spans) / whole if whole else 0.0,
         num_left_out=len(df) + len(starts) - len(shown),
@@ -112,16 +170,16 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
     chart.update_layout(
         meta={"kind": "lanes"},
         barmode="overlay",
-        height=_AXES_PX + _LANE_PX * info.num_lanes,
+        height=_AXES_PX + _LANE_PX * len(info.lane_names),
         margin={"l": 60, "t": 56, "b": 60},
         legend={"traceorder": "normal", "title": {"text": ""}, "y": 1.02},
     )
     chart.update_xaxes(title_text="minutes since the first trial shown began", rangemode="tozero")
     chart.update_yaxes(
-        range=[info.num_lanes - 0.4, -0.6],
-        tickvals=list(range(info.num_lanes)),
-        ticktext=[str(lane + 1) for lane in range(info.num_lanes)],
-        title_text="lane",
+        range=[len(info.lane_names) - 0.4, -0.6],
+        tickvals=list(range(len(info.lane_names))),
+        ticktext=[html.escape(name, quote=False) for name in info.lane_names],
+        title_text="GPU" if info.of_gpus else "lane",
         tickformat=None,
     )
     for part in PARTS:
@@ -143,16 +201,6 @@ def _parts(row: pd.Series) -> dict[str, float]:
 
 def _outcome(row: pd.Series) -> str:
     return str(Status.OK) if row["status"] == Status.OK else text(row["label"]) or str(row["status"])
-
-
-def _lanes(free_at: list[float], since: float, num_workers: int) -> tuple[int, ...]:
-    """The lanes a trial that begins now takes: free ones first, the longest idle first; more are added where none is."""
-    free = sorted((end, lane) for lane, end in enumerate(free_at) if end <= since + _CLOCK_S)
-    taken = [lane for _, lane in free[:num_workers]]
-    while len(taken) < num_workers:
-        free_at.append(0.0)
-        taken.append(len(free_at) - 1)
-    return tuple(sorted(taken))
 
 
 def _trace(part: str, info: TimelineInfo) -> go.Bar:

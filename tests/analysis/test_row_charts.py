@@ -77,10 +77,39 @@ def test_trials_side_by_side_have_lanes_of_their_own(make_sweep: MakeSweep) -> N
     assert {span.trial_id: span.lanes for span in info.spans} == {
         "first": (0,), "beside": (1,), "two workers": (2, 3), "after the first": (0,),
     }  # fmt: skip
-    assert info.num_lanes == 4
+    assert info.lane_names == ["1", "2", "3", "4"]
     parts = info.spans[0].parts_s
     assert parts == pytest.approx({"other": 60 - 21 - 0.613333, "warm-up": 21.0, "timing": 0.613333}, abs=1e-3)
     assert info.busy == pytest.approx(300 / (4 * 119))
+
+
+def test_a_trial_is_on_the_lanes_of_its_gpus_and_one_that_names_none_where_there_is_room(make_sweep: MakeSweep) -> None:
+    def at(second: int, name: str, gpus: list[str], **fields: object) -> TrialRecord:
+        return trial(
+            f"scope=full,dynamic=mark,pad_multiple={second + 1}", 640, 20, trial_id=name, wall_s=20.0, gpus=gpus,
+            started_at=f"2026-11-21T09:00:{second:02d}+00:00", **fields,
+        )  # fmt: skip
+
+    records = [
+        at(0, "on ten", ["node:10"]),
+        at(1, "on two", ["node:2"]),
+        at(2, "never came up", []),
+        at(25, "on both", ["node:10", "node:2"], num_workers=2),
+        at(46, "nowhere", []),
+    ]
+    info = timeline_info(analysis.load(make_sweep(records)))
+    assert {span.trial_id: span.lanes for span in info.spans} == {
+        "on ten": (1,), "on two": (0,), "never came up": (2,), "on both": (0, 1), "nowhere": (2,),
+    }  # fmt: skip
+    assert info.lane_names == ["2", "10", "other"]
+    axis = timeline_figure(info).layout.yaxis
+    assert (axis.title.text, list(axis.ticktext)) == ("GPU", ["2", "10", "other"])
+
+
+def test_lanes_of_several_hosts_say_which(make_sweep: MakeSweep) -> None:
+    began = {"started_at": "2026-11-21T09:00:00+00:00", "wall_s": 60.0}
+    records = [trial("scope=full", 640, 20, gpus=["b:0"], **began), trial("scope=eager", 600, 0, gpus=["a:1"], **began)]
+    assert timeline_info(analysis.load(make_sweep(records))).lane_names == ["a:1", "b:0"]
 
 
 def test_a_trial_without_figures_is_lost_time_and_one_without_a_start_is_left_out(make_sweep: MakeSweep) -> None:
@@ -167,6 +196,7 @@ def test_text_of_a_record_is_never_mark_up(make_sweep: MakeSweep, draw: str) -> 
     records = [*typical_trials(), trial("scope=full", 800, 5, caches=Caches.WARM)]
     df = analysis.load(make_sweep([*records]))
     df["settings_label"] = df["trial_id"] = HOSTILE
+    df["gpus"] = [[f"{HOSTILE}:0"]] * len(df)
     df["wall_s"] = 100.0
     df["started_at"] = "2026-11-21T09:00:00+00:00"
     df["started_at"] = df["started_at"].astype("datetime64[us, UTC]")

@@ -79,6 +79,11 @@ def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
         tell("arrive", "later", "a")
         assert neighbours("warming") == 1
         assert neighbours("later") == 0
+        tell("arrive", "later", "a", "a:3")
+        tell("arrive", "later", "c", "c:0")
+        told = find_progress("later")
+        assert told is not None
+        assert told.gpus == ("a:3", "c:0")
 
 
 def test_a_board_whose_process_was_killed_answers_again_and_learns_of_running_trials_anew() -> None:
