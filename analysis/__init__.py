@@ -26,6 +26,7 @@ from analysis.pareto import (
     summary,
 )
 from analysis.uncertain_front import UncertainFront, front_probability, uncertain_front
+from analysis.verdict import too_noisy
 
 if TYPE_CHECKING:
     from analysis import figures
@@ -64,6 +65,7 @@ __all__ = [
     "shares",
     "speedup_over_eager",
     "summary",
+    "too_noisy",
     "uncertain_front",
     "write_report",
 ]

@@ -47,6 +47,23 @@ def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     return [*_on_the_sweep(df, sweep), *_on_the_measuring(df)]
 
 
+def too_noisy(df: pd.DataFrame) -> list[str]:
+    """A sentence on the settings that noise alone keeps off the front; none if there are none."""
+    if (noisy := fast_in_spite_of_noise(df)).empty:
+        return []
+    whose = "setting that was too noisy to rank" if len(noisy) == 1 else "settings that were too noisy to rank"
+    rates = [
+        f"{_name(trial)} ({figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')} for "
+        f"{figure(trial['compile_s'], 's')} of compiling)"
+        for _, trial in noisy.iterrows()
+    ]
+    more = f" and {len(rates) - 3} more" if len(rates) > 3 else ""
+    return [
+        f"{len(noisy)} {whose} would be on the front even at the low end of the interval: {', '.join(rates[:3])}{more}. "
+        "Measure again on a machine that does nothing else."
+    ]
+
+
 def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     """Trials that are missing, and trials that cannot be compared with each other."""
     notes = []
@@ -87,18 +104,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
             f"Outliers on the front: {int(slow['outliers'].sum())} in {_names(slow)}. "
             "They are timed steps over 1.5 times their batch's median, and are kept in the figures."
         )
-    if not (noisy := fast_in_spite_of_noise(df)).empty:
-        whose = "setting that was too noisy to rank" if len(noisy) == 1 else "settings that were too noisy to rank"
-        rates = [
-            f"{_name(trial)} ({figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')} for "
-            f"{figure(trial['compile_s'], 's')} of compiling)"
-            for _, trial in noisy.iterrows()
-        ]
-        more = f" and {len(rates) - 3} more" if len(rates) > 3 else ""
-        notes.append(
-            f"{len(noisy)} {whose} would be on the front even at the low end of the interval: {', '.join(rates[:3])}{more}. "
-            "Measure again on a machine that does nothing else."
-        )
+    notes += too_noisy(df)
     drifts = df[df["clock_drift"].notna()]
     if not (drifting := drifts[drifts.apply(has_drifted, axis=1).astype(bool)]).empty:
         notes.append(

@@ -104,8 +104,10 @@ class SummaryRow:
     speedup: float | None
 
 
-def show_summary(console: Console, rows: Sequence[SummaryRow], counts: Mapping[Status, int]) -> None:
-    """Prints the settings worth naming and how many trials ended how."""
+def show_summary(
+    console: Console, rows: Sequence[SummaryRow], counts: Mapping[Status, int], *, remarks: Sequence[str] = ()
+) -> None:
+    """Prints the settings worth naming, how many trials ended how, and what else a person must know of them."""
     starts = ["warm start s"] if any(row.warm_start_s is not None for row in rows) else []
     headings = ("", "setting", "samples/s", "compile s", *starts, "over eager")
     table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -121,6 +123,8 @@ def show_summary(console: Console, rows: Sequence[SummaryRow], counts: Mapping[S
     always = (Status.OK, Status.INFEASIBLE, Status.FAILED)
     ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status if status in always or counts.get(status))
     console.print(f"trials: {ended}", highlight=False)
+    for remark in remarks:
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_search(console: Console, outcome: str, complaint: str | None, again: str | None) -> None:

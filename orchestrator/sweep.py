@@ -101,8 +101,9 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path) ->
     search = stages.search()
     interrupted = stages.run(console, search)
     report = analysis.write_report(output)
-    found = analysis.summary(analysis.load(output))
-    presenting.show_summary(console, _rows(found), found.counts)
+    trials = analysis.load(output)
+    found = analysis.summary(trials)
+    presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.too_noisy(trials))
     again = f"{PROG} --resume --output {output}"
     why = "stopped" if interrupted else "the time budget did not suffice for them"
     if search is not None:
