@@ -26,10 +26,10 @@ sweep: $(VENV)/.installed
 	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
 
 test: lint
-	$(IN_VENV) -m pytest $(ARGS)
+	$(IN_VENV) -X faulthandler -m pytest $(ARGS)
 
 test-all: lint
-	$(IN_VENV) -m pytest --long $(ARGS)
+	$(IN_VENV) -X faulthandler -m pytest --long $(ARGS)
 
 # In full, what `make test` runs in a short form; rewrites the table of faults. On a machine with a GPU, its faults too.
 chaos: $(VENV)/.installed-dev

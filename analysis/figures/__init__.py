@@ -19,6 +19,7 @@ from analysis.figures.compile_phases import (
     compile_phases_info,
 )
 from analysis.figures.front_axes import GAINS, PRICES, FrontAxis, axes_with_figures
+from analysis.figures.fronts_of_sweeps import FrontsInfo, SweepLine, SweepPoint, fronts_figure, fronts_info
 from analysis.figures.memory import MemoryBar, MemoryInfo, memory_figure, memory_info
 from analysis.figures.parallel_coordinates import ParallelInfo, parallel_figure, parallel_info
 from analysis.figures.pareto_chart import pareto, pareto_figure
@@ -38,6 +39,7 @@ __all__ = [
     "EffectsInfo",
     "FieldShares",
     "FrontAxis",
+    "FrontsInfo",
     "JobSetting",
     "MemoryBar",
     "MemoryInfo",
@@ -48,6 +50,8 @@ __all__ = [
     "Span",
     "StepTimes",
     "StepTimesInfo",
+    "SweepLine",
+    "SweepPoint",
     "TimelineInfo",
     "axes_with_figures",
     "break_even_data",
@@ -59,6 +63,8 @@ __all__ = [
     "compile_phases_info",
     "effects_figure",
     "effects_info",
+    "fronts_figure",
+    "fronts_info",
     "memory_figure",
     "memory_info",
     "parallel_figure",

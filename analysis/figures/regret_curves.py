@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from analysis.figures.chart_style import INK, LINE_COLOR, base_layout, empty_note
 
-_COLORS = {
+SEARCHER_COLORS = {
     "grid": "#767676",
     "random": "#8a6d3b",
     "tpe": "#0072B2",
@@ -20,7 +20,7 @@ _COLORS = {
 }
 """By the searcher's name; Okabe and Ito's palette, its light colours darker for 3:1 contrast on white."""
 
-_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": "dashdot", "gp": "longdashdot", "gain": "solid"}
+SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": "dashdot", "gp": "longdashdot", "gain": "solid"}
 """So that lines are told apart without colours."""
 
 _POINTS = 121
@@ -86,7 +86,7 @@ def regret_figure(info: RegretInfo) -> go.Figure:
         chart.add_annotation(empty_note("No search was replayed."))
         return chart
     for line in info.lines:
-        color = _COLORS.get(line.searcher, INK)
+        color, dash = SEARCHER_COLORS.get(line.searcher, INK), SEARCHER_DASHES.get(line.searcher, "solid")
         if line.searcher in ("gain", "random"):
             band = [*_floored(line.upper), *reversed(_floored(line.lower))]
             chart.add_trace(
@@ -110,7 +110,7 @@ def regret_figure(info: RegretInfo) -> go.Figure:
                 mode="lines",
                 name=line.searcher,
                 legendgroup=line.searcher,
-                line={"color": color, "width": 3 if line.searcher == "gain" else 2, "dash": _DASHES.get(line.searcher, "solid")},
+                line={"color": color, "width": 3 if line.searcher == "gain" else 2, "dash": dash},
                 hovertemplate="%{y:.1f} % missing after %{x:.0f} % of the cost<extra>" + line.searcher + "</extra>",
             )
         )

@@ -17,8 +17,8 @@ from orchestrator.records import SCHEMA_VERSION, TrialRecord, append
 def make_sweep(tmp_path: Path) -> MakeSweep:
     """Writes a sweep folder of these records and returns its path."""
 
-    def make(records: Sequence[TrialRecord] | None = None, **sweep: Any) -> Path:
-        folder = tmp_path / "sweep"
+    def make(records: Sequence[TrialRecord] | None = None, *, name: str = "sweep", **sweep: Any) -> Path:
+        folder = tmp_path / name
         folder.mkdir()
         (folder / "trials.jsonl").touch()
         records = typical_trials() if records is None else records

@@ -27,15 +27,17 @@ def cluster() -> Iterator[Any]:
     """A head of one core, and two hosts with a core and two pretended GPUs each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
-        # This user's own token: a process that had a Ray session before keeps the token it read then.
+        # This user's own token; what this process read of both before, Ray would keep.
         subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"], check=True, capture_output=True
         )
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_raylet_start_wait_time_s", "240")  # on a busy machine
         import ray
+        from ray._private.authentication_test_utils import reset_auth_token_state
         from ray.cluster_utils import Cluster
 
+        reset_auth_token_state()
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100_000_000})
         for _ in range(2):
             made.add_node(num_cpus=1, num_gpus=2, resources={"host": 1}, object_store_memory=100_000_000)
@@ -44,6 +46,7 @@ def cluster() -> Iterator[Any]:
         yield made
         ray.shutdown()
         made.shutdown()
+    reset_auth_token_state()
 
 
 def config(**fields: Any) -> SweepConfig:

@@ -1,0 +1,136 @@
+"""Sweeps that ran live over one space under one budget, each with another searcher, side by side.
+
+Background: replays of recorded tables say what searchers are worth on average over seeds; this says what one got in the time it
+had on a machine, with Ray, compiling and early stopping. Run each sweep alone, one after the other, with the same options:
+
+    python -m orchestrator.sweep --searcher gain --time-budget-s 1200 --cache none --output live/gain
+    python -m orchestrator.sweep --searcher random --time-budget-s 1200 --cache none --output live/random
+    python -m benchmarks.live_search live/gain live/random --output live.json --figure live.png
+
+Output: for each sweep its trials, how many of them are on the front of all sweeps together, what it had of their hypervolume
+at shares of the budget, and when it came to most of it; a JSON file; a picture of the fronts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import analysis
+from analysis.figures.fronts_of_sweeps import SweepLine, fronts_figure, fronts_info, share_at
+from analysis.formatting import figure
+from analysis.load import SweepInfo
+from analysis.picture import draw, picture_title
+from orchestrator import cli
+from orchestrator.errors import ConfigError
+from orchestrator.folder import write_json
+
+PROG = "python -m benchmarks.live_search"
+SHARES = (0.25, 0.5, 1.0)
+"""Of the budget, at which hypervolume is printed."""
+
+_ALIKE = ("workload", "size", "time_budget_s", "workers_per_trial", "device")
+"""What of a sweep's configuration has to be the same in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Compare sweeps that searched one space live."""
+
+    sweeps: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Their folders."""
+    output: Path
+    """Where the JSON goes."""
+    figure: Path | None = None
+    """Where the picture goes, a PNG or an SVG; none is drawn without it."""
+    goal: float = 0.98
+    """Share of the common hypervolume whose time is printed."""
+
+
+def main() -> int:
+    return cli.run(lambda: _compare(cli.parse(Options, PROG, sys.argv[1:])))
+
+
+def _compare(options: Options) -> int:
+    if len(set(options.sweeps)) < 2:
+        raise ConfigError("one sweep cannot be compared with itself; name the folders of two or more")
+    infos = {folder: analysis.load_sweep(folder) for folder in options.sweeps}
+    _refuse_unlike(infos)
+    names = _names(infos)
+    frames: dict[str, tuple[pd.DataFrame, str]] = {
+        names[folder]: (analysis.load(folder), info.started_at) for folder, info in infos.items()
+    }
+    first = next(iter(infos.values()))
+    found = fronts_info(frames, title=picture_title(first))
+    if not any(line.points for line in found.lines):
+        raise ConfigError("no sweep has a usable trial; give sweeps that measured something")
+    budget_s = float(first.config.get("time_budget_s") or max(end for line in found.lines for end, _ in line.reached))
+    told = [_told(line, budget_s, options.goal) for line in found.lines]
+    title = f"hypervolume in % of what all sweeps have together, at shares of {budget_s:,.0f} s; trials on the front of all"
+    console = Console()
+    console.print(title, soft_wrap=True)
+    console.print(_table(told, options.goal))
+    write_json(
+        options.output,
+        {"budget_s": budget_s, "goal": options.goal, "environment": dict(first.environment), "sweeps": told},
+    )
+    if options.figure is not None:
+        draw(fronts_figure(found), options.figure)
+    return 0
+
+
+def _refuse_unlike(infos: Mapping[Path, SweepInfo]) -> None:
+    (one, first), *others = infos.items()
+    for other, info in others:
+        if info.environment_key != first.environment_key:
+            raise ConfigError(f"{one} and {other} ran in different environments; give sweeps of one machine")
+        for name in _ALIKE:
+            if info.config.get(name) != first.config.get(name):
+                theirs, ours = info.config.get(name), first.config.get(name)
+                raise ConfigError(f"{one} has {name} {ours} and {other} {theirs}; give sweeps that differ in the searcher alone")
+
+
+def _names(infos: Mapping[Path, SweepInfo]) -> dict[Path, str]:
+    """Each sweep's searcher or, where two have the same, its folder."""
+    searchers = {folder: str((info.config.get("search") or {}).get("searcher") or "grid") for folder, info in infos.items()}
+    are_told_apart = len(set(searchers.values())) == len(searchers)
+    return searchers if are_told_apart else {folder: str(folder) for folder in infos}
+
+
+def _told(line: SweepLine, budget_s: float, goal: float) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "trials": line.num_trials,
+        "usable": len(line.points),
+        "on_front": sum(point.on_front for point in line.points),
+        "on_common_front": line.on_common_front,
+        "best_samples_per_s": max((point.samples_per_s for point in line.points), default=None),
+        "hypervolume_percent": {str(share): share_at(line, share * budget_s) for share in SHARES[:-1]}
+        | {str(SHARES[-1]): share_at(line, float("inf"))},  # the last trial may end later than the budget
+        "to_goal_s": next((ended for ended, share in line.reached if share >= 100 * goal), None),
+        "reached": line.reached,
+    }
+
+
+def _table(told: list[dict[str, Any]], goal: float) -> Table:
+    printed = Table(box=None, pad_edge=False)
+    shares = [*(f"at {share:.0%}" for share in SHARES[:-1]), "at end"]
+    for heading in ("sweep", "trials", "usable", "on front", "samples/s", *shares, f"s to {goal:.0%}"):
+        printed.add_column(heading, justify="left" if heading == "sweep" else "right", no_wrap=True)
+    for one in told:
+        volumes = [f"{share:.1f}" for share in one["hypervolume_percent"].values()]
+        counts = [str(one[name]) for name in ("trials", "usable", "on_common_front")]
+        printed.add_row(one["name"], *counts, figure(one["best_samples_per_s"]), *volumes, figure(one["to_goal_s"]))
+    return printed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis.figures import fronts_figure, fronts_info
+from analysis.figures.fronts_of_sweeps import share_at
+from benchmarks.live_search import main
+from orchestrator.records import Status
+
+BEGAN = "2026-11-21T09:00:00+00:00"
+
+
+def after(minutes: int, settings: str, rate: float | None, compile_s: float | None, **fields: Any) -> Any:
+    """A trial of one minute that ended so many minutes after its sweep began."""
+    return trial(settings, rate, compile_s, started_at=f"2026-11-21T09:{minutes - 1:02}:00+00:00", wall_s=60.0, **fields)
+
+
+FOUND_ALL = [
+    after(1, "scope=eager,padding=max", 100, 0.0),
+    after(3, "scope=full", 300, 10.0),
+    after(2, "scope=regional", 200, 5.0),
+]
+FOUND_LESS = [
+    after(1, "scope=eager,padding=max", 100, 0.0),
+    after(2, "scope=full,mode=max-autotune", status=Status.INFEASIBLE, label="compile-deadline", rate=None, compile_s=None),
+    after(4, "scope=regional", 180, 6.0),
+]
+
+
+def made(make_sweep: MakeSweep, **sweeps: list[Any]) -> dict[str, Path]:
+    config = {"workload": "captioning", "size": "tiny", "time_budget_s": 240.0}
+    return {
+        name: make_sweep(records, name=name, started_at=BEGAN, config=config | {"search": {"searcher": name}})
+        for name, records in sweeps.items()
+    }
+
+
+def info_of(folders: dict[str, Path]) -> Any:
+    return fronts_info({name: (analysis.load(folder), BEGAN) for name, folder in folders.items()}, title="a <b>")
+
+
+def test_each_sweep_is_measured_by_what_all_found_together(make_sweep: MakeSweep) -> None:
+    gain, random = info_of(made(make_sweep, gain=FOUND_ALL, random=FOUND_LESS)).lines
+    assert [second for second, _ in gain.reached] == [60, 120, 180], "in the order they ended"
+    assert gain.reached[-1][1] == pytest.approx(100)
+    assert random.reached[-1][1] < gain.reached[1][1] < 100
+    assert (gain.num_trials, gain.on_common_front, len(gain.points)) == (3, 3, 3)
+    assert (random.num_trials, random.on_common_front, len(random.points)) == (3, 1, 2), "eager is equal in both"
+    assert [point.label for point in gain.points if point.on_front] == [point.label for point in gain.points]
+    assert share_at(gain, 59) == 0
+    assert share_at(gain, 179) == gain.reached[1][1]
+
+
+def test_the_volume_is_that_of_two_boxes_counted_by_hand(make_sweep: MakeSweep) -> None:
+    ends = [after(1, "scope=eager,padding=max", 100, 0.0), after(2, "scope=full", 200, 10.0)]
+    (line,) = info_of(made(make_sweep, gain=ends)).lines
+    # The reference is a tenth of the ranges beyond the worst: 90 samples/s and 11 s.
+    alone, both = (100 - 90) * 11, (100 - 90) * 11 + (200 - 100) * (11 - 10)
+    assert [share for _, share in line.reached] == pytest.approx([100 * alone / both, 100])
+
+
+def test_the_chart_tells_sweeps_apart_without_colours_and_escapes_names(make_sweep: MakeSweep) -> None:
+    chart = fronts_figure(info_of(made(make_sweep, gain=FOUND_ALL, random=FOUND_LESS)))
+    lines = [trace for trace in chart.data if trace.mode == "lines" and trace.showlegend is not False]
+    assert [trace.name for trace in lines] == ["gain", "random"]
+    assert lines[0].line.dash != lines[1].line.dash
+    assert len({trace.marker.symbol for trace in chart.data if trace.mode == "markers"}) == 2
+    assert "a &lt;b&gt;" in chart.layout.title.text
+    hostile = fronts_info({"<script>": (analysis.load(made(make_sweep, other=FOUND_ALL)["other"]), BEGAN)})
+    assert "<script>" not in fronts_figure(hostile).to_json()
+
+
+def test_a_sweep_without_a_usable_trial_is_drawn_beside_others_and_alone_is_said(make_sweep: MakeSweep) -> None:
+    folders = made(make_sweep, gain=FOUND_ALL, random=FOUND_LESS[1:2])
+    gain, random = info_of(folders).lines
+    assert (len(gain.points), random.points, random.reached) == (3, [], [])
+    assert len(fronts_figure(info_of(folders)).data) == 6
+    assert "No sweep has a usable trial" in fronts_figure(info_of({"random": folders["random"]})).layout.annotations[0].text
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
+    monkeypatch.setattr("sys.argv", ["live_search", *map(str, words)])
+    return main()
+
+
+def test_the_benchmark_prints_a_row_a_sweep_and_writes_its_figures(
+    make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folders = made(make_sweep, gain=FOUND_ALL, random=FOUND_LESS)
+    assert compared(monkeypatch, *folders.values(), "--output", tmp_path / "live.json") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "240 s" in printed[0]
+    gain, random = (next(line.split() for line in printed if line.startswith(name)) for name in ("gain", "random"))
+    assert gain[1:5] == ["3", "3", "3", "300"]
+    assert (gain[-1], random[-1]) == ("180", "—")
+    written = json.loads((tmp_path / "live.json").read_text())
+    assert [one["name"] for one in written["sweeps"]] == ["gain", "random"]
+    assert written["sweeps"][0]["hypervolume_percent"]["1.0"] == pytest.approx(100)
+
+
+def test_sweeps_that_differ_in_more_than_the_searcher_are_refused(
+    make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folders = made(make_sweep, gain=FOUND_ALL)
+    config = {"workload": "captioning", "size": "base", "time_budget_s": 240.0}
+    other = make_sweep(FOUND_LESS, name="other", config=config)
+    elsewhere = make_sweep(FOUND_LESS, name="elsewhere", environment_key="xyz")
+    output = ("--output", tmp_path / "live.json")
+    for given, words in (
+        ((folders["gain"], other), "has size tiny"),
+        ((folders["gain"], elsewhere), "different environments"),
+        ((folders["gain"],), "two or more"),
+        ((folders["gain"], tmp_path / "none"), "there is no folder"),
+    ):
+        assert compared(monkeypatch, *given, *output) == 2
+        complaint = capsys.readouterr().err
+        assert words in complaint
+        assert complaint.count("\n") == 1
+    assert not (tmp_path / "live.json").exists()
