@@ -53,7 +53,7 @@ class Options:
     output: Path
     """Where jobs write, and what tells a later call what is done."""
     only: tuple[str, ...] = ()
-    """Not all jobs, but these."""
+    """Not all jobs, but these, in this order. A job that needs more GPUs than are free is overtaken by those behind it."""
     for_s: float | None = None
     """Seconds after which what runs is stopped, to be gone on with by the next call."""
     places: int | None = None
@@ -119,8 +119,9 @@ def words_of(job: Job, output: Path) -> list[str]:
 
 def _run(options: Options) -> int:
     jobs = read_jobs(options.jobs)
-    if unknown := [name for name in options.only if name not in {job.name for job in jobs}]:
-        raise ConfigError(f"--only {unknown[0]} is none of {options.jobs}'s jobs; use {', '.join(job.name for job in jobs)}")
+    by_name = {job.name: job for job in jobs}
+    if unknown := [name for name in options.only if name not in by_name]:
+        raise ConfigError(f"--only {unknown[0]} is none of {options.jobs}'s jobs; use {', '.join(by_name)}")
     num_gpus = fingerprint().num_gpus
     places = (num_gpus or 1) if options.places is None else options.places
     if places < 1 or (num_gpus and places > num_gpus):
@@ -129,9 +130,7 @@ def _run(options: Options) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     ended: dict[str, Any] = _ended(options.output)
     waiting = []
-    for job in jobs:
-        if options.only and job.name not in options.only:
-            continue
+    for job in [by_name[name] for name in dict.fromkeys(options.only)] or jobs:
         if ended.get(job.name, {}).get("exit_code") == 0:
             print(f"{job.name}: done before", flush=True)
         elif (job.gpus or 1) > places:

@@ -59,6 +59,13 @@ def test_jobs_run_on_cores_of_their_own_and_the_done_ones_once(tmp_path: Path, c
     assert main([*words, "--only", "one", "whole"]) == 0
 
 
+def test_jobs_that_are_named_run_in_that_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = listed(tmp_path, *(f"{name} 1: python -c pass" for name in ("one", "two", "three")))
+    assert main([path, "--output", str(output), "--places", "1", "--only", "three", "one", "three"]) == 0
+    begun = [line.split()[3] for line in capsys.readouterr().out.splitlines() if "begins" in line]
+    assert begun == ["three:", "one:"]
+
+
 def test_a_job_that_takes_too_long_is_stopped_and_begins_again(tmp_path: Path) -> None:
     path, output = listed(tmp_path, "long 1: python -c 'import time; time.sleep(600)'", "short 1: python -c pass")
     began = time.monotonic()
