@@ -13,6 +13,7 @@ VENV ?= .venv
 ARGS ?=
 EXTRAS ?=
 IN_VENV := $(VENV)/bin/python
+PYTEST := $(IN_VENV) -X faulthandler -m pytest
 LOG := $(VENV)/install.log
 
 .PHONY: help sweep test test-all chaos lint install clean check
@@ -26,14 +27,14 @@ sweep: $(VENV)/.installed
 	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
 
 test: lint
-	$(IN_VENV) -X faulthandler -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: lint
-	$(IN_VENV) -X faulthandler -m pytest --long $(ARGS)
+	$(PYTEST) --long $(ARGS)
 
 # In full, what `make test` runs in a short form; rewrites the table of faults. On a machine with a GPU, its faults too.
 chaos: $(VENV)/.installed-dev
-	$(IN_VENV) -m pytest tests/chaos --chaos full --write-reliability docs/reliability.md $(ARGS)
+	$(PYTEST) tests/chaos --chaos full --write-reliability docs/reliability.md $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check .

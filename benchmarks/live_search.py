@@ -13,13 +13,13 @@ at shares of the budget, and when it came to most of it; a JSON file; a picture 
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -55,8 +55,9 @@ class Options:
     """Share of the common hypervolume whose time is printed."""
 
 
-def main() -> int:
-    return cli.run(lambda: _compare(cli.parse(Options, PROG, sys.argv[1:])))
+def main(words: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    return cli.run(lambda: _compare(cli.parse(Options, PROG, words)))
 
 
 def _compare(options: Options) -> int:
@@ -65,14 +66,14 @@ def _compare(options: Options) -> int:
     infos = {folder: analysis.load_sweep(folder) for folder in options.sweeps}
     _refuse_unlike(infos)
     names = _names(infos)
-    frames: dict[str, tuple[pd.DataFrame, str]] = {
-        names[folder]: (analysis.load(folder), info.started_at) for folder, info in infos.items()
-    }
-    first = next(iter(infos.values()))
-    found = fronts_info(frames, title=picture_title(first))
+    first = infos[options.sweeps[0]]
+    sweeps = {names[folder]: (analysis.load(folder), info.started_at) for folder, info in infos.items()}
+    found = fronts_info(sweeps, title=picture_title(first))
     if not any(line.points for line in found.lines):
         raise ConfigError("no sweep has a usable trial; give sweeps that measured something")
-    budget_s = float(first.config.get("time_budget_s") or max(end for line in found.lines for end, _ in line.reached))
+    budget_s = float(
+        first.config.get("time_budget_s") or max((end for line in found.lines for end, _ in line.reached), default=0.0)
+    )
     told = [_told(line, budget_s, options.goal) for line in found.lines]
     title = f"hypervolume in % of what all sweeps have together, at shares of {budget_s:,.0f} s; trials on the front of all"
     console = Console()
@@ -113,8 +114,8 @@ def _told(line: SweepLine, budget_s: float, goal: float) -> dict[str, Any]:
         "on_front": sum(point.on_front for point in line.points),
         "on_common_front": line.on_common_front,
         "best_samples_per_s": max((point.samples_per_s for point in line.points), default=None),
-        "hypervolume_percent": {str(share): share_at(line, share * budget_s) for share in SHARES[:-1]}
-        | {str(SHARES[-1]): share_at(line, float("inf"))},  # the last trial may end later than the budget
+        # The last trial may end later than the budget.
+        "hypervolume_percent": {str(share): share_at(line, share * budget_s if share < 1 else math.inf) for share in SHARES},
         "to_goal_s": next((ended for ended, share in line.reached if share >= 100 * goal), None),
         "reached": line.reached,
     }
@@ -122,7 +123,7 @@ def _told(line: SweepLine, budget_s: float, goal: float) -> dict[str, Any]:
 
 def _table(told: list[dict[str, Any]], goal: float) -> Table:
     printed = Table(box=None, pad_edge=False)
-    shares = [*(f"at {share:.0%}" for share in SHARES[:-1]), "at end"]
+    shares = [f"at {share:.0%}" if share < 1 else "at end" for share in SHARES]
     for heading in ("sweep", "trials", "usable", "on front", "samples/s", *shares, f"s to {goal:.0%}"):
         printed.add_column(heading, justify="left" if heading == "sweep" else "right", no_wrap=True)
     for one in told:
@@ -133,4 +134,4 @@ def _table(told: list[dict[str, Any]], goal: float) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -56,7 +56,8 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
     as `analysis.reference_point` has it. A setting that two sweeps measured counts as each measured it.
 
     Args:
-        sweeps: by name, the trials as `load` returns them, and when the sweep began, in ISO 8601.
+        sweeps: by name, the trials as `load` returns them, and when the sweep began, in ISO 8601; if that is not known,
+            nothing is `reached`.
         title: plain text.
     """
     frames = [df for df, _ in sweeps.values()]
@@ -72,7 +73,8 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
     common = pareto_front(everything).index.get_level_values(0)
     lines = []
     for (name, (df, began)), found in zip(sweeps.items(), candidates, strict=True):
-        ended = (pd.to_datetime(found["started_at"], utc=True) - pd.Timestamp(began)).dt.total_seconds() + found["wall_s"]
+        zero = pd.to_datetime(pd.Series(began, index=found.index), utc=True, errors="coerce", format="ISO8601")
+        ended = (pd.to_datetime(found["started_at"]) - zero).dt.total_seconds() + found["wall_s"]
         in_time = found.assign(ended_s=ended).dropna(subset="ended_s").sort_values("ended_s", kind="stable")
         costs = costs_of(in_time, signs)
         shares = [100 * volume(costs[: count + 1], corner) / whole if whole else 100.0 for count in range(len(in_time))]
@@ -113,6 +115,7 @@ def fronts_figure(info: FrontsInfo) -> go.Figure:
 
 def _traces(line: SweepLine, color: str, number: int) -> Sequence[go.Scatter]:
     dash, name = SEARCHER_DASHES.get(line.name, "solid"), html.escape(line.name)
+    steps = {"shape": "hv", "color": color, "width": 2, "dash": dash}
     front = [point for point in line.points if point.on_front]
     ends = [(0.0, 0.0), *line.reached]
     return (
@@ -120,7 +123,7 @@ def _traces(line: SweepLine, color: str, number: int) -> Sequence[go.Scatter]:
             x=[point.compile_s for point in front],
             y=[point.samples_per_s for point in front],
             mode="lines",
-            line={"shape": "hv", "color": color, "width": 2, "dash": dash},
+            line=steps,
             name=name,
             legendgroup=name,
             hoverinfo="skip",
@@ -147,7 +150,7 @@ def _traces(line: SweepLine, color: str, number: int) -> Sequence[go.Scatter]:
             x=[second for second, _ in ends],
             y=[share for _, share in ends],
             mode="lines",
-            line={"shape": "hv", "color": color, "width": 2, "dash": dash},
+            line=steps,
             name=name,
             legendgroup=name,
             showlegend=False,

@@ -84,16 +84,15 @@ def test_a_sweep_without_a_usable_trial_is_drawn_beside_others_and_alone_is_said
     assert "No sweep has a usable trial" in fronts_figure(info_of({"random": folders["random"]})).layout.annotations[0].text
 
 
-def compared(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
-    monkeypatch.setattr("sys.argv", ["live_search", *map(str, words)])
-    return main()
+def compared(*words: str | Path) -> int:
+    return main(list(map(str, words)))
 
 
 def test_the_benchmark_prints_a_row_a_sweep_and_writes_its_figures(
-    make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folders = made(make_sweep, gain=FOUND_ALL, random=FOUND_LESS)
-    assert compared(monkeypatch, *folders.values(), "--output", tmp_path / "live.json") == 0
+    assert compared(*folders.values(), "--output", tmp_path / "live.json") == 0
     printed = capsys.readouterr().out.splitlines()
     assert "240 s" in printed[0]
     gain, random = (next(line.split() for line in printed if line.startswith(name)) for name in ("gain", "random"))
@@ -105,7 +104,7 @@ def test_the_benchmark_prints_a_row_a_sweep_and_writes_its_figures(
 
 
 def test_sweeps_that_differ_in_more_than_the_searcher_are_refused(
-    make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folders = made(make_sweep, gain=FOUND_ALL)
     config = {"workload": "captioning", "size": "base", "time_budget_s": 240.0}
@@ -118,8 +117,22 @@ def test_sweeps_that_differ_in_more_than_the_searcher_are_refused(
         ((folders["gain"],), "two or more"),
         ((folders["gain"], tmp_path / "none"), "there is no folder"),
     ):
-        assert compared(monkeypatch, *given, *output) == 2
+        assert compared(*given, *output) == 2
         complaint = capsys.readouterr().err
         assert words in complaint
         assert complaint.count("\n") == 1
     assert not (tmp_path / "live.json").exists()
+
+
+@pytest.mark.parametrize("began", ["", "yesterday"])
+def test_sweeps_that_do_not_say_when_they_began_have_fronts_and_no_times(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str], tmp_path: Path, began: str
+) -> None:
+    folders = [make_sweep(found, name=str(len(found)), started_at=began) for found in (FOUND_ALL, FOUND_ALL[:2])]
+    assert compared(*folders, "--output", tmp_path / "live.json") == 0
+    assert capsys.readouterr().err == ""
+    written = json.loads((tmp_path / "live.json").read_text())
+    assert [(one["on_common_front"], one["reached"], one["to_goal_s"]) for one in written["sweeps"]] == [
+        (3, [], None),
+        (2, [], None),
+    ]
