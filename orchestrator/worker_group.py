@@ -1,36 +1,55 @@
-"""How Ray Train makes a process group of a trial's workers: as by default, but nothing listens beyond the cluster's own address.
+"""How Ray Train makes a process group of a trial's workers: as for torch by default, but listening on one address alone.
 
-In a session of this host alone that address is 127.0.0.1.
+It is the cluster's, in a session of this host alone 127.0.0.1. Ray's configuration for torch is no base of this one: a trainer's
+controller, a new process for each trial, would import torch to read it, and the workers are started after that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.train.torch import TorchConfig
-from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
+from ray.exceptions import GetTimeoutError
+from ray.train.backend import Backend, BackendConfig
+
+_LEAVE_TIMEOUT_S = 30.0
+"""How long is waited for workers that leave their group before their processes end all the same; Ray's own figure for torch."""
 
 
-class GroupConfig(TorchConfig):
-    """`TorchConfig`, by whose back-end workers meet at a store that listens on one address."""
+@dataclass(frozen=True)
+class GroupConfig(BackendConfig):
+    """What `TorchTrainer` is given in the place of `TorchConfig`: by its back-end workers meet at a store on one address."""
+
+    backend: str
+    """Of torch.distributed: nccl or gloo."""
+    timeout_s: float = 1800.0
+    """For each operation of the group."""
 
     @property
-    def backend_cls(self) -> type[_TorchBackend]:
+    def backend_cls(self) -> type[Backend]:
         return _Group
 
+    @property
+    def train_func_context(self) -> Any:
+        return _on_its_device
 
-class _Group(_TorchBackend):
+
+class _Group(Backend):
+    share_cuda_visible_devices = True
+
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        num_workers, timeout_s = len(worker_group), float(backend_config.timeout_s)
+        num_workers, timeout_s = len(worker_group), backend_config.timeout_s
         address, port = worker_group.execute_single(0, _serve, num_workers, timeout_s)
-        worker_group.execute(_set_torch_distributed_env_vars)
+        worker_group.execute(_name_ranks)
         ray.get(
             [
                 worker_group.execute_single_async(
                     number,
                     _join,
-                    str(backend_config.backend),
+                    backend_config.backend,
                     member=number,  # `rank` is a name of Ray's method, too
                     num_workers=num_workers,
                     address=address,
@@ -41,15 +60,45 @@ class _Group(_TorchBackend):
             ]
         )
 
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        try:
+            ray.get(worker_group.execute_async(_leave, several=len(worker_group) > 1), timeout=_LEAVE_TIMEOUT_S)
+        except GetTimeoutError:
+            return  # they are killed next
+
+
+# What follows runs in workers, and loads torch there.
+
 
 def _serve(num_workers: int, timeout_s: float) -> tuple[str, int]:
-    from workloads.rendezvous import serve  # in the worker: it loads torch
+    from workloads.rendezvous import serve
 
     address = ray.util.get_node_ip_address()
     return address, serve(address, num_workers, timeout_s)
+
+
+def _name_ranks() -> None:
+    from ray.train.torch.config import _set_torch_distributed_env_vars
+
+    _set_torch_distributed_env_vars()
 
 
 def _join(backend: str, *, member: int, **group: Any) -> None:
     from workloads.rendezvous import join
 
     join(backend, rank=member, **group)
+
+
+def _leave(*, several: bool) -> None:
+    from ray.train.torch.config import _shutdown_torch
+
+    _shutdown_torch(destroy_process_group=several)
+
+
+@contextmanager
+def _on_its_device() -> Iterator[None]:
+    from ray.train.torch.config import TorchConfigContextManager
+
+    context: AbstractContextManager[None] = TorchConfigContextManager()
+    with context:
+        yield

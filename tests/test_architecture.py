@@ -164,6 +164,19 @@ def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
     assert run.stdout.split() == []
 
 
+def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) -> None:
+    code = (
+        "import pickle, sys\n"
+        "from orchestrator.worker import train_loop\n"
+        "from orchestrator.worker_group import GroupConfig\n"
+        "config = pickle.loads(pickle.dumps(GroupConfig(backend='gloo')))\n"
+        "config.backend_cls(), config.train_func_context\n"
+        "print(*sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.split() == []
+
+
 @pytest.mark.parametrize(
     ("module", "source", "rule"),
     [
