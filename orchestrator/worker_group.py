@@ -6,17 +6,18 @@ controller, a new process for each trial, would import torch to read it, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+import logging
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
+from ray._common.utils import env_integer
 from ray.exceptions import GetTimeoutError
 from ray.train.backend import Backend, BackendConfig
+from ray.train.constants import DEFAULT_TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S
+from ray.train.v2._internal.util import TrainingFramework
 
-_LEAVE_TIMEOUT_S = 30.0
-"""How long is waited for workers that leave their group before their processes end all the same; Ray's own figure for torch."""
+_log = logging.getLogger("ray.train")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class GroupConfig(BackendConfig):
     @property
     def train_func_context(self) -> Any:
         return _on_its_device
+
+    @property
+    def framework(self) -> TrainingFramework:
+        return TrainingFramework.TORCH
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class _Group(Backend):
@@ -61,10 +69,11 @@ class _Group(Backend):
         )
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        timeout_s = env_integer(TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, DEFAULT_TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S)
         try:
-            ray.get(worker_group.execute_async(_leave, several=len(worker_group) > 1), timeout=_LEAVE_TIMEOUT_S)
+            ray.get(worker_group.execute_async(_leave, several=len(worker_group) > 1), timeout=timeout_s)
         except GetTimeoutError:
-            return  # they are killed next
+            _log.warning("workers did not leave their process group within %s s and are ended", timeout_s)
 
 
 # What follows runs in workers, and loads torch there.
@@ -95,10 +104,7 @@ def _leave(*, several: bool) -> None:
     _shutdown_torch(destroy_process_group=several)
 
 
-@contextmanager
-def _on_its_device() -> Iterator[None]:
+def _on_its_device() -> Any:
     from ray.train.torch.config import TorchConfigContextManager
 
-    context: AbstractContextManager[None] = TorchConfigContextManager()
-    with context:
-        yield
+    return TorchConfigContextManager()

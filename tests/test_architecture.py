@@ -158,23 +158,26 @@ def test_every_file_is_named_for_a_thing(repository: Path) -> None:
     assert not [str(p.relative_to(repository)) for p in sources(repository) if NAMES_NOTHING.search(p.stem)]
 
 
-def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
-    code = "import sys, analysis; print(*sorted({'torch', 'ray', 'transformers', 'optuna'} & sys.modules.keys()))"
+def loaded_by(code: str, names: set[str], repository: Path) -> list[str]:
+    """Which of these modules a new process has imported after the code."""
+    code += f"\nimport sys; print(*sorted({names} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=120, check=True)
-    assert run.stdout.split() == []
+    return run.stdout.split()
+
+
+def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
+    assert loaded_by("import analysis", {"torch", "ray", "transformers", "optuna"}, repository) == []
 
 
 def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) -> None:
     code = (
-        "import pickle, sys\n"
+        "import pickle\n"
         "from orchestrator.worker import train_loop\n"
         "from orchestrator.worker_group import GroupConfig\n"
         "config = pickle.loads(pickle.dumps(GroupConfig(backend='gloo')))\n"
-        "config.backend_cls(), config.train_func_context\n"
-        "print(*sorted({'torch', 'transformers'} & sys.modules.keys()))"
+        "config.backend_cls(), config.train_func_context"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=120, check=True)
-    assert run.stdout.split() == []
+    assert loaded_by(code, {"torch", "transformers"}, repository) == []
 
 
 @pytest.mark.parametrize(
