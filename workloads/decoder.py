@@ -59,7 +59,7 @@ class Generation(nn.Module):
         """
         begin_step()
         images = self.encoder(pixel_values=pixel_values).last_hidden_state.clone()  # later graphs use the memory again
-        cache = self._emptied(images.size(1))
+        cache = self._emptied(images)
         scores = []
         for position in range(self.new_tokens):
             begin_step()
@@ -73,14 +73,29 @@ class Generation(nn.Module):
             scores.append(out.logits.clone())
         return torch.cat(scores, dim=1)
 
-    def _emptied(self, num_patches: int) -> EncoderDecoderCache:
-        """The cache, which keeps its place in memory from caption to caption as CUDA graphs want it."""
+    def _emptied(self, images: Tensor) -> EncoderDecoderCache:
+        """The cache, which keeps its place in memory from caption to caption as CUDA graphs want it.
+
+        Within one graph for the whole loop it is that graph's own. Else it is made here, whole: made by a compiled decoder's
+        first call, it would lie in that call's CUDA graph, and the next one would overwrite it.
+        """
+        if torch.compiler.is_compiling():
+            return self._new_cache(images)
         if self._cache is None:
-            own = StaticCache(config=self.decoder.config, max_cache_len=self.new_tokens)
-            self._cache = EncoderDecoderCache(own, StaticCache(config=self.decoder.config, max_cache_len=num_patches))
+            self._cache = self._new_cache(images)
         else:
             self._cache.reset()
         return self._cache
+
+    def _new_cache(self, images: Tensor) -> EncoderDecoderCache:
+        config, kind = self.decoder.config, images.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else self.decoder.dtype
+        parts = [StaticCache(config=config, max_cache_len=length) for length in (self.new_tokens, images.size(1))]
+        cache = EncoderDecoderCache(*parts)
+        for part in parts:
+            part.early_initialization(images.size(0), config.n_head, config.n_embd // config.n_head, dtype, images.device)
+        return cache
 
 
 def begin_step() -> None:

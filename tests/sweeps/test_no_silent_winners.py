@@ -81,7 +81,8 @@ def test_cuda_graphs_that_were_claimed_and_skipped_are_no_winner(tmp_path: Path)
     records = swept(output, "--device", "cuda", "--workload", "toy_workloads:MutatesItsInput", "--settings", *settings)
     latest = {record["settings"]["mode"]: record for record in records}  # a noisy one is measured again where there are more GPUs
     plain, graphed = latest["default"], latest["reduce-overhead"]
-    assert plain["label"] in (None, "unstable")  # without CUDA graphs there is nothing wrong with it
+    # Without CUDA graphs there is nothing wrong with it; what tests before this one left on the GPU, it says.
+    assert plain["label"] in (None, "unstable", "gpu-shared")
     assert (graphed["status"], graphed["label"]) == ("infeasible", "cudagraphs-skipped"), graphed["reason"]
     assert "mutated inputs" in graphed["reason"]
     assert graphed["cudagraph_skips"] > 0
