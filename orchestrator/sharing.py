@@ -126,8 +126,9 @@ class Sharing:
         try:
             from workloads.compile_caches import CacheFolders, gather, precompiling
 
+            restored = self._restored.artifacts if self._restored else ()
             with precompiling(self.assignment.plan.precompile):
-                gathered = [] if self.assignment.plan.warm_start else gather(CacheFolders.of_process(), self._use)
+                gathered = [] if self.assignment.plan.warm_start else gather(CacheFolders.of_process(), self._use, restored)
             artifacts = [artifact for artifact in gathered if self._is_worth_naming(artifact)]
             left = seconds_left - _SPARE_S - (time.perf_counter() - began)
             figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))

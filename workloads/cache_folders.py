@@ -21,6 +21,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -83,31 +84,47 @@ _MOST_UNPACKED_BYTES = 2**30
 _CHOICE_DEPTH = 3  # operation, inputs, matmul precision
 
 
-def read(folders: CacheFolders) -> Iterator[Artifact]:
-    """All artifacts in the folders. Costs are not known here, and keys of guarded entries still lack their guards."""
+def read(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Artifact]:
+    """All artifacts in the folders. Costs are not known here, and keys of guarded entries still lack their guards.
+
+    Args:
+        folders: those of a process.
+        given: what was written there before it began; of these, what is still there comes as it was given, and is not read.
+    """
+    known = {_place(artifact, folders): artifact for artifact in given if artifact.kind != ArtifactKind.CHOICES}
+
+    def at(path: Path, kind: ArtifactKind, key: str) -> Artifact:
+        return known.get(path) or Artifact(kind=kind, key=key, content=path.read_bytes())
+
     inductor = folders.inductor
     for path in _files(inductor / "fxgraph", depth=3):
-        yield _artifact(ArtifactKind.INDUCTOR, path.parent.name, path)
+        yield at(path, ArtifactKind.INDUCTOR, path.parent.name)
     for path in _files(inductor / "aotautograd", depth=2):
-        yield _artifact(ArtifactKind.AOT_AUTOGRAD, path.parent.name, path)
+        yield at(path, ArtifactKind.AOT_AUTOGRAD, path.parent.name)
     for path in _files(inductor / "dynamo", depth=2):
         if path.name == "entry":
-            yield _artifact(ArtifactKind.PRECOMPILE, path.parent.name, path)
+            yield at(path, ArtifactKind.PRECOMPILE, path.parent.name)
     for path in _files(inductor / "dynamo", depth=1):
         if state := re.fullmatch(r"code_state_(.+)\.pkl", path.name):
-            yield _artifact(ArtifactKind.PGO, state[1], path)
+            yield at(path, ArtifactKind.PGO, state[1])
     for path in _files(inductor / CHOICES_FOLDER, depth=1):
         yield from choices_in(path.name, path.read_bytes())
     for path in _files(inductor, depth=2):
         if path.parent.name in _OWN_FOLDERS:
             continue
         if path.suffix == ".best_config":
-            yield _artifact(ArtifactKind.AUTOTUNE, f"{path.parent.name}/{path.name}", path)
+            yield at(path, ArtifactKind.AUTOTUNE, f"{path.parent.name}/{path.name}")
         elif path.suffix in _CARRIED_CODE:
-            yield _artifact(ArtifactKind.CODE, f"{path.parent.name}/{path.name}", path)
-    for folder in _children(folders.triton):
-        if folder.is_dir() and (files := [path for path in _children(folder) if path.is_file()]):
-            yield Artifact(kind=ArtifactKind.TRITON, key=folder.name, content=_packed(folder, files))
+            yield at(path, ArtifactKind.CODE, f"{path.parent.name}/{path.name}")
+
+    def kernel(folder: Path) -> Artifact | None:
+        if folder in known:
+            return known[folder]
+        files = [path for path in _children(folder) if path.is_file()]
+        return Artifact(kind=ArtifactKind.TRITON, key=folder.name, content=_packed(folder, files)) if files else None
+
+    with _threads() as threads:
+        yield from filter(None, threads.map(kernel, _children(folders.triton)))
 
 
 def write(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
@@ -117,13 +134,17 @@ def write(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
         ValueError: a key that is not one of this module's, which could name a file elsewhere.
     """
     choices: list[Artifact] = []
+    kernels: list[Artifact] = []
     for artifact in artifacts:
         if artifact.kind == ArtifactKind.CHOICES:
             choices.append(artifact)
         elif artifact.kind == ArtifactKind.TRITON:
-            _unpack(artifact, folders.triton)
+            kernels.append(artifact)
         else:
             _write_file(folders.inductor / inductor_path(artifact), artifact.content)
+    with _threads() as threads:
+        for _ in threads.map(lambda artifact: _unpack(artifact, folders.triton), kernels):
+            pass  # an error in one comes here
     for path, content in merged_choices(choices, folders.inductor).items():
         _write_file(folders.inductor / path, content, replace=True)
 
@@ -291,8 +312,15 @@ def _write_file(path: Path, content: bytes, *, replace: bool = False) -> None:
     os.replace(temporary, path)
 
 
-def _artifact(kind: ArtifactKind, key: str, path: Path) -> Artifact:
-    return Artifact(kind=kind, key=key, content=path.read_bytes())
+def _threads() -> ThreadPoolExecutor:
+    """One a core of this process: packing holds no lock of Python's, and max-autotune leaves a thousand kernels."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="kernels")
+
+
+def _place(artifact: Artifact, folders: CacheFolders) -> Path:
+    """Where `write` puts an artifact that is no choice."""
+    is_kernel = artifact.kind == ArtifactKind.TRITON
+    return folders.triton / artifact.key if is_kernel else folders.inductor / inductor_path(artifact)
 
 
 def _files(folder: Path, *, depth: int) -> Iterator[Path]:

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-def gather(folders: CacheFolders, use: CacheUse | None = None) -> list[Artifact]:
+def gather(folders: CacheFolders, use: CacheUse | None = None, given: Iterable[Artifact] = ()) -> list[Artifact]:
     """All that this process made, used or was given, each artifact once.
 
     Two artifacts of the same kind and key, from environments with the same `configuration`, serve equally, though their bytes
@@ -43,11 +43,13 @@ def gather(folders: CacheFolders, use: CacheUse | None = None) -> list[Artifact]
     Args:
         folders: those the process compiled with.
         use: what `watching_caches` saw, which knows costs better than torch's entries do.
+        given: what was restored there; it comes as it was, which spares packing it again.
     """
     saved = torch.compiler.save_cache_artifacts()
     artifacts: dict[tuple[str, str], Artifact] = {}
-    for found in (*cache_folders.read(folders), *(cache_bundles.split(saved[0]) if saved else ())):
-        artifact = cache_entries.read(found) if found.kind in cache_entries.GUARDED else found
+    for found in (*cache_folders.read(folders, given), *(cache_bundles.split(saved[0]) if saved else ())):
+        is_named = found.kind not in cache_entries.GUARDED or "/" in found.key
+        artifact = found if is_named else cache_entries.read(found)
         name = (str(artifact.kind), artifact.key)
         cost_s = artifact.cost_s if use is None else use.cost_s.get(name, artifact.cost_s)
         artifacts.setdefault(name, replace(artifact, cost_s=cost_s))

@@ -113,12 +113,17 @@ def foreach_map_adam(optimizer: torch.optim.Optimizer, **compile_options: Any) -
         torch._foreach_copy_(parameters, foreach_map(moved_parameter, parameters, means, squares, steps, lr, beta1, beta2, eps))
 
     compiled: Callable[..., None] = torch.compile(update_group, **compile_options)
+    marked: set[torch.Tensor] = set()
 
     def state_of(parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = optimizer.state[parameter]
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        if parameter not in marked:  # CUDA graphs change only what stays where it is
+            marked.add(parameter)
+            for tensor in state.values():
+                torch._dynamo.mark_static_address(tensor)
         return state
 
     @torch.no_grad()

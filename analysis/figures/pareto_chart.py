@@ -33,6 +33,8 @@ _MOST_HOLLOW_NAMED = 8
 _CROWD = 120
 """With more points than this, those that are not on the front are smaller."""
 _LABEL_CHARS = 30
+_LABEL_MOST_CHARS = 40
+"""Where one word alone, such as an option's name, is longer than a line would be."""
 _HOVER_CHARS = 54
 _TIE_WIDTH_PX = 26
 
@@ -237,9 +239,11 @@ def _annotations(info: ParetoInfo, axes: Axes) -> list[dict[str, Any]]:
 
 
 def _balanced(words: str) -> list[str]:
-    """The words on at most four lines of about the same length."""
+    """The words on at most four lines of about the same length, none of them broken that can be kept whole."""
     num_lines = max(1, math.ceil(len(words) / _LABEL_CHARS))
-    return textwrap.wrap(words, math.ceil(len(words) / num_lines) + 5, max_lines=4, placeholder=" …")
+    longest = max(map(len, words.split()), default=0)
+    width = max(math.ceil(len(words) / num_lines) + 5, min(longest, _LABEL_MOST_CHARS))
+    return textwrap.wrap(words, width, max_lines=4, placeholder=" …")
 
 
 def _at(point: ParetoPoint, info: ParetoInfo) -> tuple[float, float]:

@@ -40,9 +40,9 @@ def select(
 ) -> Selection:
     """Entries of the manifests that can help a trial: same environment, workload and size.
 
-    Those of the same settings come first, then those of the same scope and mode, which share most graphs, then others; the
-    newest first among equals. A manifest whose further contents would exceed the budget is left out whole, because entries
-    of one compile need each other.
+    Where the same settings were compiled before, theirs alone, which are all that was used. Else those of the same scope and
+    mode come first, which share most graphs, then others; the newest first among equals. A manifest whose further contents
+    would exceed the budget is left out whole, because entries of one compile need each other.
 
     Args:
         manifests: verified.
@@ -57,6 +57,7 @@ def select(
         for manifest in manifests
         if (manifest.environment, manifest.workload, manifest.size) == (environment, workload, size)
     ]
+    fitting = [manifest for manifest in fitting if manifest.settings_key == settings_key] or fitting
     fitting.sort(key=lambda manifest: datetime.fromisoformat(manifest.created_at), reverse=True)
     fitting.sort(key=lambda manifest: _distance(settings_key, manifest.settings_key))  # stable: newest first stays
     chosen: dict[tuple[str, str], Entry] = {}
@@ -73,8 +74,6 @@ def select(
 
 
 def _distance(wanted: str, made: str) -> int:
-    if wanted == made:
-        return 0
     try:
         ours, theirs = CompileSettings.parse(wanted), CompileSettings.parse(made)
     except SettingsError:  # of another version of this project

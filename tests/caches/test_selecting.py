@@ -35,15 +35,23 @@ def test_another_environment_workload_or_size_is_left_out() -> None:
     assert keys(selected(*(made(1, (str(n), b"1"), **changes) for n, changes in enumerate(others)))) == []
 
 
-def test_the_same_settings_come_first_then_the_same_scope_and_mode_then_the_newest() -> None:
+def test_the_same_scope_and_mode_come_first_then_the_newest() -> None:
     manifests = [
-        made(1, ("same", b"1")),
         made(2, ("near", b"1"), settings_key="scope=full,dynamic=auto"),
         made(3, ("far", b"1"), settings_key="scope=full,mode=max-autotune"),
         made(4, ("newer far", b"1"), settings_key="scope=regional"),
         made(5, ("unreadable", b"1"), settings_key="colour=blue"),
     ]
-    assert keys(selected(*manifests)) == ["same", "near", "unreadable", "newer far", "far"]
+    assert keys(selected(*manifests)) == ["near", "unreadable", "newer far", "far"]
+
+
+def test_of_settings_that_were_compiled_before_there_is_no_need_of_others() -> None:
+    manifests = [
+        made(1, ("same", b"1")),
+        made(2, ("near", b"1"), settings_key="scope=full,dynamic=auto"),
+        made(3, ("again", b"1")),
+    ]
+    assert keys(selected(*manifests)) == ["again", "same"]
 
 
 def test_each_kind_and_key_is_restored_once_from_the_best() -> None:

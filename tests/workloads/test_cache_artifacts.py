@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,24 @@ def test_a_kernels_folder_is_the_same_artifact_wherever_it_lies(tmp_path: Path) 
     group = json.loads((third.triton / "KERNEL" / "__grp__add.json").read_text())
     assert Path(group["child_paths"]["add.cubin"]).read_bytes() == b"\x7fELF"
     assert Path(group["child_paths"]["add.cubin"]).is_relative_to(third.triton)
+
+
+def test_what_was_restored_is_not_read_again(tmp_path: Path) -> None:
+    folders = CacheFolders(inductor=tmp_path / "inductor", triton=tmp_path / "triton")
+    kernel = folders.triton / "KERNEL"
+    kernel.mkdir(parents=True)
+    (kernel / "add.cubin").write_bytes(b"\x7fELF")
+    (folders.inductor / "ab").mkdir(parents=True)
+    (folders.inductor / "ab" / "library.so").write_bytes(b"\x7fELF")
+    given = list(cache_folders.read(folders))
+    assert [str(artifact.kind) for artifact in given] == ["code", "triton"]
+    (kernel / "add.cubin").write_bytes(b"later")  # no cache changes what it has written
+    (folders.inductor / "ab" / "own.so").write_bytes(b"made here")
+    found = gather(folders, given=given)
+    assert [artifact for artifact in found if artifact in given] == given
+    assert [(artifact.key, artifact.content) for artifact in found if artifact not in given] == [("ab/own.so", b"made here")]
+    shutil.rmtree(kernel)
+    assert [artifact.key for artifact in gather(folders, given=given)] == ["ab/library.so", "ab/own.so"]
 
 
 def choices(place: Path, timings: dict[str, float], inputs: str = "16x64") -> list[Artifact]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
+from torch._dynamo.utils import get_static_address_type
 from toy_workloads import BreaksItsGraph, NanWhenCompiled, Toy, WrongWhenCompiled
 
 from orchestrator.failures import Label, judge_measurement
@@ -11,6 +14,7 @@ from orchestrator.records import Status
 from workloads.base import Workload
 from workloads.captioning import Captioning
 from workloads.compiling import applied
+from workloads.fragments import foreach_map_adam
 from workloads.measuring import Measurement, Protocol, measure
 from workloads.settings import CompileSettings
 
@@ -92,6 +96,36 @@ def test_a_compiled_optimizer_is_one_more_graph_behind_the_break_torch_puts_befo
     found = measured(Toy("only", 0), "scope=full,optimizer=compiled")
     assert found.graphs == 2
     assert ["torch/optim/optimizer.py" in reason for reason in found.graph_break_reasons] == [True]
+    assert found.numerics["status"] == "ok", found.numerics
+
+
+def test_foreach_map_changes_only_what_stays_where_it_is() -> None:
+    changed: list[bool] = []
+
+    def seen(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+        before = [(tensor, tensor.clone()) for tensor in inputs]
+
+        def run(*given: torch.Tensor) -> object:
+            found = graph(*given)
+            moved = [now for (_, old), now in zip(before, given, strict=True) if not torch.equal(old, now)]
+            changed.extend(isinstance(now, torch.nn.Parameter) or get_static_address_type(now) is not None for now in moved)
+            return found
+
+        return run
+
+    model = torch.nn.Linear(3, 2)
+    update = foreach_map_adam(torch.optim.Adam(model.parameters()), backend=seen)
+    model(torch.ones(1, 3)).sum().backward()
+    update()
+    assert changed == [True] * 8  # weight and bias, and each one's step and moments
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["compiled", "foreach_map"])
+def test_an_optimizers_update_is_a_cuda_graph(optimizer: str) -> None:
+    settings = CompileSettings.parse(f"scope=full,mode=reduce-overhead,optimizer={optimizer}")
+    found = measure(Toy("only", 0), settings, device=torch.device("cuda"), protocol=SHORT)
+    assert (found.cudagraph_skips, found.cudagraph_skip_reasons) == (0, [])
     assert found.numerics["status"] == "ok", found.numerics
 
 
