@@ -81,7 +81,7 @@ class Effect(NamedTuple):
     step_ms: Difference | None
     """Milliseconds a step; negative is faster. None where no trial tells how many samples a step has."""
     compile_s: Difference | None
-    """Seconds of cold compiling; None where none of the pairs has both."""
+    """Seconds of cold compiling, of a warm trial their estimate; None where none of the pairs has both."""
     pairs: int
     """Pairs of trials it is the mean of."""
 
@@ -188,7 +188,7 @@ class _Figures:
         self.rate = floats(trials["samples_per_s"])
         self.rate_off = deviations(trials, "samples_per_s", noise(attempts, "samples_per_s"))
         between = noise(attempts, "compile_s")
-        self.compile_s = floats(trials["compile_s"])
+        self.compile_s = floats(trials["compile_s"].fillna(trials["cold_equivalent_s"]))
         self.compile_off = np.hypot(between.floor, between.relative * self.compile_s)
         try:
             samples = samples_per_step(trials.assign(status=str(Status.OK))) * floats(trials["num_workers"])

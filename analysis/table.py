@@ -1,7 +1,7 @@
 """`python -m analysis.table DIR`: the sweep in DIR as a table for GitHub, on standard output.
 
-Every trial is in it, the usable ones first. Intervals are 95 %; compile times are cold, with a column for each phase that
-took any time; what is missing is a dash.
+Every trial is in it, the usable ones first. Intervals are 95 %; compile times are cold, of warm trials their estimate with a ≈,
+with a column for each phase that took any time; what is missing is a dash.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _columns(df: pd.DataFrame) -> list[TableColumn]:
         TableColumn("setting", lambda trial: str(trial["settings_label"]), is_number=False),
         _with_interval("samples_per_s", "samples/s", figure),
         _with_interval("speedup_eager", "vs eager interleaved", times),
-        _seconds("compile_s", "compile s"),
+        TableColumn("compile s", _compile_s),
         *(_seconds(phase.column, f"{phase.title} s") for phase in phases),
         *warm,
         TableColumn("peak GiB", lambda trial: gib(trial["peak_memory_bytes"]).removesuffix(" GiB")),
@@ -83,6 +83,13 @@ def _seconds(name: str, title: str) -> TableColumn:
         return MISSING if seconds is None else f"{seconds:,.1f}"
 
     return TableColumn(title, written)
+
+
+def _compile_s(trial: pd.Series) -> str:
+    cold_s, estimated_s = number(trial["compile_s"]), number(trial["cold_equivalent_s"])
+    if cold_s is None and estimated_s is not None:
+        return f"≈ {estimated_s:,.1f}"
+    return MISSING if cold_s is None else f"{cold_s:,.1f}"
 
 
 def _with_interval(name: str, title: str, write: Callable[[object], str]) -> TableColumn:

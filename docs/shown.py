@@ -19,7 +19,8 @@ from pathlib import Path
 
 DOCS = Path("docs")
 """From the repository's root, where this goes first: so no path of this machine gets onto a page."""
-SWEEP, EARLIER = DOCS / "results" / "h200-captioning", DOCS / "results" / "h200-side-by-side"
+SWEEP = DOCS / "results" / "h200-captioning"
+ALONE, SIDE_BY_SIDE = (DOCS / "results" / "h200-scaling" / "sweep" / name for name in ("one", "all"))
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -49,18 +50,26 @@ def recommended() -> str:
     return _printed(lambda: recommend.main([str(SWEEP), "--restarts", "10", "--price-per-gpu-hour", "4", "--markdown"]))
 
 
+def measured() -> str:
+    """Every trial with its figures."""
+    from analysis import table
+
+    return _printed(lambda: table.main([str(SWEEP)]))
+
+
 def compared() -> str:
-    """An earlier sweep beside the one that is shown."""
+    """A sweep of one trial at a time beside one of four."""
     from analysis import compare
 
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch, "compare.html")
-        return _printed(lambda: compare.main([str(EARLIER), str(SWEEP), "--markdown", "--output", str(page)]))
+        return _printed(lambda: compare.main([str(ALONE), str(SIDE_BY_SIDE), "--markdown", "--output", str(page)]))
 
 
 TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "recommended": ("analysis.md", recommended),
     "compared": ("analysis.md", compared),
+    "measured": ("results.md", measured),
 }
 """Name of a block → the page it stands on, between `<!-- NAME -->` and `<!-- end -->`, and what makes it."""
 
@@ -90,7 +99,7 @@ def write_screens() -> list[Path]:
     with tempfile.TemporaryDirectory() as scratch, sync_api.sync_playwright() as playwright:
         folder = Path(shutil.copytree(SWEEP, Path(scratch, SWEEP.name)))
         report, comparison = write_report(folder), Path(scratch, "compare.html")
-        _printed(lambda: compare.main([str(EARLIER), str(SWEEP), "--output", str(comparison)]))
+        _printed(lambda: compare.main([str(ALONE), str(SIDE_BY_SIDE), "--output", str(comparison)]))
         browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS, timeout=PATIENCE_MS)
         for name, (width, colors, first, last) in SCREENS.items():
             page = browser.new_page(

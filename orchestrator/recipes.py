@@ -60,6 +60,8 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "dynamic": "mark", **grouped, **one_graph}
     yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead", **grouped, **one_graph}
     yield {"scope": "full", "num_buckets": 3, "mode": "reduce-overhead", **grouped}
+    yield {"scope": "regional", "mode": "reduce-overhead"}
+    yield {"scope": "regional", "num_buckets": 3, "mode": "reduce-overhead", **grouped}
     yield {"scope": "modular", "dynamic": "mark"}
     yield {"scope": "full", "dynamic": "mark"}
     yield marked

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from workloads.cache_folders import ArtifactKind
@@ -77,6 +78,12 @@ def settle(kernel: Any) -> bool:
     finally:
         kernel.filename = filename
     return len(kernel.compile_results) < several
+
+
+def compiled(kernel: Any) -> list[tuple[str, str]]:
+    """Kind and key of what Triton compiled for a kernel, one for each of its configurations that is still in question."""
+    hashes = (getattr(result.kernel, "hash", None) for result in getattr(kernel, "compile_results", ()))
+    return [(ArtifactKind.TRITON, triton_hash_to_path_key(each)) for each in hashes if each]
 
 
 def _here(path: str) -> str:

@@ -9,8 +9,11 @@ notes in an entry what it took, and three corrections make of that what a cold p
   have; what was saved then is added.
 - A hit takes time itself (lookup, loading libraries, on a CPU also finding out about its instructions); that is taken off.
 
-So a warm compile time plus `saved_s` is about the cold one. Not seen are libraries and Triton kernels that a graph which itself
-missed finds ready: compile workers look those up in processes of their own. Such a graph is recorded cheaper than it is.
+A graph that itself missed may find Triton kernels ready that other settings compiled. Compilers work in processes of their own
+and side by side, so what counts is the time that was waited for them: each kernel costs its part of that, and saves it.
+
+So a warm compile time plus `saved_s` is about the cold one. Not seen are C++ libraries that a graph which itself missed finds
+ready. Such a graph is recorded cheaper than it is.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from torch._dynamo.package import CompilePackage, DiskDynamoCache, DynamoStore
 from torch._dynamo.utils import compilation_time_metrics
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._guards import CompileContext, CompileId
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import FxGraphCache, PersistentCache
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
 from workloads import cache_entries, cache_kernels
@@ -132,6 +137,21 @@ class _Tally:
             self._made.add(name)
             self._use.cost_s[name] = cost_s
 
+    def readied(self, kernels: Iterable[Name], took_s: float) -> float:
+        """Takes in the kernels of a graph that was compiled here, after so many seconds, and returns what restored ones saved.
+
+        They count neither as hits nor as misses, and a second graph finds them ready as it would in a cold process.
+        """
+        with self._counting:
+            new = [name for name in dict.fromkeys(kernels) if name not in self._made]
+            restored = [name for name in new if name in self._use.cost_s]
+            compiled = [name for name in new if name not in self._use.cost_s]
+            self._made.update(new)
+            self._use.cost_s |= dict.fromkeys(compiled, took_s / max(1, len(compiled)))
+            saved_s = sum(self._use.cost_s[name] for name in restored) - (took_s if restored and not compiled else 0.0)
+            self._use.saved_s += saved_s
+            return saved_s
+
     def cost_s(self, name: Name, otherwise_s: float = 0.0) -> float:
         return self._use.cost_s.get(name, otherwise_s)
 
@@ -163,6 +183,10 @@ class _Thread(threading.local):
     saved_before_s: float = 0.0
     benchmarked: list[Name] | None = None
     """Operations whose candidates were timed; None outside of max-autotune."""
+    is_loading: bool = False
+    """One of Inductor's entries, whose kernels come with it."""
+    readied: list[Name] | None = None
+    """Kernels that the graph in hand has waited for; None outside of such waiting."""
 
 
 class _Follower:
@@ -193,6 +217,9 @@ class _Follower:
         yield AlgorithmSelectorCache, "do_autotuning", self.tune
         yield DiskDynamoCache, "load", self.load_traced
         yield DynamoStore, "record_package", self.record_traced
+        yield AsyncCompile, "triton", self.wait_for_kernels  # compiles here where its workers are not up
+        yield AsyncCompile, "wait", self.wait_for_kernels
+        yield CachingAutotuner, "precompile", self.ready_kernel
 
     def load_aot(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
@@ -253,7 +280,11 @@ class _Follower:
 
     def load_graph(self, original: Original, key: str, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
-        result = original(key, *args, **kwargs)
+        here.is_loading = True
+        try:
+            result = original(key, *args, **kwargs)
+        finally:
+            here.is_loading = False
         graph, took_s = result[0], time.perf_counter() - begun + here.prepared_s
         if here.within is not None:
             if graph is not None:
@@ -310,6 +341,25 @@ class _Follower:
                 self._tally.made(name, (time.perf_counter() - begun) / len(here.benchmarked))
         finally:
             here.benchmarked = None
+        return result
+
+    def wait_for_kernels(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        here, begun = self._here, time.perf_counter()
+        if here.is_loading or here.within is not None or here.readied is not None:
+            return original(*args, **kwargs)
+        here.readied = []
+        try:
+            result = original(*args, **kwargs)
+            if here.readied:
+                here.saved_s += self._tally.readied(here.readied, time.perf_counter() - begun)
+        finally:
+            here.readied = None
+        return result
+
+    def ready_kernel(self, original: Original, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(kernel, *args, **kwargs)
+        if self._here.readied is not None:
+            self._here.readied += cache_kernels.compiled(kernel)
         return result
 
     def load_traced(self, original: Original, cache: Any, function: Any, *args: Any, **kwargs: Any) -> Any:

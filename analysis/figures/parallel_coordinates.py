@@ -28,7 +28,9 @@ _OUTCOMES = {"compile_s": "compile s", "peak_memory_bytes": "peak GiB", "samples
 """Columns of what a setting came to → the axis's title; the compile time's is logarithmic."""
 _NONE = "none"
 _HEIGHT_PX = 460
-_AXIS_PX = 96
+_LONGEST_TITLE = 10
+"""Characters; a longer title has a line for each word, so that those of neighbours do not meet."""
+_AXIS_PX = 84
 """Room that an axis with its labels needs; a page with less lets the chart scroll."""
 
 
@@ -68,10 +70,12 @@ class ParallelInfo(NamedTuple):
 def parallel_info(df: pd.DataFrame) -> ParallelInfo:
     """What to show of the trials `load` returned: usable ones, the front's first, then the fastest.
 
-    There is an axis for each field of the settings in which they differ, and one for each figure that all of them have.
+    There is an axis for each field of the settings in which they differ, and one for each figure that all of them have; a warm
+    trial's compile time is its estimate of the cold one.
     """
     trials = notable(df).dropna(subset="samples_per_s")
     shown = trials.head(_MOST_LINES)
+    shown = shown.assign(compile_s=shown["compile_s"].fillna(shown["cold_equivalent_s"]))
     axes, places = [], []
     for name in _CHOICES:
         values = [_spelled(value) for value in shown[name]]
@@ -150,7 +154,9 @@ def _trace(line: Line) -> go.Scatter:
 
 def _labels(place: int, axis: Axis) -> list[dict[str, Any]]:
     plain = {"x": place, "showarrow": False, "font": {"size": 12}}
-    title = plain | {"y": 1.0, "yshift": 34, "text": f"<b>{html.escape(axis.title, quote=False)}</b>"}
+    words = [axis.title] if len(axis.title) <= _LONGEST_TITLE else axis.title.split()
+    written = "<br>".join(html.escape(word, quote=False) for word in words)
+    title = plain | {"y": 1.0, "yshift": 24, "yanchor": "bottom", "text": f"<b>{written}</b>"}
     ticks = [
         plain
         | {

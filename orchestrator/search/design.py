@@ -12,6 +12,7 @@ GOOD_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "captioning base": (
         "scope=regional,dynamic=auto",
         "scope=regional,dynamic=mark",
+        "scope=regional,mode=reduce-overhead",
         "scope=full,mode=reduce-overhead,dynamic=mark,optimizer=fused,group_window=100,attention=unmasked,"
         "inductor.triton.mix_order_reduction=off",
     )

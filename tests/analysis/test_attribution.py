@@ -9,7 +9,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.attribution import FEWEST_TRIALS, MOST_TRIALS, MOST_VALUES, effects, region_prices, shares
-from orchestrator.records import Status, TrialRecord
+from orchestrator.records import Caches, Status, TrialRecord
 
 
 def grid() -> list[TrialRecord]:
@@ -154,6 +154,14 @@ def test_regions_have_prices_from_modular_records(make_sweep: MakeSweep) -> None
     assert found["optimizer", "foreach", "compiled"].pairs == 1, "of the modular ones alone"
     worse = found["parts.encoder", "eager", "mode=max-autotune"]
     assert worse.steps_to_pay is not None
+
+
+def test_of_warm_trials_the_price_is_of_what_they_would_compile_cold(make_sweep: MakeSweep) -> None:
+    warm = {"caches": Caches.WARM, "cold_equivalent_s": 40.0}
+    records = [trial("scope=modular", 500, 70), trial("scope=modular,parts.encoder.compile=off", 450, 3, **warm)]
+    (encoder,) = region_prices(analysis.load(make_sweep(records)))
+    assert encoder.compile_s is not None
+    assert encoder.compile_s.value == pytest.approx(30)
 
 
 def test_what_is_slower_is_never_paid_back(make_sweep: MakeSweep) -> None:

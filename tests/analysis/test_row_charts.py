@@ -137,6 +137,22 @@ def test_parallel_coordinates_have_an_axis_for_what_differs(make_sweep: MakeSwee
     assert names == ["scope=full", "scope=modular", "scope=regional"]
 
 
+def test_parallel_coordinates_place_a_warm_trial_by_its_estimate(make_sweep: MakeSweep) -> None:
+    warm = trial("scope=full,optimizer=fused", 950, 5, caches=Caches.WARM, cold_equivalent_s=100.0)
+    info = parallel_info(analysis.load(make_sweep([trial("scope=full", 900, 100), trial("scope=regional", 800, 10), warm])))
+    axis = [axis.column for axis in info.axes].index("compile_s")
+    places = {line.settings_label: line.places[axis] for line in info.lines}
+    assert places["full, default, static, fused optimizer"] == places["full, default, static"] == 1
+    assert places["regional, default, static"] == 0
+
+
+def test_long_titles_of_axes_have_a_line_for_each_word(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=full", 900, 100), trial("scope=full,shape_padding=off", 890, 90)]
+    chart = parallel_figure(parallel_info(analysis.load(make_sweep(records))))
+    titles = [note.text for note in chart.layout.annotations if note.text.startswith("<b>")]
+    assert titles == ["<b>shape<br>padding</b>", "<b>compile s</b>", "<b>peak GiB</b>", "<b>samples/s</b>"]
+
+
 def test_parallel_coordinates_need_two_settings(make_sweep: MakeSweep) -> None:
     figure = parallel_figure(parallel_info(analysis.load(make_sweep([trial("scope=full", 900, 100)]))))
     assert "no two settings" in figure.layout.annotations[0].text

@@ -66,7 +66,7 @@ class Arena:
         root = HERE.parents[1]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests", HERE))),
+            "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests", HERE, *sys.path))),
             "TMPDIR": str(self.temporary),
             "COMPILE_SWEEP_CACHE_KEY": "ab" * 32,
             "RAY_worker_niceness": "0",  # 15 by default, with which a trial on a busy machine hardly gets on

@@ -168,6 +168,19 @@ def test_a_traced_function_is_restored_where_torch_keeps_it(compiler: Compiler) 
 
 @pytest.mark.gpu
 @pytest.mark.slow
+def test_a_graph_that_missed_saves_what_kernels_it_finds_ready_took(compiler: Compiler) -> None:
+    """Another mode is another graph of the same kernels."""
+    cold, direct = compiler("norm", device="cuda"), compiler("norm", device="cuda", mode="reduce-overhead")
+    waited_for = [artifact for artifact in cold.artifacts if artifact.kind == ArtifactKind.TRITON and artifact.cost_s > 0]
+    assert waited_for
+    other = compiler("norm", device="cuda", mode="reduce-overhead", restored=(cold,))
+    assert other.misses.keys() == {"aot_autograd", "inductor"}
+    assert other.saved_s > sum(artifact.cost_s for artifact in waited_for) / 2
+    assert 0.7 < (other.compile_s + other.saved_s) / direct.compile_s < 1.4
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
 def test_kernels_restored_elsewhere_are_neither_compiled_nor_tuned_again(compiler: Compiler) -> None:
     cold = compiler("norm", device="cuda")
     assert {str(artifact.kind) for artifact in cold.artifacts} >= {"aot_autograd", "inductor", "autotune", "triton"}

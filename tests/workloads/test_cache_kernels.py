@@ -1,0 +1,111 @@
+"""What Triton kernels cost that a graph has to wait for, and what they save a graph that finds them ready."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import FxGraphCache
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+from workloads.artifacts import Artifact
+from workloads.cache_folders import ArtifactKind
+from workloads.cache_use import CacheUse, watching_caches
+
+HASHES = ("aa" * 32, "bb" * 32, "cc" * 32)
+WAITED_S = 0.06
+
+
+def kernel(*hashes: str) -> Any:
+    """As torch has one from its compilers, with so many configurations."""
+    results = [SimpleNamespace(kernel=SimpleNamespace(hash=each)) for each in hashes]
+    return SimpleNamespace(compile_results=results, launchers=())
+
+
+def name(hashed: str) -> tuple[str, str]:
+    """Triton names a kernel's folder by its hash in base 32."""
+    return str(ArtifactKind.TRITON), base64.b32encode(bytes.fromhex(hashed)).decode().rstrip("=")
+
+
+def restored(hashed: str, cost_s: float) -> Artifact:
+    kind, key = name(hashed)
+    return Artifact(kind=kind, key=key, content=b"kernel", cost_s=cost_s)
+
+
+class Compilers:
+    """torch's, of which graphs in these tests need nothing but kernels."""
+
+    def wait(self, kernels: Sequence[Any], waited_s: float = 0.0) -> None:
+        """A graph is compiled, and waits for its kernels."""
+        AsyncCompile.wait(AsyncCompile(), {"kernels": kernels, "waited_s": waited_s})
+
+    def load(self, kernels: Sequence[Any]) -> None:
+        """A graph is found, and with it its kernels."""
+        FxGraphCache.load_with_key("key", kernels)  # type: ignore[call-arg, arg-type]
+
+
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> Compilers:
+    def wait(self: Any, scope: dict[str, Any]) -> None:
+        time.sleep(scope["waited_s"])
+        for each in scope["kernels"]:
+            CachingAutotuner.precompile(each)
+
+    def load(key: str, kernels: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        Compilers().wait(kernels)
+        return SimpleNamespace(_guards_expr=None, guards_expr=None, _time_taken_ns=0), {}
+
+    monkeypatch.setattr(CachingAutotuner, "precompile", lambda self: None)
+    monkeypatch.setattr(AsyncCompile, "wait", wait)
+    monkeypatch.setattr(FxGraphCache, "load_with_key", staticmethod(load))
+    return Compilers()
+
+
+def counts(use: CacheUse) -> tuple[dict[str, int], dict[str, int]]:
+    return use.hits, use.misses
+
+
+def test_each_compiled_kernel_costs_its_part_of_the_wait(compilers: Compilers) -> None:
+    with watching_caches() as use:
+        compilers.wait([kernel(*HASHES[:2]), kernel(HASHES[2])], WAITED_S)
+        compilers.wait([kernel(HASHES[0])], WAITED_S)  # again, in a second graph: nothing was compiled
+    assert set(use.cost_s) == set(map(name, HASHES))
+    assert sum(use.cost_s.values()) == pytest.approx(WAITED_S, rel=0.5)
+    assert use.cost_s[name(HASHES[0])] == use.cost_s[name(HASHES[2])]
+    assert use.saved_s == 0
+    assert counts(use) == ({}, {})
+
+
+def test_kernels_found_ready_save_what_they_cost_once(compilers: Compilers) -> None:
+    given = [restored(hashed, 2.0) for hashed in HASHES[:2]]
+    with watching_caches(given) as use:
+        compilers.wait([kernel(*HASHES[:2])], WAITED_S)
+        compilers.wait([kernel(*HASHES[:2])], WAITED_S)
+    assert use.saved_s == pytest.approx(4.0 - WAITED_S, abs=0.5 * WAITED_S)
+    assert [use.cost_s[name(hashed)] for hashed in HASHES[:2]] == [2.0, 2.0]
+    assert counts(use) == ({}, {}), "of kernels' folders nothing is counted"
+
+
+def test_waiting_for_compiled_kernels_is_no_time_of_those_found_ready(compilers: Compilers) -> None:
+    with watching_caches([restored(HASHES[0], 2.0)]) as use:
+        compilers.wait([kernel(HASHES[0]), kernel(HASHES[1])], WAITED_S)
+    assert use.saved_s == 2.0
+    assert use.cost_s[name(HASHES[1])] == pytest.approx(WAITED_S, rel=0.5)
+
+
+def test_kernels_that_come_with_a_restored_graph_save_nothing_of_their_own(compilers: Compilers) -> None:
+    with watching_caches([restored(hashed, 2.0) for hashed in HASHES]) as use:
+        compilers.load([kernel(*HASHES)])
+    assert use.saved_s == 0, "the graph's cost includes them"
+
+
+def test_kernels_of_torchs_that_name_no_hash_are_left_alone(compilers: Compilers) -> None:
+    with watching_caches() as use:
+        other = SimpleNamespace(launchers=(), compile_results=[SimpleNamespace(kernel=None)])
+        compilers.wait([SimpleNamespace(launchers=()), other], WAITED_S)
+    assert use.cost_s == {}
