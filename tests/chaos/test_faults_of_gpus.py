@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -62,12 +63,14 @@ SHARED = 5
 
 
 def used_bytes() -> int:
-    """Memory in use of all GPUs, by the driver."""
+    """Memory in use of the GPUs this process sees, by the driver; other work may run on the host's others."""
     import pynvml
 
     pynvml.nvmlInit()
     try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        told = os.environ.get("CUDA_VISIBLE_DEVICES")
+        indices = range(pynvml.nvmlDeviceGetCount()) if told is None else map(int, told.split(","))
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, indices)
         return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
     finally:
         pynvml.nvmlShutdown()

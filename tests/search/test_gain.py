@@ -133,6 +133,21 @@ def test_a_stopped_trial_teaches_by_its_bounds_and_is_no_failure() -> None:
     assert best_gain({"status": "stopped", "bounds": slower}) > best_gain({"status": "infeasible"})
 
 
+def test_noise_is_half_a_failure_and_teaches_by_its_figures() -> None:
+    candidates = Candidates([CompileSettings.parse(f"scope={scope}") for scope in ("regional", "modular", "full")])
+
+    def best_gain(**record: object) -> float:
+        outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+        base = {"compile_s": 10.0, "peak_memory_bytes": 2**34, "wall_s": 60.0}
+        outlook.tell({"settings_key": candidates.keys[0], "status": "ok", "samples_per_s": 900.0, **base})
+        outlook.tell({"settings_key": candidates.keys[1], "samples_per_s": 800.0, **base, **record})
+        return float(outlook.expected(np.array([2])).gains[0])
+
+    noisy = best_gain(status="failed", label="unstable")
+    assert best_gain(status="infeasible", label="nan") < noisy < best_gain(status="failed", label="gpu-shared")
+    assert noisy < best_gain(status="failed", label="unstable", samples_per_s=1200.0)
+
+
 def test_it_needs_a_quarter_of_the_cost_on_tables_like_recorded_ones_and_less_than_chance(
     tmp_path: Path,
 ) -> None:
