@@ -19,6 +19,8 @@ from workloads.cache_use import CacheUse, watching_caches
 
 HASHES = ("aa" * 32, "bb" * 32, "cc" * 32)
 WAITED_S = 0.06
+AT_MOST_S = 1.0
+"""By which a busy machine may stretch that."""
 
 
 def kernel(*hashes: str) -> Any:
@@ -75,7 +77,7 @@ def test_each_compiled_kernel_costs_its_part_of_the_wait(compilers: Compilers) -
         compilers.wait([kernel(*HASHES[:2]), kernel(HASHES[2])], WAITED_S)
         compilers.wait([kernel(HASHES[0])], WAITED_S)  # again, in a second graph: nothing was compiled
     assert set(use.cost_s) == set(map(name, HASHES))
-    assert sum(use.cost_s.values()) == pytest.approx(WAITED_S, rel=0.5)
+    assert WAITED_S <= sum(use.cost_s.values()) < WAITED_S + AT_MOST_S
     assert use.cost_s[name(HASHES[0])] == use.cost_s[name(HASHES[2])]
     assert use.saved_s == 0
     assert counts(use) == ({}, {})
@@ -86,7 +88,7 @@ def test_kernels_found_ready_save_what_they_cost_once(compilers: Compilers) -> N
     with watching_caches(given) as use:
         compilers.wait([kernel(*HASHES[:2])], WAITED_S)
         compilers.wait([kernel(*HASHES[:2])], WAITED_S)
-    assert use.saved_s == pytest.approx(4.0 - WAITED_S, abs=0.5 * WAITED_S)
+    assert 4.0 - WAITED_S - AT_MOST_S < use.saved_s <= 4.0 - WAITED_S
     assert [use.cost_s[name(hashed)] for hashed in HASHES[:2]] == [2.0, 2.0]
     assert counts(use) == ({}, {}), "of kernels' folders nothing is counted"
 
@@ -95,7 +97,7 @@ def test_waiting_for_compiled_kernels_is_no_time_of_those_found_ready(compilers:
     with watching_caches([restored(HASHES[0], 2.0)]) as use:
         compilers.wait([kernel(HASHES[0]), kernel(HASHES[1])], WAITED_S)
     assert use.saved_s == 2.0
-    assert use.cost_s[name(HASHES[1])] == pytest.approx(WAITED_S, rel=0.5)
+    assert WAITED_S <= use.cost_s[name(HASHES[1])] < WAITED_S + AT_MOST_S
 
 
 def test_kernels_that_come_with_a_restored_graph_save_nothing_of_their_own(compilers: Compilers) -> None:
