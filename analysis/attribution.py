@@ -21,7 +21,7 @@ import pandas as pd
 
 from analysis.break_even import samples_per_step
 from analysis.noise import accepting_unstable
-from analysis.pareto import floats, standing, usable
+from analysis.pareto import expected_compile_s, floats, standing, usable
 from analysis.uncertainty import Z95, deviations, noise
 from orchestrator.errors import ConfigError
 from orchestrator.records import Status
@@ -188,7 +188,7 @@ class _Figures:
         self.rate = floats(trials["samples_per_s"])
         self.rate_off = deviations(trials, "samples_per_s", noise(attempts, "samples_per_s"))
         between = noise(attempts, "compile_s")
-        self.compile_s = floats(trials["compile_s"].fillna(trials["cold_equivalent_s"]))
+        self.compile_s = floats(expected_compile_s(trials))
         self.compile_off = np.hypot(between.floor, between.relative * self.compile_s)
         try:
             samples = samples_per_step(trials.assign(status=str(Status.OK))) * floats(trials["num_workers"])

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import floats, standing, usable
+from analysis.pareto import expected_compile_s, floats, standing, usable
 from analysis.uncertainty import DRAWS, drawn
 from orchestrator.errors import ConfigError
 from orchestrator.records import Caches
@@ -204,7 +204,7 @@ _DRAWN_AT_ONCE = 500
 def _with_starts(df: pd.DataFrame, job: Job) -> pd.DataFrame:
     """The usable trials of one number of workers, with what their starts cost."""
     trials: pd.DataFrame = usable(standing(df), "samples_per_s")
-    cold = trials["compile_s"].fillna(trials["cold_equivalent_s"])
+    cold = expected_compile_s(trials)
     trials, cold = trials[cold.notna()], cold[cold.notna()]
     if trials.empty:
         raise ConfigError("no trial is usable, so nothing is known of what a job would take")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,11 @@ def figure(value: Any, unit: str = "", *, digits: int = 3) -> str:
     magnitude = math.floor(math.log10(abs(converted))) if converted else 0
     written = f"{converted:,.{min(max(digits - 1 - magnitude, 0), digits)}f}"
     return f"{written} {unit}".rstrip()
+
+
+def or_estimate(measured: Any, estimate: Any, write: Callable[[Any], str]) -> str:
+    """What was measured in `write`'s words; where it was not, the estimate behind a ≈; a dash without either."""
+    return f"≈ {write(estimate)}" if number(measured) is None and number(estimate) is not None else write(measured)
 
 
 def whole(value: Any) -> str:

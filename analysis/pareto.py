@@ -85,8 +85,13 @@ def expected_front(df: pd.DataFrame) -> pd.DataFrame:
         Rows as `pareto_front` gives them, with a column more, `expected_compile_s`.
     """
     counted = standing(df)
-    expected = counted.assign(expected_compile_s=counted["compile_s"].fillna(counted["cold_equivalent_s"]))
+    expected = counted.assign(expected_compile_s=expected_compile_s(counted))
     return pareto_front(expected, {"samples_per_s": Goal.MAX, "expected_compile_s": Goal.MIN})
+
+
+def expected_compile_s(df: pd.DataFrame) -> pd.Series:
+    """Seconds of cold compiling of each trial; of a warm one its estimate, NA if there is none."""
+    return df["compile_s"].fillna(df["cold_equivalent_s"])
 
 
 def standing(df: pd.DataFrame) -> pd.DataFrame:

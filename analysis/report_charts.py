@@ -147,7 +147,8 @@ def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
     return Chart(
         "effects", "What one change is worth", "One change", "Change of throughput by changing one field",
         "Each row compares settings that differ in this field only, the mean over all such pairs. The name also says what it "
-        f"costs in cold compiling; the hover, after how many steps that is paid back.{_no_room(info.num_left_out)}",
+        "costs in cold compiling, of warm trials by their estimate; the hover, after how many steps that is paid "
+        f"back.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
     )  # fmt: skip
 

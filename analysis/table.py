@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.columns import COMPILE_PHASES
-from analysis.formatting import MISSING, cell, figure, gib, interval, number, text, times
+from analysis.formatting import MISSING, cell, figure, gib, interval, number, or_estimate, text, times
 from analysis.load import load
 from analysis.pareto import pareto_front
 from analysis.remarks import remarks
@@ -69,7 +69,7 @@ def _columns(df: pd.DataFrame) -> list[TableColumn]:
         TableColumn("setting", lambda trial: str(trial["settings_label"]), is_number=False),
         _with_interval("samples_per_s", "samples/s", figure),
         _with_interval("speedup_eager", "vs eager interleaved", times),
-        TableColumn("compile s", _compile_s),
+        TableColumn("compile s", lambda trial: or_estimate(trial["compile_s"], trial["cold_equivalent_s"], _tenths)),
         *(_seconds(phase.column, f"{phase.title} s") for phase in phases),
         *warm,
         TableColumn("peak GiB", lambda trial: gib(trial["peak_memory_bytes"]).removesuffix(" GiB")),
@@ -78,18 +78,12 @@ def _columns(df: pd.DataFrame) -> list[TableColumn]:
 
 
 def _seconds(name: str, title: str) -> TableColumn:
-    def written(trial: pd.Series) -> str:
-        seconds = number(trial[name])
-        return MISSING if seconds is None else f"{seconds:,.1f}"
-
-    return TableColumn(title, written)
+    return TableColumn(title, lambda trial: _tenths(trial[name]))
 
 
-def _compile_s(trial: pd.Series) -> str:
-    cold_s, estimated_s = number(trial["compile_s"]), number(trial["cold_equivalent_s"])
-    if cold_s is None and estimated_s is not None:
-        return f"≈ {estimated_s:,.1f}"
-    return MISSING if cold_s is None else f"{cold_s:,.1f}"
+def _tenths(seconds: object) -> str:
+    known = number(seconds)
+    return MISSING if known is None else f"{known:,.1f}"
 
 
 def _with_interval(name: str, title: str, write: Callable[[object], str]) -> TableColumn:

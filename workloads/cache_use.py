@@ -345,7 +345,7 @@ class _Follower:
 
     def wait_for_kernels(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
-        if here.is_loading or here.within is not None or here.readied is not None:
+        if here.is_loading or here.within is not None:
             return original(*args, **kwargs)
         here.readied = []
         try:

@@ -13,7 +13,8 @@ import plotly.graph_objects as go
 
 from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_figure
 from analysis.figures.setting_rows import notable, row_hover
-from analysis.formatting import figure, gib, text
+from analysis.formatting import figure, gib, or_estimate, text
+from analysis.pareto import expected_compile_s
 from workloads.settings import CompileSettings, Scope
 
 _MOST_LINES = 80
@@ -75,7 +76,7 @@ def parallel_info(df: pd.DataFrame) -> ParallelInfo:
     """
     trials = notable(df).dropna(subset="samples_per_s")
     shown = trials.head(_MOST_LINES)
-    shown = shown.assign(compile_s=shown["compile_s"].fillna(shown["cold_equivalent_s"]))
+    outcomes = shown.assign(compile_s=expected_compile_s(shown))
     axes, places = [], []
     for name in _CHOICES:
         values = [_spelled(value) for value in shown[name]]
@@ -85,8 +86,8 @@ def parallel_info(df: pd.DataFrame) -> ParallelInfo:
             axes.append(Axis(name, name.replace("_", " "), [(at[kind], kind) for kind in kinds], is_choice=True))
             places.append([at[value] for value in values])
     for name, title in _OUTCOMES.items():
-        if len(shown) > 1 and shown[name].notna().all():
-            ticks, found = _scaled(name, [float(value) for value in shown[name]])
+        if len(shown) > 1 and outcomes[name].notna().all():
+            ticks, found = _scaled(name, [float(value) for value in outcomes[name]])
             axes.append(Axis(name, title, ticks, is_choice=False))
             places.append(found)
     lines = [
@@ -98,7 +99,7 @@ def parallel_info(df: pd.DataFrame) -> ParallelInfo:
             figures=", ".join(
                 [
                     figure(row["samples_per_s"], "samples/s"),
-                    f"{figure(row['compile_s'], 's')} compile",
+                    f"{or_estimate(row['compile_s'], row['cold_equivalent_s'], lambda seconds: figure(seconds, 's'))} compile",
                     gib(row["peak_memory_bytes"]),
                 ]
             ),

@@ -144,6 +144,9 @@ def test_parallel_coordinates_place_a_warm_trial_by_its_estimate(make_sweep: Mak
     places = {line.settings_label: line.places[axis] for line in info.lines}
     assert places["full, default, static, fused optimizer"] == places["full, default, static"] == 1
     assert places["regional, default, static"] == 0
+    said = {line.settings_label: line.figures.split(", ")[1] for line in info.lines}
+    assert said["full, default, static, fused optimizer"] == "≈ 100 s compile"
+    assert said["full, default, static"] == "100 s compile"
 
 
 def test_long_titles_of_axes_have_a_line_for_each_word(make_sweep: MakeSweep) -> None:

@@ -30,6 +30,8 @@ GONE_WITHIN_S = 10.0
 """After a sweep, until nothing of it may be left, where processes need not wait for a core."""
 
 HERE = Path(__file__).resolve().parent
+PYTHON_PATH = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE, *sys.path)))
+"""For processes that are started: the project, what the tests share, and packages wherever this interpreter has them."""
 
 
 def setting(multiple: int, further: str = "scope=eager") -> str:
@@ -63,10 +65,9 @@ class Arena:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Starts a sweep in the folder, or goes on with it."""
-        root = HERE.parents[1]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests", HERE, *sys.path))),
+            "PYTHONPATH": PYTHON_PATH,
             "TMPDIR": str(self.temporary),
             "COMPILE_SWEEP_CACHE_KEY": "ab" * 32,
             "RAY_worker_niceness": "0",  # 15 by default, with which a trial on a busy machine hardly gets on

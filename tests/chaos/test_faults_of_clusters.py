@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import HERE, RUN, Arena, Arenas, setting, when
+from arena import HERE, PYTHON_PATH, RUN, Arena, Arenas, setting, when
 from fault_table import FaultTable, Row, described
 
 sys.path.append(str(HERE.parent / "caches"))  # for its proxy
@@ -26,10 +26,9 @@ COMPILED = "scope=full,dynamic=auto,backend=aot_eager"
 @contextmanager
 def several_hosts(arena: Arena) -> Iterator[subprocess.Popen[str]]:
     """A cluster of a head and two hosts; its environment becomes the arena's."""
-    root = HERE.parents[1]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests", HERE))),
+        "PYTHONPATH": PYTHON_PATH,
         "TMPDIR": str(arena.temporary),
         "COMPILE_SWEEP_CACHE_KEY": "ab" * 32,
         "CHAOS_PLAN": str(arena.folder / "plan.json"),
