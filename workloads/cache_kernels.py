@@ -7,7 +7,7 @@ configuration beside that; so does torch when it saves one. Both are led to this
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,9 @@ class Tally(Protocol):
     def tuned(self, name: tuple[str, str], seconds: float) -> None:
         """A kernel was tuned; may come twice for one kernel, with the seconds of each part."""
 
+    def chosen(self, best: tuple[str, str], configurations: Sequence[tuple[str, str]]) -> None:
+        """Of what was compiled for a kernel, one configuration was found best. Who is given it compiles none of the others."""
+
 
 def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
     """Functions of torch's to be followed: class, name, and what to call in place of it, given the original first."""
@@ -38,6 +41,13 @@ def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
             result = original(kernel, *args, **kwargs)
         if name := _name(kernel):
             tally.tuned(name, seconds())
+        return result
+
+    def choose(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        configurations = compiled(kernel)
+        result = tune(original, kernel, *args, **kwargs)
+        if best := next((each.cache_hash for each in kernel.launchers if getattr(each, "cache_hash", None)), None):
+            tally.chosen((ArtifactKind.TRITON, best), configurations)
         return result
 
     def make_ready(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +67,7 @@ def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
     yield AutotuneCache, "create", find
     yield AutotuneCache, "save", save
     yield CachingAutotuner, "precompile", make_ready
-    yield CachingAutotuner, "autotune_to_one_config", tune
+    yield CachingAutotuner, "autotune_to_one_config", choose
     yield CachingAutotuner, "coordinate_descent_tuning", tune
 
 

@@ -10,7 +10,8 @@ notes in an entry what it took, and three corrections make of that what a cold p
 - A hit takes time itself (lookup, loading libraries, on a CPU also finding out about its instructions); that is taken off.
 
 A graph that itself missed may find Triton kernels ready that other settings compiled. Compilers work in processes of their own
-and side by side, so what counts is the time that was waited for them: each kernel costs its part of that, and saves it.
+and side by side, so what counts is the time that was waited for them: each kernel costs its part of that, and saves it. Where
+several configurations of one were compiled, the best bears the cost of all, since with it goes the word that it is the best.
 
 So a warm compile time plus `saved_s` is about the cold one. Not seen are C++ libraries that a graph which itself missed finds
 ready. Such a graph is recorded cheaper than it is.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -165,6 +166,13 @@ class _Tally:
         else:
             self.missed(name[0])
         self.made(name, seconds)
+
+    def chosen(self, best: Name, configurations: Sequence[Name]) -> None:
+        with self._counting:
+            if best in self._use.cost_s:
+                others = [name for name in configurations if name != best and name in self._use.cost_s]
+                self._use.cost_s[best] += sum(self._use.cost_s[name] for name in others)
+                self._use.cost_s |= dict.fromkeys(others, 0.0)
 
 
 class _Thread(threading.local):

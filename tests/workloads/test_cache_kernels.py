@@ -46,6 +46,10 @@ class Compilers:
         """A graph is compiled, and waits for its kernels."""
         AsyncCompile.wait(AsyncCompile(), {"kernels": kernels, "waited_s": waited_s})
 
+    def tune(self, kernel: Any, best: str) -> None:
+        """A kernel is called for the first time, and one of its configurations is found best."""
+        CachingAutotuner.autotune_to_one_config(kernel, best)
+
     def load(self, kernels: Sequence[Any]) -> None:
         """A graph is found, and with it its kernels."""
         FxGraphCache.load_with_key("key", kernels)  # type: ignore[call-arg, arg-type]
@@ -62,6 +66,11 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> Compilers:
         Compilers().wait(kernels)
         return SimpleNamespace(_guards_expr=None, guards_expr=None, _time_taken_ns=0), {}
 
+    def tune(kernel: Any, best: str) -> None:
+        kernel.launchers = [SimpleNamespace(cache_hash=name(best)[1])]
+        kernel.compile_results = [each for each in kernel.compile_results if each.kernel.hash == best]
+
+    monkeypatch.setattr(CachingAutotuner, "autotune_to_one_config", tune)
     monkeypatch.setattr(CachingAutotuner, "precompile", lambda self: None)
     monkeypatch.setattr(AsyncCompile, "wait", wait)
     monkeypatch.setattr(FxGraphCache, "load_with_key", staticmethod(load))
@@ -104,6 +113,27 @@ def test_kernels_that_come_with_a_restored_graph_save_nothing_of_their_own(compi
     with watching_caches([restored(hashed, 2.0) for hashed in HASHES]) as use:
         compilers.load([kernel(*HASHES)])
     assert use.saved_s == 0, "the graph's cost includes them"
+
+
+def test_the_best_configuration_saves_compiling_the_others(compilers: Compilers) -> None:
+    tuned = kernel(*HASHES)
+    with watching_caches() as use:
+        compilers.wait([tuned], WAITED_S)
+        waited_s = sum(use.cost_s.values())
+        compilers.tune(tuned, HASHES[1])
+    assert use.cost_s[name(HASHES[1])] == pytest.approx(waited_s)
+    others = [name(HASHES[0]), name(HASHES[2])]
+    assert [use.cost_s[other] for other in others] == [0, 0]
+
+    with watching_caches([restored(HASHES[1], 2.0)]) as use:
+        compilers.wait([kernel(HASHES[1])])
+    assert 2.0 - AT_MOST_S < use.saved_s <= 2.0
+
+
+def test_tuning_a_kernel_whose_compiling_nobody_saw_costs_nothing_more(compilers: Compilers) -> None:
+    with watching_caches() as use:
+        compilers.tune(kernel(*HASHES), HASHES[1])
+    assert use.cost_s == {}
 
 
 def test_kernels_of_torchs_that_name_no_hash_are_left_alone(compilers: Compilers) -> None:
