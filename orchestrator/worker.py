@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -104,6 +105,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     plan = assignment.plan
     here = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
     print(f"{now()} worker {rank} of {plan.num_workers} is up on {here}", flush=True)
+    gc.disable()  # what imports make stays; looking through it again and again takes a second and more
     import torch  # not at the head of the module: the trial and the controller import it too, and need no torch
 
     torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
@@ -149,6 +151,8 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     if rank == 0 and plan.prunes:
         _heed_the_board(assignment.trial_id, log)
     workload = load_workload(plan.workload)(plan.size, plan.seed)
+    gc.enable()
+    gc.collect()  # once, so that a compile finds the heap as it is long after imports
     device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
     sharing = Sharing(assignment, workload, rank)
     sharing.restore(deadline - time.monotonic())

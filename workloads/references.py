@@ -7,6 +7,7 @@ much of a difference is rounding. Where steps draw random numbers there is more 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,9 +29,62 @@ RANDOM_REPEATS = 3
 deviations of a single step pass that are ten times as large."""
 
 
-def model_on(workload: Workload, device: torch.device) -> nn.Module:
-    """The workload's model on the device."""
-    return workload.build_model().to(device)
+class Original:
+    """The model of the workload that was last asked for, as it was built.
+
+    A trial needs six, and the random weights of a large one take seconds; a copy takes less.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[Workload, nn.Module | None] | None = None
+
+    def copied(self, workload: Workload, device: torch.device) -> nn.Module:
+        """A model of the workload's; one that a copy might not do justice to is built each time."""
+        if self._of is None or self._of[0] is not workload:
+            built = workload.build_model()
+            if not _is_plain(built):
+                self._of = workload, None
+                return built
+            self._of = workload, built
+        if (original := self._of[1]) is not None:
+            try:
+                return _copied(original, device)
+            except Exception:  # what stands in the way of a copy may raise anything
+                self._of = workload, None
+        return workload.build_model()
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether nothing is attached to the model that might belong to it alone: hooks, or a forward in the place of its class's."""
+    of_modules = any(
+        "forward" in vars(module)
+        or any(found for name, found in vars(module).items() if name.endswith("_hooks") and isinstance(found, Mapping))
+        for module in model.modules()
+    )
+    of_weights = any(weights._backward_hooks or weights._post_accumulate_grad_hooks for weights in model.parameters())
+    return not of_modules and not of_weights
+
+
+def _copied(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy whose parameters and buffers are on the device, without a copy of them in between."""
+    memo: dict[int, object] = {}
+    for weights in model.parameters():
+        if type(weights) is nn.Parameter:
+            copied = nn.Parameter(weights.detach().to(device, copy=True), weights.requires_grad)
+            vars(copied).update(vars(weights))  # what an optimizer goes by, say, and deepcopy leaves out
+            memo[id(weights)] = copied
+    memo |= {id(buffer): buffer.to(device, copy=True) for buffer in model.buffers() if type(buffer) is Tensor}
+    return copy.deepcopy(model, memo)
+
+
+_original = Original()
+
+
+def model_on(workload: Workload, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
+    """A model of the workload's with its starting weights, on the device; in another precision, if one is named."""
+    on_gpu = device.type == "cuda"  # on a CPU memory is measured of the whole process, of which the original would be a part
+    model = _original.copied(workload, device) if on_gpu else workload.build_model()
+    return model.to(device=device, dtype=dtype)
 
 
 @contextmanager
@@ -133,7 +187,7 @@ def _precise(
     twin = replace(twin, autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST, ddp=ddp)
     try:
         with _full_precision():
-            model = workload.build_model().to(device=device, dtype=dtype)
+            model = model_on(workload, device, dtype)
             optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
             torch.manual_seed(workload.seed + 1 + RANDOM_REPEATS)
             with applied(twin, workload, model, optimizer, device) as step:

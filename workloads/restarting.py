@@ -22,7 +22,6 @@ from workloads.ddp import check_workers
 from workloads.lockstep import num_workers
 from workloads.measurement import Protocol
 from workloads.phases import Phase
-from workloads.references import model_on
 from workloads.settings import CompileSettings
 from workloads.warming import warm_up_batches
 
@@ -78,7 +77,7 @@ def restart(
         batches = warm_up_batches(workload, settings, pool, rank=rank, device=device, protocol=protocol or Protocol())
         _synchronize(device)
         began = time.perf_counter()
-        model = model_on(workload, device)
+        model = workload.build_model().to(device)
         optimizer = workload.optimizer(model, settings.optimizer)
         torch.manual_seed(workload.seed)
         with applied(settings, workload, model, optimizer, device) as step:
