@@ -53,7 +53,7 @@ from workloads.settings import CompileSettings
 PROG = "python -m benchmarks.search"
 TABLES = Path(__file__).parent / "tables"
 ALONE = "gain alone"
-LEAST_GAINS = (0.001, 0.002, 0.005)
+LEAST_GAINS = (0.001, 0.005, 0.0075, 0.01)
 """Thresholds of early stopping that are compared; `orchestrator/pruning.py` has the one in use."""
 
 COSTS = (0.25, 0.5)
@@ -113,7 +113,7 @@ def _benchmark(options: Options) -> int:
         _print(console, table, by_name, options)
         for one in pruned:
             console.print(
-                f"early stopping at {one['least_gain']:.1%} in the order of {one['searcher']}: {one['saved']:.1%} of GPU-seconds "
+                f"early stopping at {one['least_gain']:.2%} in the order of {one['searcher']}: {one['saved']:.1%} of GPU-seconds "
                 f"saved (median), {one['lost']:.2%} of volume lost at most",
                 soft_wrap=True,
             )

@@ -22,7 +22,7 @@ from rich.table import Table as Printed
 from orchestrator import cli
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Aims, Losses, Record, extended, front, reference_point
-from orchestrator.pruning import Prune, replayed
+from orchestrator.pruning import Prune, patience_with, replayed
 from orchestrator.search.design import good_elsewhere
 from orchestrator.search.hypervolume import hypervolume
 from orchestrator.search.named import Searcher, make_proposer
@@ -223,13 +223,18 @@ def _simulate(options: Options) -> int:
             enough=None if ends_early else options.target,
             budget=budget,
             rule=rule,
-            prune=replayed(ground.table.candidates, aims, max_length=ground.table.max_length) if options.prune else None,
+            prune=_pruning(ground, searcher) if options.prune else None,
             known_good=good_elsewhere(ground.table.workload),
         )
         per_minute = 60 * len(found) / (time.perf_counter() - began)
         printed.add_row(searcher, *_summary(found, options.target), f"{per_minute:,.0f}")
     console.print(printed)
     return 0
+
+
+def _pruning(ground: Ground, searcher: Searcher) -> Prune:
+    table = ground.table
+    return replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience_with(searcher))
 
 
 def _summary(found: Sequence[Replay], target: float) -> list[str]:

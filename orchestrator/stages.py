@@ -19,7 +19,7 @@ from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.confirming import announcement, disturbed_members, rounds
 from orchestrator.environment import Environment
 from orchestrator.estimates import expected_s, expected_warm_start_s
-from orchestrator.pruning import Pruning
+from orchestrator.pruning import Pruning, patience_with
 from orchestrator.records import TrialRecord
 from orchestrator.scratch import own_folder
 from orchestrator.search import Candidates, Learned
@@ -187,7 +187,9 @@ class Stages:
     def _pruning(self) -> Pruning | None:
         if not self.config.search.prune:
             return None
-        return Pruning(Candidates(self.config.settings), self.config.search.aims, max_length=self.max_length)
+        search = self.config.search
+        patience = patience_with(search.searcher)
+        return Pruning(Candidates(self.config.settings), search.aims, max_length=self.max_length, patience=patience)
 
     def _done(self) -> list[TrialRecord]:
         """The folder's records; only what was added since the last call is read, because this is asked for every setting."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from orchestrator.search.candidates import Candidates
 from workloads.settings import CompileSettings, Scope
 
@@ -18,6 +20,10 @@ GOOD_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     )
 }
 """Settings that were worth using, by the workload and size they were found on (docs/results.md, docs/log.md)."""
+
+
+DESIGNED = 6
+"""Settings to begin with; with 4 to 8 of them searches of recorded tables end as soon (docs/search.md)."""
 
 
 def good_elsewhere(workload: str, good: Mapping[str, Sequence[str]] = GOOD_ELSEWHERE) -> list[CompileSettings]:
@@ -37,36 +43,40 @@ def designed(
     *,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Places of the settings to begin with: eager ones of each padding, known good ones, then a cheap one of each kind.
+    """Places of the settings to begin with: eager ones of each padding, known good ones, and ones that show most.
 
-    Settings are of a kind by their scope and their dynamic strategy. The cheapest setting of a scope or strategy not yet met
-    comes next until each was met once; chance decides between equals.
+    A setting shows the values of its fields. Up to `DESIGNED` in all, the one with most values that were not met yet, for each
+    second it would take, comes next; chance decides between equals.
 
     Args:
         candidates: all of them.
         guessed_s: seconds each would probably take.
-        known_good: settings from elsewhere; those that are no candidates are left out.
+        known_good: settings from elsewhere; eager ones, and those that are no candidates, are left out.
         seed: of the choice between equals.
     """
     chance = random.Random(seed)
     settings = candidates.settings
     by_cost = sorted(range(len(settings)), key=lambda index: (guessed_s[index], _unusual(settings[index]), chance.random()))
-    met: set[str | None] = set()
+    eager: dict[str | None, int] = {}
     for index in by_cost:
-        setting = settings[index]
-        if setting.scope is Scope.EAGER and setting.padding not in met:
-            met.add(setting.padding)
-            yield index
-    for setting in known_good:
-        if (place := candidates.index(setting.key)) is not None:
-            met |= {f"scope={setting.scope}", f"dynamic={setting.dynamic}"}
-            yield place
-    for index in by_cost:
-        setting = settings[index]
-        kinds = {f"scope={setting.scope}", f"dynamic={setting.dynamic}"}
-        if setting.scope is not Scope.EAGER and not kinds <= met:
-            met |= kinds
-            yield index
+        if settings[index].scope is Scope.EAGER:
+            eager.setdefault(settings[index].padding, index)
+    # An eager one is on a front because it compiles nothing, which is no news.
+    compiling = (setting for setting in known_good if setting.scope is not Scope.EAGER)
+    known = [place for setting in compiling if (place := candidates.index(setting.key)) is not None]
+    begun = list(dict.fromkeys([*eager.values(), *known]))
+    yield from begun
+    # Columns are fields, so a column's number tells apart values of the same code.
+    fields = np.arange(candidates.codes.shape[1])
+    is_met = np.zeros((len(fields), 1 + int(candidates.codes.max(initial=0))), dtype=bool)
+    is_met[fields, candidates.codes[begun]] = True
+    for _ in range(DESIGNED - len(begun)):
+        new = (~is_met[fields, candidates.codes]).sum(axis=1)
+        best = max(by_cost, key=lambda index: new[index] / guessed_s[index])
+        if not new[best]:
+            return
+        is_met[fields, candidates.codes[best]] = True
+        yield best
 
 
 def _unusual(setting: CompileSettings) -> int:

@@ -12,7 +12,7 @@ from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, w
 
 from orchestrator.objectives import Aims
 from orchestrator.search import Candidates, Outlook, Searcher
-from orchestrator.search.design import designed, good_elsewhere
+from orchestrator.search.design import DESIGNED, designed, good_elsewhere
 from orchestrator.search.gain import GainPerSecond
 from orchestrator.search.surrogate import Posterior, Scale, likeness
 from orchestrator.search.tables import read_table
@@ -22,17 +22,29 @@ from workloads.settings import CompileSettings, Scope
 AIMS = Aims.parse()
 
 
-def test_it_begins_with_eager_known_good_ones_and_one_of_each_scope_and_strategy() -> None:
+def test_it_begins_with_eager_known_good_ones_and_such_as_show_most_a_second() -> None:
     candidates = Candidates(settings_of_a_grid(100))
     guessed_s = [1.0 if s.scope is Scope.REGIONAL else 5.0 for s in candidates.settings]
-    good = [candidates.settings[50], CompileSettings.parse("scope=full,autocast=fp16")]
-    first = [candidates.settings[index] for index in designed(candidates, guessed_s, good, seed=1)]
+    good = [candidates.settings[50], CompileSettings.parse("scope=full,autocast=fp16"), candidates.settings[0]]
+    assert good[2].scope is Scope.EAGER
+    places = list(designed(candidates, guessed_s, good, seed=1))
+    first = [candidates.settings[place] for place in places]
     assert [s.scope for s in first[:2]] == [Scope.EAGER, Scope.EAGER]
     assert {s.padding for s in first[:2]} == {"max", "longest"}
-    assert first[2] == good[0], "known good ones that are no candidates are left out"
-    assert {s.scope for s in first} == set(Scope)
-    assert {s.dynamic for s in first} == {s.dynamic for s in candidates.settings}
-    assert len(first) == len(set(first)) <= 2 + 1 + 7
+    assert first[2] == good[0], "known good ones that are no candidates are left out, and eager ones"
+    assert Scope.EAGER not in {s.scope for s in first[2:]}
+    assert len(set(places)) == len(places) == DESIGNED
+    shown = [set(enumerate(candidates.codes[place])) for place in places]
+    for number, place in enumerate(places[3:], start=3):
+        met = set().union(*shown[:number])
+        values = {index: len(set(enumerate(candidates.codes[index])) - met) / guessed_s[index] for index in range(100)}
+        assert values[place] == max(values.values()) > 0
+
+
+def test_it_begins_with_no_more_when_nothing_is_new() -> None:
+    candidates = Candidates([CompileSettings.parse(key) for key in ("scope=eager", "scope=eager,optimizer=fused")])
+    assert list(designed(candidates, [1.0, 1.0])) == [0, 1]
+    assert list(designed(Candidates(candidates.settings[:1]), [1.0])) == [0]
 
 
 def test_what_is_known_from_a_workload_is_no_news_to_itself() -> None:

@@ -1,0 +1,47 @@
+"""What docs/search.md says of searches and early stopping, on the tables that were recorded."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from orchestrator.objectives import Aims
+from orchestrator.pruning import patience_with, replayed
+from orchestrator.search import Searcher
+from orchestrator.search.tables import read_table
+from orchestrator.simulate import Ground, replays
+
+TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"
+NAMES = ("captioning-base-h200", "captioning-tiny-cpu")
+
+
+@pytest.fixture(params=NAMES)
+def ground(request: pytest.FixtureRequest) -> Ground:
+    return Ground(read_table(TABLES / request.param), Aims.parse())
+
+
+def test_a_search_needs_less_than_a_quarter_of_the_grid_and_than_chance(ground: Ground) -> None:
+    def share(searcher: Searcher, seeds: int) -> float:
+        return statistics.median(replay.share_to(0.98) for replay in replays(ground, searcher, seeds, enough=0.98))
+
+    assert share(Searcher.GAIN, 5) < 0.25 < share(Searcher.RANDOM, 9)
+
+
+def test_early_stopping_saves_half_and_loses_next_to_nothing(ground: Ground) -> None:
+    table = ground.table
+    prune = replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience_with(Searcher.GAIN))
+    runs = replays(ground, Searcher.GAIN, 4, prune=prune)
+    ends = [replay.steps[-1] for replay in runs]
+    assert statistics.median(end.gpu_s for end in ends) < 0.5 * runs[0].grid_gpu_s
+    assert min(end.volume for end in ends) > 0.98
+
+
+def test_in_a_lists_own_order_it_is_more_patient(ground: Ground) -> None:
+    table = ground.table
+    prune = replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience_with(Searcher.GRID))
+    (run,) = replays(ground, Searcher.GRID, 1, prune=prune)
+    assert run.steps[-1].gpu_s < 0.95 * run.grid_gpu_s
+    assert run.steps[-1].volume > 0.98
+    assert patience_with(None) == patience_with(Searcher.GRID)
