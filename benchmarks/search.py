@@ -39,7 +39,7 @@ from orchestrator import cli
 from orchestrator.errors import ConfigError
 from orchestrator.folder import write_json
 from orchestrator.objectives import Aims
-from orchestrator.pruning import Patience, replayed
+from orchestrator.pruning import Patience
 from orchestrator.recipes import grid
 from orchestrator.search import Candidates, Searcher
 from orchestrator.search.design import good_elsewhere
@@ -173,12 +173,11 @@ def _search(
 
 def _pruned(ground: Ground) -> list[dict[str, Any]]:
     """What early stopping saves and loses when every setting is tried, at several thresholds and in several orders."""
-    table, found = ground.table, []
+    found = []
     for least_gain in LEAST_GAINS:
-        patience = Patience(least_gain=least_gain)
-        prune = replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience)
+        prune = ground.pruning(Patience(least_gain=least_gain))
         for searcher, seeds in ((Searcher.GRID, 1), (Searcher.RANDOM, 20), (Searcher.GAIN, 8)):
-            runs = replays(ground, searcher, seeds, prune=prune, known_good=good_elsewhere(table.workload))
+            runs = replays(ground, searcher, seeds, prune=prune, known_good=good_elsewhere(ground.table.workload))
             ends = [replay.steps[-1] for replay in runs]
             found.append(
                 {

@@ -22,7 +22,7 @@ from rich.table import Table as Printed
 from orchestrator import cli
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Aims, Losses, Record, extended, front, reference_point
-from orchestrator.pruning import Prune, patience_with, replayed
+from orchestrator.pruning import Patience, Prune, patience_with, replayed
 from orchestrator.search.design import good_elsewhere
 from orchestrator.search.hypervolume import hypervolume
 from orchestrator.search.named import Searcher, make_proposer
@@ -85,6 +85,10 @@ class Ground:
         """From where hypervolumes are measured; see `objectives.reference_point`."""
         self._whole = hypervolume(front(usable), self.reference)
         self._gpu_s = table.gpu_s
+
+    def pruning(self, patience: Patience) -> Prune:
+        """Early stopping over the table's settings, for `replay`."""
+        return replayed(self.table.candidates, self.aims, max_length=self.table.max_length, patience=patience)
 
     def replay(
         self,
@@ -223,18 +227,13 @@ def _simulate(options: Options) -> int:
             enough=None if ends_early else options.target,
             budget=budget,
             rule=rule,
-            prune=_pruning(ground, searcher) if options.prune else None,
+            prune=ground.pruning(patience_with(searcher)) if options.prune else None,
             known_good=good_elsewhere(ground.table.workload),
         )
         per_minute = 60 * len(found) / (time.perf_counter() - began)
         printed.add_row(searcher, *_summary(found, options.target), f"{per_minute:,.0f}")
     console.print(printed)
     return 0
-
-
-def _pruning(ground: Ground, searcher: Searcher) -> Prune:
-    table = ground.table
-    return replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience_with(searcher))
 
 
 def _summary(found: Sequence[Replay], target: float) -> list[str]:

@@ -49,6 +49,8 @@ class Original:
         if (original := self._of[1]) is not None:
             try:
                 return _copied(original, device)
+            except torch.OutOfMemoryError:  # the device's, of which the model is not to blame
+                raise
             except Exception:  # what stands in the way of a copy may raise anything
                 self._of = workload, None
         return workload.build_model()

@@ -77,7 +77,7 @@ def restart(
         batches = warm_up_batches(workload, settings, pool, rank=rank, device=device, protocol=protocol or Protocol())
         _synchronize(device)
         began = time.perf_counter()
-        model = workload.build_model().to(device)
+        model = workload.build_model().to(device)  # as a job does; a trial's models are copies of one
         optimizer = workload.optimizer(model, settings.optimizer)
         torch.manual_seed(workload.seed)
         with applied(settings, workload, model, optimizer, device) as step:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.objectives import Aims
-from orchestrator.pruning import patience_with, replayed
+from orchestrator.pruning import patience_with
 from orchestrator.search import Searcher
 from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, replays
@@ -30,18 +30,14 @@ def test_a_search_needs_less_than_a_quarter_of_the_grid_and_than_chance(ground: 
 
 
 def test_early_stopping_saves_half_and_loses_next_to_nothing(ground: Ground) -> None:
-    table = ground.table
-    prune = replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience_with(Searcher.GAIN))
-    runs = replays(ground, Searcher.GAIN, 4, prune=prune)
+    runs = replays(ground, Searcher.GAIN, 4, prune=ground.pruning(patience_with(Searcher.GAIN)))
     ends = [replay.steps[-1] for replay in runs]
     assert statistics.median(end.gpu_s for end in ends) < 0.5 * runs[0].grid_gpu_s
     assert min(end.volume for end in ends) > 0.98
 
 
 def test_in_a_lists_own_order_it_is_more_patient(ground: Ground) -> None:
-    table = ground.table
-    prune = replayed(table.candidates, ground.aims, max_length=table.max_length, patience=patience_with(Searcher.GRID))
-    (run,) = replays(ground, Searcher.GRID, 1, prune=prune)
+    (run,) = replays(ground, Searcher.GRID, 1, prune=ground.pruning(patience_with(Searcher.GRID)))
     assert run.steps[-1].gpu_s < 0.95 * run.grid_gpu_s
     assert run.steps[-1].volume > 0.98
     assert patience_with(None) == patience_with(Searcher.GRID)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from toy_workloads import Toy
 
+from workloads import references
 from workloads.references import Original, model_on
 
 CPU = torch.device("cpu")
@@ -90,6 +91,21 @@ def test_each_workload_has_its_own(model_of: Callable[[Toy], nn.Module]) -> None
     weights = [first_weights(model_of(workload)) for workload in (one, other, one)]
     assert torch.equal(weights[0], weights[2])
     assert not torch.equal(weights[0], weights[1])
+
+
+def test_a_device_without_room_is_said_at_once_and_the_model_is_copied_when_there_is(
+    model_of: Callable[[Toy], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(model: nn.Module, device: torch.device) -> nn.Module:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    workload = Counted()
+    with monkeypatch.context() as crowded:
+        crowded.setattr(references, "_copied", no_room)
+        with pytest.raises(torch.OutOfMemoryError):
+            model_of(workload)
+    model_of(workload)
+    assert workload.built == 1
 
 
 @pytest.mark.parametrize("device", [CPU, pytest.param("cuda", marks=pytest.mark.gpu)])
