@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from orchestrator.failures import Label
 from orchestrator.records import Status, TrialRecord
-from workloads.settings import CompileSettings, Mode, Scope
+from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 
 _OVERHEAD_S = 20.0
-"""Worker start, model, steady state and check."""
+"""Worker start, model, steady state and check, before any trial has shown what they take."""
 
 _PER_GRAPH_S = {Scope.EAGER: 0.0, Scope.REGIONAL: 20.0, Scope.MODULAR: 60.0, Scope.FULL: 60.0}
 """Cold compile of one graph of the captioning model, `base` on an H200 (docs/results.md); `tiny` on two CPU cores is near."""
 
-_AUTOTUNE_FACTOR = 6.0
-"""max-autotune without coordinate descent against default: 53.2 s against 8.8 s for a regional compile (docs/log.md)."""
+_AUTOTUNE_FACTOR = 4.0
+"""max-autotune against default: 53.2 s against 8.8 s for a regional compile (docs/log.md), less on the whole of a model."""
 
+_ALL_SYMBOLIC_FACTOR = 2.0
+"""dynamic=true against one length: 24.8 s against 10.2 s for a regional compile (docs/search.md), 1.3 times on two CPU cores."""
+
+_OPTIMIZER_S = 40.0
+"""A compiled optimizer, one graph over all parameters: 65 s more on an H200 (docs/search.md), 27 s on two CPU cores."""
+
+_LEAST_COMPILE_S = 1.0
+"""Of anything, eager too: libraries load and choose kernels at a length's first steps."""
 
 _WARM_SHARE = 0.2
 """Of a cold compile that a start from artifacts takes, at the most: first steps of 66.0 s became 8.6 s (docs/log.md)."""
@@ -34,15 +44,41 @@ def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialR
     like = [
         record.wall_s
         for record in done
-        if record.status is Status.OK
+        if (record.status is Status.OK or record.label == Label.UNSTABLE)
         and (other := CompileSettings.from_dict(record.settings)).scope is settings.scope
         and other.mode is settings.mode
         and other.num_graphs(max_length) == graphs
+        and (other.optimizer is OptimizerKind.COMPILED) == (settings.optimizer is OptimizerKind.COMPILED)
     ]
     if like:
         return statistics.median(like)
+    return rest_s((record.compile_s, record.wall_s) for record in done) + guessed_compile_s(settings, max_length)
+
+
+def guessed_compile_s(settings: CompileSettings, max_length: int) -> float:
+    """Seconds that compiling takes, before any trial has shown it; good to a factor of two or three.
+
+    Args:
+        settings: what will be compiled.
+        max_length: of the workload, in tokens.
+    """
     tuning = settings.mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
-    return _OVERHEAD_S + graphs * _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if tuning else 1.0)
+    of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if tuning else 1.0)
+    of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
+    of_optimizer = _OPTIMIZER_S if settings.optimizer is OptimizerKind.COMPILED else 0.0
+    # Graphs of one code share kernels, and what the compiler knows by then: three buckets took 24.0 s where one length took
+    # 11.5 (docs/results.md).
+    return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(max_length)) + of_optimizer
+
+
+def rest_s(done: Iterable[tuple[float | None, float]]) -> float:
+    """Seconds of a trial in which nothing compiles: the median of those that compiled to the end, or what is usual.
+
+    Args:
+        done: compile and wall seconds of trials.
+    """
+    rests = [wall_s - compile_s for compile_s, wall_s in done if compile_s is not None and wall_s > compile_s]
+    return statistics.median(rests) if rests else _OVERHEAD_S
 
 
 def expected_warm_start_s(settings: CompileSettings, done: Sequence[TrialRecord]) -> float:

@@ -47,6 +47,8 @@ class FrontsInfo(NamedTuple):
 
     title: str
     lines: list[SweepLine]
+    ended_s: float = 0.0
+    """When the last trial of all ended, seconds since its sweep began."""
 
 
 def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = "") -> FrontsInfo:
@@ -71,11 +73,12 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
     everything = pd.concat(candidates, keys=list(sweeps))
     whole = volume(costs_of(everything, signs), corner)
     common = pareto_front(everything).index.get_level_values(0)
-    lines = []
+    lines, last_s = [], 0.0
     for (name, (df, began)), found in zip(sweeps.items(), candidates, strict=True):
-        zero = pd.to_datetime(pd.Series(began, index=found.index), utc=True, errors="coerce", format="ISO8601")
-        ended = (pd.to_datetime(found["started_at"]) - zero).dt.total_seconds() + found["wall_s"]
-        in_time = found.assign(ended_s=ended).dropna(subset="ended_s").sort_values("ended_s", kind="stable")
+        zero = pd.to_datetime(pd.Series(began, index=df.index), utc=True, errors="coerce", format="ISO8601")
+        ended = (pd.to_datetime(df["started_at"]) - zero).dt.total_seconds() + df["wall_s"]
+        last_s = max([last_s, *map(float, ended.dropna())])
+        in_time = found.assign(ended_s=ended[found.index]).dropna(subset="ended_s").sort_values("ended_s", kind="stable")
         costs = costs_of(in_time, signs)
         shares = [100 * volume(costs[: count + 1], corner) / whole if whole else 100.0 for count in range(len(in_time))]
         reached = [(float(second), share) for second, share in zip(in_time["ended_s"], shares, strict=True)]
@@ -85,7 +88,7 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
             for index, row in found.sort_values("compile_s", kind="stable").iterrows()
         ]
         lines.append(SweepLine(name, points, reached, len(df), int((common == name).sum())))
-    return FrontsInfo(title, lines)
+    return FrontsInfo(title, lines, last_s)
 
 
 def share_at(line: SweepLine, seconds: float) -> float:
@@ -108,16 +111,17 @@ def fronts_figure(info: FrontsInfo) -> go.Figure:
         legend={"title": {"text": "searcher&nbsp;&nbsp;"}},
     )
     for number, line in enumerate(info.lines):
-        for trace in _traces(line, SEARCHER_COLORS.get(line.name, _OTHER_COLORS[number % 2]), number):
+        for trace in _traces(line, SEARCHER_COLORS.get(line.name, _OTHER_COLORS[number % 2]), number, info.ended_s):
             chart.add_trace(trace)
     return chart
 
 
-def _traces(line: SweepLine, color: str, number: int) -> Sequence[go.Scatter]:
+def _traces(line: SweepLine, color: str, number: int, ended_s: float) -> Sequence[go.Scatter]:
     dash, name = SEARCHER_DASHES.get(line.name, "solid"), html.escape(line.name)
     steps = {"shape": "hv", "color": color, "width": 2, "dash": dash}
     front = [point for point in line.points if point.on_front]
     ends = [(0.0, 0.0), *line.reached]
+    ends.append((ended_s, ends[-1][1]))
     return (
         go.Scatter(
             x=[point.compile_s for point in front],

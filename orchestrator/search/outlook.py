@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.estimates import expected_s
+from orchestrator.estimates import expected_s, guessed_compile_s, rest_s
 from orchestrator.failures import Label
 from orchestrator.objectives import Aims, Losses, Record, extended, figure, reference_point
 from orchestrator.records import Status
@@ -26,8 +26,9 @@ _USUAL_FAILURES = 0.1
 _FAILURE_SPREAD = 0.5
 """Standard deviation of failing or not, about what it is where both are as likely."""
 
-_FAILURE_OF_NOISE = 0.5
-"""What of a failure an attempt is that was too noisy to rank: on no front as it is, but maybe when it is measured again."""
+_FAILURE_OF_NOISE = 0.8
+"""What of a failure an attempt is that was too noisy to rank: of H200 trials measured again after one, 78 % were noisy again
+(docs/search.md)."""
 
 _MOST_KNOWN = 60
 """Results on the front, and latest others, that are kept when there are three times as many. Bounds the time of a prediction."""
@@ -62,6 +63,8 @@ class _Result:
     """One finished attempt, as far as predictions need it."""
 
     codes: Codes
+    guessed_compile_s: float
+    compile_s: float | None
     wall_s: float
     is_usable: bool
     failure: float
@@ -82,6 +85,10 @@ class Outlook:
     def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int) -> None:
         self._candidates = candidates
         self._aims = aims
+        self._max_length = max_length
+        self._guessed_compile_s = np.array([guessed_compile_s(setting, max_length) for setting in candidates.settings])
+        names = (*(objective.name for objective in aims.objectives), *(constraint.name for constraint in aims.constraints))
+        self._is_compile_s = [name == "compile_s" for name in names]
         self.guessed_s = [expected_s(setting, max_length, ()) for setting in candidates.settings]
         """Seconds each candidate would take, before any is known."""
         self._results: dict[str, _Result] = {}
@@ -105,6 +112,8 @@ class Outlook:
         self._results.pop(key, None)  # so that the latest comes last
         self._results[key] = _Result(
             codes=self._candidates.encode(setting),
+            guessed_compile_s=guessed_compile_s(setting, self._max_length),
+            compile_s=figure(record, "compile_s"),
             wall_s=max(figure(record, "wall_s") or 0.0, 1e-3),
             is_usable=is_usable,
             failure=self._failure(record, has_figures=losses is not None),
@@ -134,9 +143,14 @@ class Outlook:
         outcomes = Posterior(known, cross, is_seen)
         failures = (np.array([result.failure for result in results]) - _USUAL_FAILURES) / _FAILURE_SPREAD
         works = np.clip(1 - _USUAL_FAILURES - _FAILURE_SPREAD * outcomes.mean(failures), 0.02, 0.98)
+        # What is modelled of seconds is how they differ from the guess: it knows that six graphs tuned by trying take long.
+        guessed, guesses = np.array([result.guessed_compile_s for result in results]), self._guessed_compile_s[asked]
+        rest = rest_s((result.compile_s, result.wall_s) for result in results)
         seconds = np.array([result.wall_s for result in results])
-        in_time = Scale.of(seconds)
-        wall_s = np.maximum(in_time.figures(outcomes.mean(in_time.modelled(seconds))), 0.2 * float(seconds.min()))
+        ratios = seconds / (rest + guessed)
+        in_time = Scale.of(ratios)
+        wall_s = (rest + guesses) * in_time.figures(outcomes.mean(in_time.modelled(ratios)))
+        wall_s = np.maximum(wall_s, 0.2 * float(seconds.min()))
         measured = np.array([result.figures is not None for result in results])
         if not measured.any():
             return Expected(works, wall_s, 0.0)
@@ -146,7 +160,10 @@ class Outlook:
         figured = np.ix_(has_or_will, has_or_will)
         posterior = outcomes if measured.all() else Posterior(known[figured], cross[has_or_will], seen[has_or_will])
         figures = np.array([result.figures for result in results if result.figures is not None])
-        draws = [_drawn(column, posterior) for column in figures.T]
+        draws = [
+            _drawn(column / guessed[measured], posterior) * guesses[:, None] if is_compile_s else _drawn(column, posterior)
+            for column, is_compile_s in zip(figures.T, self._is_compile_s, strict=True)
+        ]
         num_objectives = len(self._aims.objectives)
         for constraint, drawn in zip(self._aims.constraints, draws[num_objectives:], strict=True):
             keeps = drawn <= constraint.bound if constraint.is_upper else drawn >= constraint.bound

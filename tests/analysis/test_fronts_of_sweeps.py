@@ -72,6 +72,8 @@ def test_the_chart_tells_sweeps_apart_without_colours_and_escapes_names(make_swe
     assert lines[0].line.dash != lines[1].line.dash
     assert len({trace.marker.symbol for trace in chart.data if trace.mode == "markers"}) == 2
     assert "a &lt;b&gt;" in chart.layout.title.text
+    against_time = [trace for trace in chart.data if trace.xaxis == "x2"]
+    assert [trace.x[-1] for trace in against_time] == [240, 240], "until the last trial ended, whoever's it was"
     hostile = fronts_info({"<script>": (analysis.load(made(make_sweep, other=FOUND_ALL)["other"]), BEGAN)})
     assert "<script>" not in fronts_figure(hostile).to_json()
 

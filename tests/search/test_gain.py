@@ -105,6 +105,20 @@ def test_the_time_of_a_trial_is_learnt_from_records() -> None:
     assert np.median(np.abs(np.log(expected / true))) < np.median(np.abs(np.log(guess / true)))
 
 
+def test_what_was_not_tried_is_known_to_compile_longer_by_its_graphs_and_mode() -> None:
+    cheap = ("scope=eager", "scope=regional", "scope=regional,optimizer=fused")
+    dear = ("scope=full,mode=max-autotune", "scope=full,dynamic=buckets,buckets=64/128/192/256", "scope=full,dynamic=true")
+    candidates = Candidates([CompileSettings.parse(text) for text in (*cheap, *dear)])
+    outlook = Outlook(candidates, Aims.parse(["samples_per_s:max"], ["compile_s<=40"]), max_length=MAX_LENGTH)
+    for key, compile_s in zip(candidates.keys, (1.0, 10.0), strict=False):
+        figures = {"samples_per_s": 900.0, "compile_s": compile_s, "wall_s": 60.0 + compile_s}
+        outlook.tell({"settings_key": key, "status": "ok", **figures})
+    expected = outlook.expected(np.arange(2, 6))
+    assert expected.wall_s[0] < 100, "what trials took is the measure"
+    assert (expected.wall_s[1:] > 1.3 * expected.wall_s[0]).all()
+    assert (expected.gains[1:] < 0.5 * expected.gains[0]).all(), "they hardly keep to the seconds allowed"
+
+
 def test_a_constraint_keeps_it_from_what_would_break_it() -> None:
     settings = settings_of_a_grid(64)
     candidates, rows = Candidates(settings), rows_of(recorded(settings))
@@ -145,7 +159,7 @@ def test_a_stopped_trial_teaches_by_its_bounds_and_is_no_failure() -> None:
     assert best_gain({"status": "stopped", "bounds": slower}) > best_gain({"status": "infeasible"})
 
 
-def test_noise_is_half_a_failure_and_teaches_by_its_figures() -> None:
+def test_noise_is_most_of_a_failure_and_teaches_by_its_figures() -> None:
     candidates = Candidates([CompileSettings.parse(f"scope={scope}") for scope in ("regional", "modular", "full")])
 
     def best_gain(**record: object) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import orchestrator.search.outlook as outlook_module
 from orchestrator.objectives import Aims
 from orchestrator.pruning import patience_with
-from orchestrator.search import Searcher
+from orchestrator.search import Outlook, Searcher
+from orchestrator.search.design import designed
 from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, replays
 
@@ -27,6 +30,25 @@ def test_a_search_needs_less_than_a_quarter_of_the_grid_and_than_chance(ground: 
         return statistics.median(replay.share_to(0.98) for replay in replays(ground, searcher, seeds, enough=0.98))
 
     assert share(Searcher.GAIN, 5) < 0.25 < share(Searcher.RANDOM, 9)
+
+
+def test_six_trials_tell_what_others_will_take_because_there_is_a_guess(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ground.table
+
+    def off_by() -> float:
+        outlook = Outlook(table.candidates, Aims.parse(), max_length=table.max_length)
+        six = list(designed(table.candidates, guessed_s))
+        for place in six:
+            outlook.tell(table.rows[table.candidates.keys[place]])
+        others = np.array([place for place in range(len(table.rows)) if place not in six])
+        took = np.array([table.rows[table.candidates.keys[place]]["wall_s"] for place in others])
+        return float(np.exp(np.sqrt(np.mean(np.log(outlook.expected(others).wall_s / took) ** 2))))
+
+    guessed_s = Outlook(table.candidates, Aims.parse(), max_length=table.max_length).guessed_s
+    with_guess = off_by()
+    monkeypatch.setattr(outlook_module, "guessed_compile_s", lambda setting, max_length: 1e-9)
+    assert with_guess < 1.8
+    assert with_guess < 0.9 * off_by()
 
 
 def test_early_stopping_saves_half_and_loses_next_to_nothing(ground: Ground) -> None:

@@ -10,10 +10,12 @@ from orchestrator.space import Target, choose, every_candidate
 from workloads.settings import CompileSettings
 
 
-def took(text: str, wall_s: float) -> TrialRecord:
+def took(text: str, wall_s: float, compile_s: float | None = None) -> TrialRecord:
     """The record of a trial of these settings."""
     made = CompileSettings.parse(text)
-    return TrialRecord(trial_id=text, settings=made.to_dict(), settings_key=made.key, status=Status.OK, wall_s=wall_s)
+    return TrialRecord(
+        trial_id=text, settings=made.to_dict(), settings_key=made.key, status=Status.OK, wall_s=wall_s, compile_s=compile_s
+    )
 
 
 def prior(text: str) -> float:
@@ -24,7 +26,23 @@ def test_what_compiles_more_is_expected_to_take_longer() -> None:
     assert 0 < prior("scope=eager") < prior("scope=regional") < prior("scope=full")
     assert prior("scope=full") < prior("scope=full,dynamic=auto") < prior("scope=full,dynamic=buckets,bucket_size=32")
     assert prior("scope=full") < prior("scope=full,mode=max-autotune")
+    assert prior("scope=full,dynamic=mark") < prior("scope=full,dynamic=true")
+    assert prior("scope=regional,optimizer=fused") < prior("scope=regional,optimizer=compiled")
     assert prior("mode=max-autotune") == prior("mode=max-autotune-no-cudagraphs")
+
+
+def test_six_graphs_take_longer_than_one_and_less_than_six_times_as_long() -> None:
+    dynamic = ("static", "buckets,buckets=8/16/24/32/64/256")
+    one, six = (prior(f"scope=full,dynamic={text}") - prior("scope=eager") for text in dynamic)
+    assert 2 * one < six < 4 * one
+
+
+def test_what_a_trial_takes_beside_compiling_is_learnt_from_the_first_that_ended() -> None:
+    done = [took("scope=eager", 90.0, 1.0)]
+    compiling = prior("scope=full") - prior("scope=eager")
+    assert expected_s(CompileSettings.parse("scope=full"), 256, done) == pytest.approx(90.0 + compiling)
+    more = [*done, took("scope=regional", 70.0, 10.0), took("scope=regional,dynamic=mark", 500.0, None)]
+    assert expected_s(CompileSettings.parse("scope=full"), 256, more) == pytest.approx((89.0 + 60.0) / 2 + 1.0 + compiling)
 
 
 def test_every_setting_of_the_grid_has_a_prior() -> None:
@@ -35,12 +53,12 @@ def test_every_setting_of_the_grid_has_a_prior() -> None:
 
 def test_like_trials_of_the_folder_replace_the_prior_by_their_median() -> None:
     done = [took("scope=full", 30.0), took("scope=full,optimizer=fused", 50.0), took("scope=full,dynamic=mark", 900.0)]
-    assert expected_s(CompileSettings.parse("scope=full,optimizer=compiled"), 256, done) == 50.0
+    assert expected_s(CompileSettings.parse("scope=full,autocast=fp16"), 256, done) == 50.0
 
 
 @pytest.mark.parametrize(
     "other",
-    ["scope=regional", "scope=full,mode=max-autotune", "scope=full,dynamic=auto", "scope=full,dynamic=buckets,bucket_size=32"],
+    ["scope=regional", "scope=full,mode=max-autotune", "scope=full,dynamic=auto", "scope=full,optimizer=compiled"],
 )
 def test_trials_that_compile_something_else_say_nothing(other: str) -> None:
     assert expected_s(CompileSettings.parse("scope=full"), 256, [took(other, 1.0)]) == prior("scope=full")
