@@ -176,10 +176,9 @@ class Search:
         why = self.why_enough() or (_TOO_LITTLE_LEFT if self._refused else "there is nothing left to try")
         words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
         if (left := self.left()) is not None and np.isfinite(left.by_one):
-            words += (
-                f"; of those not tried the best is expected to add {left.by_one:.1%} to the hypervolume, "
-                f"all of them at most {left.at_most:.1%}"
-            )
+            adds = f"add {left.by_one:.1%} to" if left.by_one < 1 else "more than double"
+            words += f"; of those not tried the best is expected to {adds} the hypervolume"
+            words += f", all of them to add at most {left.at_most:.1%}" if left.at_most < 1 else ""  # a larger bound says nothing
         return words
 
 

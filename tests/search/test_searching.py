@@ -13,6 +13,7 @@ from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.records import Status, TrialRecord
 from orchestrator.search import Learned, Searcher
+from orchestrator.search.outlook import Left
 from orchestrator.searching import MOST_REFUSED, Search, learned_for
 from workloads.settings import CompileSettings
 
@@ -81,6 +82,26 @@ def test_a_front_that_stands_still_is_enough_and_what_is_left_to_gain_is_told(tm
         "3 trials of 12 settings: the front has not moved for 2 trials; of those not tried the best is expected"
         in asked.outcome()
     )
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (
+            Left(0.031, 0.25),
+            "of those not tried the best is expected to add 3.1% to the hypervolume, all of them to add at most 25.0%",
+        ),
+        (Left(0.5, 28.0), "of those not tried the best is expected to add 50.0% to the hypervolume"),
+        (Left(140.0, 9000.0), "of those not tried the best is expected to more than double the hypervolume"),
+    ],
+)
+def test_what_is_left_is_told_as_far_as_it_says_anything(
+    left: Left, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = search(tmp_path)
+    step(asked, tmp_path, 100)
+    monkeypatch.setattr(asked, "left", lambda: left)
+    assert asked.outcome().endswith(f"; {said}")
 
 
 def test_gpu_seconds_count_each_worker_compile_time_and_what_is_under_way(tmp_path: Path) -> None:
