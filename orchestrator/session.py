@@ -7,6 +7,8 @@ import os
 import signal
 import tempfile
 import threading
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from types import FrameType
 
 from orchestrator.errors import SessionError
 from orchestrator.scratch import own_folder
+from orchestrator.watchdog import SESSION, kill_marked, marked
 
 _ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # otherwise a local session listens on this host's outside address
@@ -36,6 +39,9 @@ _OF_A_LOCAL_SESSION = {
     # kernel's ends the process that takes the most, and of those Ray has told it to end workers first.
     "RAY_memory_monitor_refresh_ms": "0",
 }
+
+_LEAVING_S = 5.0
+"""How long Ray's processes have to end themselves once the session has."""
 
 
 @contextmanager
@@ -76,6 +82,8 @@ def _connect(own: ExitStack) -> None:
         if address:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             return
+        folder = own.enter_context(_own_folder())
+        own.enter_context(_nothing_left())
         ray_constants.ENABLE_RAY_CLUSTER = False  # as the variable above, for a process that has imported Ray already
         ray.init(
             address="local",
@@ -85,7 +93,7 @@ def _connect(own: ExitStack) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             _node_ip_address="127.0.0.1",
-            _temp_dir=own.enter_context(_own_folder()),
+            _temp_dir=folder,
         )
     except Exception as error:  # Ray has no common class for these, and says in some of them only "Exception"
         what = f"no Ray cluster answers at RAY_ADDRESS={address}" if address else "Ray did not start on this host"
@@ -93,6 +101,27 @@ def _connect(own: ExitStack) -> None:
         words = str(error).split(". ")[0] or type(error).__name__
         raise SessionError(f"{what} ({words}); {advice}") from None
     _keep_token()
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """Ends what Ray started in the block and left behind.
+
+    Ray's processes end when their session does. One that is just ending itself may wait for ever for a lock that it holds, where
+    Ray's core gives up its publisher (ray 2.60), and nobody knows of it any more.
+    """
+    session, outer = uuid.uuid4().hex, os.environ.get(SESSION)
+    os.environ[SESSION] = session
+    try:
+        yield
+    finally:
+        del os.environ[SESSION]
+        if outer is not None:
+            os.environ[SESSION] = outer
+        ends_at = time.monotonic() + _LEAVING_S
+        while marked(session, SESSION) and time.monotonic() < ends_at:
+            time.sleep(0.1)
+        kill_marked(session, SESSION)
 
 
 @contextmanager

@@ -26,6 +26,9 @@ from orchestrator.evidence import OOM_NOTE
 MARKER = "COMPILE_SWEEP_ATTEMPT"
 """Environment variable whose value names the attempt a process belongs to."""
 
+SESSION = "COMPILE_SWEEP_SESSION"
+"""The same for the Ray session of a sweep on this host alone. A reaper has neither, for it outlives both."""
+
 _POLL_S = 0.2
 _POLLS_BEFORE = 10
 """Of the reaper, over which it looks back when the worker goes: an out-of-memory kill of long ago has nothing to do with it."""
@@ -61,7 +64,7 @@ def start_reaper(scratch: Path) -> None:
     marker = os.environ.get(MARKER)
     if not marker:
         raise RuntimeError(f"{MARKER} is not set, so nothing could be told apart")
-    environment = {name: value for name, value in os.environ.items() if name != MARKER}
+    environment = {name: value for name, value in os.environ.items() if name not in (MARKER, SESSION)}
     mine = os.getpid()
     started = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.watchdog", str(mine), _started_at(mine) or "", marker, str(scratch)],
@@ -72,19 +75,26 @@ def start_reaper(scratch: Path) -> None:
     threading.Thread(target=started.wait, name="starts-the-reaper", daemon=True).start()  # it goes at once, see below
 
 
-def kill_marked(marker: str) -> int:
+def kill_marked(marker: str, variable: str = MARKER) -> int:
     """Kills every process of this host that carries the marker; returns how many there were."""
     killed = 0
+    for process in marked(marker, variable):
+        with suppress(OSError):  # gone meanwhile
+            os.kill(process, signal.SIGKILL)
+            killed += 1
+    return killed
+
+
+def marked(marker: str, variable: str = MARKER) -> list[int]:
+    """The processes of this host, this one left out, that carry the marker."""
+    found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        try:
-            if f"{MARKER}={marker}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
-                killed += 1
-        except OSError:
-            continue  # gone meanwhile, or another user's
-    return killed
+        with suppress(OSError):  # gone meanwhile, or another user's
+            if f"{variable}={marker}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 def _reap(watched: int, started_at: str, marker: str, scratch: Path) -> None:

@@ -1,0 +1,48 @@
+"""What a sweep's own Ray session leaves behind: nothing, whatever its processes do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from orchestrator.session import ray_session
+from orchestrator.watchdog import SESSION
+
+pytestmark = pytest.mark.slow
+
+ORPHAN = "import os, sys, time\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+
+
+def test_a_process_that_does_not_end_with_its_session_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SESSION, "of-who-started-this-one")
+    with ray_session():
+        import ray
+
+        @ray.remote(num_cpus=0)
+        def leave_one_behind() -> int:
+            started = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, start_new_session=True)
+            assert started.stdout is not None
+            return int(started.stdout.readline())
+
+        orphan = ray.get(leave_one_behind.remote())
+        stranger = subprocess.Popen(["sleep", "600"], env={name: text for name, text in os.environ.items() if name != SESSION})
+        assert psutil.pid_exists(orphan)
+    try:
+        assert not _runs(orphan)
+        assert stranger.poll() is None
+        assert os.environ[SESSION] == "of-who-started-this-one"
+    finally:
+        stranger.kill()
+        stranger.wait()
+        if _runs(orphan):
+            os.kill(orphan, signal.SIGKILL)
+
+
+def _runs(process: int) -> bool:
+    """Not so if only its number is left, because nobody asked how it ended."""
+    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
