@@ -48,7 +48,7 @@ _LEAVING_S = 5.0
 def ray_session() -> Iterator[None]:
     """Connects to the cluster that `RAY_ADDRESS` names, or runs Ray here, on 127.0.0.1 alone, while the block lasts."""
     environment = _ENVIRONMENT | ({} if os.environ.get("RAY_ADDRESS") else _OF_A_LOCAL_SESSION)
-    before = {name: os.environ.get(name) for name in environment}
+    before = {name: os.environ.get(name) for name in (*environment, SESSION)}
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     import ray  # only here: Ray reads some of these when it is imported
@@ -110,14 +110,11 @@ def _nothing_left() -> Iterator[None]:
     Ray's processes end when their session does. One that is just ending itself may wait for ever for a lock that it holds, where
     Ray's core gives up its publisher (ray 2.60), and nobody knows of it any more.
     """
-    session, outer = uuid.uuid4().hex, os.environ.get(SESSION)
-    os.environ[SESSION] = session
+    session = uuid.uuid4().hex
+    os.environ[SESSION] = session  # put back with the other variables
     try:
         yield
     finally:
-        del os.environ[SESSION]
-        if outer is not None:
-            os.environ[SESSION] = outer
         ends_at = time.monotonic() + _LEAVING_S
         while marked(session, SESSION) and time.monotonic() < ends_at:
             time.sleep(0.1)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.estimates import expected_s, guessed_compile_s, rest_s
+from orchestrator.estimates import guessed_compile_s, rest_s
 from orchestrator.failures import Label
 from orchestrator.objectives import Aims, Losses, Record, extended, figure, reference_point
 from orchestrator.records import Status
@@ -89,7 +89,7 @@ class Outlook:
         self._guessed_compile_s = np.array([guessed_compile_s(setting, max_length) for setting in candidates.settings])
         names = (*(objective.name for objective in aims.objectives), *(constraint.name for constraint in aims.constraints))
         self._is_compile_s = [name == "compile_s" for name in names]
-        self.guessed_s = [expected_s(setting, max_length, ()) for setting in candidates.settings]
+        self.guessed_s: list[float] = (rest_s(()) + self._guessed_compile_s).tolist()
         """Seconds each candidate would take, before any is known."""
         self._results: dict[str, _Result] = {}
         self._under_way: dict[str, CompileSettings] = {}

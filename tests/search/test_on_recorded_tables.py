@@ -34,6 +34,7 @@ def test_a_search_needs_less_than_a_quarter_of_the_grid_and_than_chance(ground: 
 
 def test_six_trials_tell_what_others_will_take_because_there_is_a_guess(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     table = ground.table
+    guessed_s = Outlook(table.candidates, Aims.parse(), max_length=table.max_length).guessed_s
 
     def off_by() -> float:
         outlook = Outlook(table.candidates, Aims.parse(), max_length=table.max_length)
@@ -44,7 +45,6 @@ def test_six_trials_tell_what_others_will_take_because_there_is_a_guess(ground: 
         took = np.array([table.rows[table.candidates.keys[place]]["wall_s"] for place in others])
         return float(np.exp(np.sqrt(np.mean(np.log(outlook.expected(others).wall_s / took) ** 2))))
 
-    guessed_s = Outlook(table.candidates, Aims.parse(), max_length=table.max_length).guessed_s
     with_guess = off_by()
     monkeypatch.setattr(outlook_module, "guessed_compile_s", lambda setting, max_length: 1e-9)
     assert with_guess < 1.8

@@ -58,7 +58,13 @@ def test_like_trials_of_the_folder_replace_the_prior_by_their_median() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    ["scope=regional", "scope=full,mode=max-autotune", "scope=full,dynamic=auto", "scope=full,optimizer=compiled"],
+    [
+        "scope=regional",
+        "scope=full,mode=max-autotune",
+        "scope=full,dynamic=auto",
+        "scope=full,dynamic=buckets,bucket_size=32",
+        "scope=full,optimizer=compiled",
+    ],
 )
 def test_trials_that_compile_something_else_say_nothing(other: str) -> None:
     assert expected_s(CompileSettings.parse("scope=full"), 256, [took(other, 1.0)]) == prior("scope=full")
