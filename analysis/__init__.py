@@ -26,7 +26,7 @@ from analysis.pareto import (
     summary,
 )
 from analysis.uncertain_front import UncertainFront, front_probability, uncertain_front
-from analysis.verdict import too_noisy
+from analysis.verdict import noisy_steps
 
 if TYPE_CHECKING:
     from analysis import figures
@@ -58,6 +58,7 @@ __all__ = [
     "load",
     "load_sweep",
     "markdown_table",
+    "noisy_steps",
     "pareto_front",
     "reference_point",
     "region_prices",
@@ -65,7 +66,6 @@ __all__ = [
     "shares",
     "speedup_over_eager",
     "summary",
-    "too_noisy",
     "uncertain_front",
     "write_report",
 ]

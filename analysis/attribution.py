@@ -4,7 +4,6 @@ Two answers, because they fail in different ways. *Shares* (fANOVA, by Optuna) s
 whatever else varies, but not which way. *Effects* compare settings that differ in one field only, in samples a second, step
 milliseconds and compile seconds, but exist only where a sweep has such pairs.
 
-Trials whose step time was unstable take part: nothing is wrong with their setting, and their intervals say how little they tell.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.break_even import samples_per_step
-from analysis.noise import accepting_unstable
 from analysis.pareto import expected_compile_s, floats, standing, usable
 from analysis.uncertainty import Z95, deviations, noise
 from orchestrator.errors import ConfigError
@@ -228,9 +226,8 @@ def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Diff
 
 
 def _measured(df: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Trials that count and have the figure: the usable ones, and those that were only too noisy."""
-    trials = standing(df)
-    return trials.loc[usable(accepting_unstable(trials), name).index]
+    """Trials that count, are usable and have the figure."""
+    return usable(standing(df), name)
 
 
 def _choices(key: str) -> dict[str, str]:

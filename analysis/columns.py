@@ -164,7 +164,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "contended": Column("boolean", "other trials held up the warm-up: compile times are too long"),
         "gpu_neighbours": Column("object", "list of str: processes of others on its GPU"),
         "steady_steps": Column("Int64", "steps timed after the warm-up"),
-        "stable": Column("boolean", "step_ms_median's interval was narrower than 1 % before the limit of passes"),
+        "stable": Column("boolean", "step_ms_median's interval became narrow enough, 1 % on a GPU and 10 % on a CPU"),
         "outliers": Column("Int64", "timed steps over 1.5 times their batch's median; kept in every figure"),
         "step_ms_median": Column("Float64", "mean over the pool's batches of the median step of their length, milliseconds"),
         "step_ms_median_low": Column("Float64", "lower end of its 95 % interval, milliseconds"),

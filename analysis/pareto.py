@@ -42,7 +42,7 @@ class Summary(NamedTuple):
     """What a sweep found, in the few trials a person asks for first. None where there is no such trial."""
 
     best: Choice | None
-    """The most samples per second; of equals the one that compiles faster."""
+    """The most samples per second, as `assured`; of equals the one that compiles faster."""
     quickest: Choice | None
     """The least cold compile time among compiled settings."""
     knee: Choice | None
@@ -56,8 +56,8 @@ class Summary(NamedTuple):
 def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES) -> pd.DataFrame:
     """The trials that no other trial beats in one objective without losing in another.
 
-    Only trials whose status is ok and whose objectives are all finite take part. Trials equal in every objective do not
-    dominate each other: all of them stay.
+    Only trials whose status is ok and whose objectives are all finite take part. One whose steps were noisy takes part with the
+    worse ends of its intervals (`assured`). Trials equal in every objective do not dominate each other: all of them stay.
 
     Args:
         df: trials as `load` returns them.
@@ -71,7 +71,7 @@ def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAUL
     """
     signs = signs_of(df, objectives)
     candidates = usable(df, *signs)
-    front = candidates[~dominated(costs_of(candidates, signs))]
+    front = candidates[~dominated(assured_costs(candidates, signs))]
     last, *others = reversed(signs)
     return front.sort_values([last, *others], kind="stable")
 
@@ -118,7 +118,7 @@ def knee(front: pd.DataFrame) -> pd.Series | None:
     if len(front) < 3:
         return None
     cost = floats(front["compile_s"])
-    gain = floats(front["samples_per_s"])
+    gain = assured(front, "samples_per_s", Goal.MAX)
     if np.ptp(cost) == 0 or np.ptp(gain) == 0:
         return None
     above = (gain - gain.min()) / np.ptp(gain) - (cost - cost.min()) / np.ptp(cost)
@@ -172,7 +172,8 @@ def summary(df: pd.DataFrame) -> Summary:
     """The trials a person asks for first; what is missing is None, so it works for any sweep, also an empty one."""
     with_speedups = speedup_over_eager(standing(df))
     measured = usable(with_speedups, "samples_per_s")
-    fastest = measured.sort_values(["samples_per_s", "compile_s"], ascending=[False, True], kind="stable")
+    order = np.lexsort((floats(measured["compile_s"]), -assured(measured, "samples_per_s", Goal.MAX)))
+    fastest = measured.iloc[order]
     compiled = usable(with_speedups, "samples_per_s", "compile_s")
     compiled = compiled[compiled["scope"] != Scope.EAGER]
     counts = with_speedups["status"].value_counts()
@@ -211,6 +212,31 @@ def usable(df: pd.DataFrame, *names: str) -> pd.DataFrame:
 def costs_of(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.float64]:
     """The objectives of shape (trial, objective), less being better in each."""
     return np.column_stack([sign * floats(df[name]) for name, sign in signs.items()])
+
+
+def assured_costs(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.float64]:
+    """The same by figures as `assured`: what fronts go by."""
+    return np.column_stack([sign * assured(df, name, Goal.MIN if sign > 0 else Goal.MAX) for name, sign in signs.items()])
+
+
+def assured(df: pd.DataFrame, name: str, goal: Goal) -> npt.NDArray[np.float64]:
+    """The column's figures; of trials whose steps were too noisy (`stable` is false) the worse end of the 95 % interval."""
+    values = floats(df[name])
+    of = _INTERVAL_OF.get(name, name)
+    if (end := f"{of}_{'high' if goal is Goal.MIN else 'low'}") not in df.columns or "stable" not in df.columns:
+        return values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        worse: npt.NDArray[np.float64] = values * floats(df[end]) / floats(df[of])
+    return np.where(is_noisy(df) & np.isfinite(worse), worse, values)
+
+
+def is_noisy(df: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which trials' step times never had an interval that was narrow enough."""
+    return (~df["stable"].astype("boolean")).fillna(False).to_numpy(dtype=bool)
+
+
+_INTERVAL_OF = {"tokens_per_s": "samples_per_s", "samples_per_s_per_worker": "samples_per_s"}
+"""Figure → that of the same passes whose interval is known."""
 
 
 def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

@@ -20,11 +20,10 @@ from analysis.arguments import Parser, amount, count, run
 from analysis.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.formatting import duration, figure, number, percent, whole
 from analysis.load import load
-from analysis.noise import UNSTABLE, accepting_unstable, is_unstable
+from analysis.pareto import is_noisy
 from analysis.uncertainty import chance
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Constraint
-from orchestrator.records import Status
 from workloads.settings import Scope
 
 USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
@@ -69,9 +68,6 @@ class Recommendation(NamedTuple):
     """The shortest setting for every length of such a job."""
     excluded: dict[str, int]
     """Constraint → usable settings that do not keep it."""
-    noisy: pd.DataFrame
-    """Rows of `costs.table` of settings that are left out because their steps were too noisy, though with all but certainty they
-    are shorter than the recommended one, the shortest first."""
 
 
 def recommend(
@@ -80,7 +76,7 @@ def recommend(
     """The setting under which the job takes least, with what it gains.
 
     Args:
-        df: trials as `load` returns them, or with `accepting_unstable`.
+        df: trials as `load` returns them.
         job: the job.
         constraints: bounds the setting must keep; those it is compared with need not.
         attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
@@ -106,7 +102,6 @@ def recommend(
         over_plain=_gain(every, chosen, _as_it_comes(every.table), job),
         reigns=reigns(allowed),
         excluded=excluded,
-        noisy=_noisy(df, job, constraints, attempts, chosen),
     )
 
 
@@ -131,12 +126,10 @@ def sentences(found: Recommendation) -> list[str]:
         said.append("What it gains over eager is not known: no eager trial is usable.")
     if found.over_plain is None and not _as_it_comes(trial.to_frame().T)[0]:
         said.append("What it gains over torch.compile(model) as it comes is not known: no such trial is usable.")
-    if str(trial["label"]) == UNSTABLE:
+    if is_noisy(trial.to_frame().T)[0]:
         rates = f"{figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')}"
-        said.append(f"Its steps were too noisy to rank: its throughput may be anything from {rates}.")
+        said.append(f"Its steps were noisy: its throughput may be anything from {rates}.")
     said.append(_confidence(found))
-    if not found.noisy.empty:
-        said.append(_too_noisy(found.noisy))
     said += [f"{left} usable settings do not keep {constraint}." for constraint, left in found.excluded.items() if left]
     return said
 
@@ -173,9 +166,6 @@ def parser(prog: str, description: str) -> Parser:
         "--constraint", action="append", default=[], metavar="BOUND",
         help="a bound the setting must keep, such as 'compile_s<=120' or 'peak_memory_bytes<=40GiB'; may be repeated",
     )  # fmt: skip
-    options.add_argument(
-        "--accept-unstable", action="store_true", help="choose also among settings whose steps were too noisy to rank"
-    )
     return options
 
 
@@ -200,8 +190,7 @@ def job_of(told: object, steps: int) -> Job:
 
 def trials_of(told: Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The trials and all attempts that parsed options speak of."""
-    df, attempts = load(told.folder), load(told.folder, all_attempts=True)
-    return (accepting_unstable(df), accepting_unstable(attempts)) if told.accept_unstable else (df, attempts)
+    return load(told.folder), load(told.folder, all_attempts=True)
 
 
 def _command(arguments: Sequence[str] | None) -> int:
@@ -256,25 +245,6 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
     return kept, excluded
 
 
-def _noisy(
-    df: pd.DataFrame, job: Job, constraints: Sequence[Constraint], attempts: pd.DataFrame | None, chosen: pd.Series
-) -> pd.DataFrame:
-    """The rows of `Recommendation.noisy`."""
-    unusable = df[(df["status"] != Status.OK).to_numpy(dtype=bool)]
-    alike = (unusable["num_workers"] == chosen["num_workers"]).to_numpy(dtype=bool)
-    candidates: pd.DataFrame = unusable[is_unstable(unusable) & alike]
-    if candidates.empty:
-        return candidates
-    try:
-        tries = None if attempts is None else accepting_unstable(attempts)
-        table = costs(accepting_unstable(candidates), job, attempts=tries).table
-        kept, _ = _within(table, constraints)
-    except ConfigError:  # none has the figures, or none keeps the constraints
-        return candidates.iloc[:0]
-    found: pd.DataFrame = table[kept & (table["total_s_high"] < chosen["total_s_low"]).to_numpy(dtype=bool)]
-    return found
-
-
 def _as_it_comes(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Which rows are `torch.compile(model)` with nothing said."""
     return np.array([is_plain(str(key)) for key in table["settings_key"]], dtype=np.bool_)
@@ -313,17 +283,6 @@ def _confidence(found: Recommendation) -> str:
         return f"{certain}."
     names = [f"“{row['settings_label']}” ({chance(row['best_probability'])})" for _, row in found.equals.iterrows()]
     return f"{certain}; it cannot be told apart from {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."
-
-
-def _too_noisy(noisy: pd.DataFrame) -> str:
-    """What is left out, and how it can be had."""
-    first = noisy.iloc[0]
-    others = f" and {len(noisy) - 1} other{'s' if len(noisy) > 2 else ''}" if len(noisy) > 1 else ""
-    return (
-        f"Left out, because their steps were too noisy to rank, though shorter even so: “{first['settings_label']}” "
-        f"({_span(first['total_s_low'], first['total_s_high'])}){others}. Measure them on a machine that does nothing else, or "
-        "take them as they are with --accept-unstable."
-    )
 
 
 def _span(low: object, high: object) -> str:

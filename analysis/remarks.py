@@ -36,7 +36,11 @@ def remarks(trial: pd.Series) -> list[Remark]:
     """
     found = []
     if _is(trial["stable"], False):
-        found.append(Remark("unstable", "the interval of its step time never became narrower than 1 %"))
+        median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
+        width = "" if not median or low is None or high is None else f" ± {percent((high - low) / 2 / median)}"
+        found.append(
+            Remark(f"noisy{width}", "the interval of its step time never became narrow enough; fronts go by its worse end")
+        )
     if outliers := int(number(trial["outliers"]) or 0):
         words = f"{outliers} outlier{'s' if outliers > 1 else ''}"
         found.append(Remark(words, "timed steps over 1.5 times their batch's median; they are kept in every figure"))

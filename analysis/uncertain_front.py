@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import DEFAULT_OBJECTIVES, Goal, costs_of, dominated, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, Goal, assured_costs, costs_of, dominated, signs_of, usable
 from analysis.uncertainty import DRAWS, Z95, Noise, deviations, drawn, noise
 
 POSSIBLE = 0.05
@@ -27,8 +27,8 @@ class UncertainFront(NamedTuple):
     """A front, what might be on it, and what that rests on."""
 
     trials: pd.DataFrame
-    """The front and the trials that might be on it, ascending in the last objective, with four columns more: `on_front`, by
-    the figures as they are; `front_probability`; `equal_to`, the settings_key of the trial it cannot be told apart from, its own
+    """The front and the trials that might be on it, ascending in the last objective, with four columns more: `on_front`, as
+    `pareto_front` has it; `front_probability`; `equal_to`, the settings_key of the trial it cannot be told apart from, its own
     if there is none before it; `ties`, how many trials share that."""
     noise: Mapping[str, Noise]
     """Of each objective between runs."""
@@ -61,7 +61,7 @@ def uncertain_front(
     """
     signs = signs_of(df, objectives)
     candidates, between, chances = _chances(df, signs, attempts, count, seed)
-    on_front = ~dominated(costs_of(candidates, signs))
+    on_front = ~dominated(assured_costs(candidates, signs))
     kept = on_front | (chances >= POSSIBLE)
     last, *others = reversed(signs)
     trials = candidates.assign(on_front=on_front, front_probability=chances)[kept].sort_values([last, *others], kind="stable")

@@ -6,8 +6,7 @@ import pandas as pd
 
 from analysis.formatting import duration, figure, interval, number, percent, text, times
 from analysis.load import SweepInfo
-from analysis.noise import fast_in_spite_of_noise
-from analysis.pareto import Choice, Summary, break_even_s, pareto_front, speedup_over_eager
+from analysis.pareto import Choice, Summary, break_even_s, is_noisy, pareto_front, speedup_over_eager
 from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE, has_drifted
 from orchestrator.records import Status
 from workloads.settings import Scope
@@ -47,21 +46,28 @@ def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     return [*_on_the_sweep(df, sweep), *_on_the_measuring(df)]
 
 
-def too_noisy(df: pd.DataFrame) -> list[str]:
-    """A sentence on the settings that noise alone keeps off the front; none if there are none."""
-    if (noisy := fast_in_spite_of_noise(df)).empty:
-        return []
-    whose = "setting that was too noisy to rank" if len(noisy) == 1 else "settings that were too noisy to rank"
+def noisy_steps(df: pd.DataFrame) -> list[str]:
+    """Sentences on the settings with noisy steps that are on the front, or would be by their figures; none if there are none."""
+    front, by_figures = pareto_front(df), pareto_front(df.assign(stable=True))
+    on_it = front[is_noisy(front)]
+    missed = df.loc[by_figures.index.difference(front.index)]
+    missed = missed[is_noisy(missed)]
+    notes = []
+    if not on_it.empty:
+        are = "is" if len(on_it) == 1 else "are"
+        notes.append(f"{_intervals(on_it)} {are} on the front though noisy, by the low end of the interval.")
+    if not missed.empty:
+        notes.append(f"{_intervals(missed)} would be on the front by the figure, not by the low end of the interval.")
+    return [f"{' '.join(notes)} Measure again on a machine that does nothing else to know better."] if notes else []
+
+
+def _intervals(trials: pd.DataFrame) -> str:
+    """Up to three by name, the fastest first, each with its interval of throughput."""
     rates = [
-        f"{_name(trial)} ({figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')} for "
-        f"{figure(trial['compile_s'], 's')} of compiling)"
-        for _, trial in noisy.iterrows()
+        f"{_name(trial)} ({figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')})"
+        for _, trial in trials.sort_values("samples_per_s", ascending=False, kind="stable").iterrows()
     ]
-    more = f" and {len(rates) - 3} more" if len(rates) > 3 else ""
-    return [
-        f"{len(noisy)} {whose} would be on the front even at the low end of the interval: {', '.join(rates[:3])}{more}. "
-        "Measure again on a machine that does nothing else."
-    ]
+    return ", ".join(rates[:3]) + (f" and {len(rates) - 3} more" if len(rates) > 3 else "")
 
 
 def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
@@ -104,7 +110,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
             f"Outliers on the front: {int(slow['outliers'].sum())} in {_names(slow)}. "
             "They are timed steps over 1.5 times their batch's median, and are kept in the figures."
         )
-    notes += too_noisy(df)
+    notes += noisy_steps(df)
     drifts = df[df["clock_drift"].notna()]
     if not (drifting := drifts[drifts.apply(has_drifted, axis=1).astype(bool)]).empty:
         notes.append(

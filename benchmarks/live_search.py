@@ -100,10 +100,12 @@ def _refuse_unlike(infos: Mapping[Path, SweepInfo]) -> None:
 
 
 def _names(infos: Mapping[Path, SweepInfo]) -> dict[Path, str]:
-    """Each sweep's searcher or, where two have the same, its folder."""
+    """Each sweep's searcher or, where two have the same, its folder's name or, likewise, its folder."""
     searchers = {folder: str((info.config.get("search") or {}).get("searcher") or "grid") for folder, info in infos.items()}
-    are_told_apart = len(set(searchers.values())) == len(searchers)
-    return searchers if are_told_apart else {folder: str(folder) for folder in infos}
+    for names in (searchers, {folder: folder.name for folder in infos}):
+        if len(set(names.values())) == len(names):
+            return names
+    return {folder: str(folder) for folder in infos}
 
 
 def _told(line: SweepLine, budget_s: float, goal: float) -> dict[str, Any]:

@@ -51,20 +51,15 @@ def of_workers(trials: Mapping[int, Sequence[Row]]) -> tuple[Table, dict[str, An
             _figure(row["over_eager"], "{:.2f}×"),
             _figure(row["compile_s"], "{:.1f}"),
             _figure(row["peak_memory_bytes"] and row["peak_memory_bytes"] / 2**30, "{:.1f}"),
-            row["label"] or row["status"],
+            row["label"] or ("noisy" if row["stable"] is False else row["status"]),
         )
     return table, {"trials": rows}
 
 
-_COLUMNS = (
-    "setting", "workers", "samples/s", "a worker", "steps/s", "efficiency", "over eager", "compile s", "peak GiB", "status",
-)  # fmt: skip
-
-
 def _scaled(count: int, row: Row, trials: Mapping[int, Sequence[Row]]) -> dict[str, Any]:
     bare = _without_ddp(row)
-    alone = next((one for one in trials.get(1, ()) if one["settings_key"] == bare and one["status"] == "ok"), None)
-    eager = [_per_worker(one) for one in trials[count] if one["scope"] == "eager" and one["status"] == "ok"]
+    alone = next((one for one in trials.get(1, ()) if one["settings_key"] == bare and _is_sure(one)), None)
+    eager = [_per_worker(one) for one in trials[count] if one["scope"] == "eager" and _is_sure(one)]
     rate = _per_worker(row)
     step_ms = row["step_ms_median"]
     return {
@@ -80,10 +75,15 @@ def _scaled(count: int, row: Row, trials: Mapping[int, Sequence[Row]]) -> dict[s
 
 
 _KEPT = (
-    "settings_key", "settings_label", "status", "label", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "compile_s",
-    "compile_s_by_rank", "step_ms_median", "peak_memory_bytes", "peak_memory_bytes_by_rank", "speedup_eager", "numerics_status",
-    "trial_id", "cores", "wall_s",
+    "settings_key", "settings_label", "status", "label", "stable", "samples_per_s", "samples_per_s_low", "samples_per_s_high",
+    "compile_s", "compile_s_by_rank", "step_ms_median", "peak_memory_bytes", "peak_memory_bytes_by_rank", "speedup_eager",
+    "numerics_status", "trial_id", "cores", "wall_s",
 )  # fmt: skip
+
+
+def _is_sure(row: Row) -> bool:
+    """Whether others may be measured by it."""
+    return row["status"] == "ok" and row["stable"] is not False
 
 
 def _without_ddp(row: Row) -> str:

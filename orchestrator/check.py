@@ -22,7 +22,7 @@ from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.estimates import expected_s
 from orchestrator.explain import run_alone
-from orchestrator.failures import Label, judge_death, judge_measurement
+from orchestrator.failures import judge_death, judge_measurement
 from orchestrator.recipes import RECIPES
 from orchestrator.records import Status, TrialRecord
 from orchestrator.space import Target, choose
@@ -168,7 +168,7 @@ def _try(settings: CompileSettings, told: Mapping[str, Any]) -> Tried:
         return Tried(settings=settings, wall_s=death.elapsed_s, verdict=judge_death(death).reason or "it died", measurement=None)
     found = outcome["measurement"]
     verdict = judge_measurement(found, claims_cudagraphs=settings.claims_cudagraphs)
-    is_wrong = verdict.label not in (None, Label.UNSTABLE)  # so few steps are never steady
+    is_wrong = verdict.label is not None
     reason = f"{verdict.label}: {verdict.reason}" if is_wrong else ""
     return Tried(settings=settings, wall_s=death.elapsed_s, verdict=reason, measurement=found)
 

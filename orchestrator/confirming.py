@@ -15,13 +15,17 @@ def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side
     """The record that counts of each member of the front whose figures others on its host or GPU disturbed.
 
     Args:
-        front: settings keys of the front there would be if noisy trials, and those that shared their GPU, were on it.
+        front: settings keys of the front there would be if noisy trials were as good as their figures, and those that shared
+            their GPU were on it.
         done: the sweep's records, in order.
         side_by_side: whether trials ran beside others; alone, a noisy one would be as noisy again.
     """
     records = standing(done)
-    disturbed = {Label.GPU_SHARED, *([Label.UNSTABLE] if side_by_side else [])}
-    return [records[key] for key in front if records[key].contended or records[key].label in disturbed]
+
+    def is_disturbed(record: TrialRecord) -> bool:
+        return record.contended or record.label == Label.GPU_SHARED or (side_by_side and record.stable is False)
+
+    return [records[key] for key in front if is_disturbed(records[key])]
 
 
 def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:
@@ -49,10 +53,10 @@ def announcement(members: Sequence[TrialRecord]) -> str:
 
 
 def _waited(member: TrialRecord) -> str:
-    if member.label == Label.UNSTABLE:
-        return "its steps were noisy"
     if member.label == Label.GPU_SHARED:
         return "others were on its GPU"
+    if not member.contended:
+        return "its steps were noisy"
     if member.cpu_pressure is None:
         return "how long it waited for cores is not known"
     return f"waited for cores {member.cpu_pressure:.0%} of the warm-up"

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from orchestrator.failures import Label
 from orchestrator.records import Status, TrialRecord
 from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 
@@ -44,7 +43,7 @@ def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialR
     like = [
         record.wall_s
         for record in done
-        if (record.status is Status.OK or record.label == Label.UNSTABLE)
+        if record.status is Status.OK
         and (other := CompileSettings.from_dict(record.settings)).scope is settings.scope
         and other.mode is settings.mode
         and other.num_graphs(max_length) == graphs

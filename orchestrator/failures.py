@@ -27,7 +27,6 @@ class Label(StrEnum):
     CUDAGRAPHS_SKIPPED = "cudagraphs-skipped"
     SILENT_FALLBACK = "silent-fallback"
     INPUT_BOUND = "input-bound"
-    UNSTABLE = "unstable"
     OUT_OF_MEMORY = "out-of-memory"
     COMPILE_ERROR = "compile-error"
     COMPILE_DEADLINE = "compile-deadline"
@@ -124,7 +123,8 @@ class Death:
 def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
     """A measured attempt: is the setting fit to be used?
 
-    What makes a setting unusable comes before what only makes its figure uncertain.
+    What makes a setting unusable comes before what only makes its figure uncertain. Noise alone is no reason: the record's
+    interval says how uncertain its figure is, and fronts go by the interval's worse end.
 
     Args:
         measurement: `workloads.measuring.Measurement.to_dict()`.
@@ -154,13 +154,6 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
         return _verdict(
             Label.GPU_SHARED,
             f"the GPU was not the trial's alone: {_sentence('; '.join(neighbours))}; measure it again when it is",
-        )
-    if not measurement["stable"]:
-        low, high = measurement["step_ms_ci95"]
-        return _verdict(
-            Label.UNSTABLE,
-            f"its steps are too noisy to rank: {measurement['step_ms_median']:.3g} ms, but anything from {low:.3g} to {high:.3g} "
-            "within the interval of 95 %; measure it again on a machine that does nothing else",
         )
     return OK
 

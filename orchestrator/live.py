@@ -199,8 +199,14 @@ def _outcome(record: TrialRecord) -> str:
     label = _label(record.settings_key)
     again = f" (at try {record.tries}; before, {record.retry_reasons[-1]})" if record.retry_reasons else ""
     if record.status is Status.OK:
-        return f"ok: {label}: {_figure(record.samples_per_s)} samples/s, {_compiled(record)}{again}"
+        return f"ok: {label}: {_figure(record.samples_per_s)} samples/s{_noise(record)}, {_compiled(record)}{again}"
     return f"{record.status} ({record.label}): {label}: {record.reason}{again}"
+
+
+def _noise(record: TrialRecord) -> str:
+    if record.stable is not False or record.samples_per_s_ci95 is None:
+        return ""
+    return f" (noisy: {_figure(record.samples_per_s_ci95[0])} to {_figure(record.samples_per_s_ci95[1])})"
 
 
 def _compiled(record: TrialRecord) -> str:

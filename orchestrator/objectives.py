@@ -75,7 +75,7 @@ class Objective:
 
     def loss(self, record: Record) -> float | None:
         """The record's figure, less being better; None if it was not reached."""
-        value = figure(record, self.name)
+        value = assured(record, self.name, at_most=self.goal is Goal.MIN)
         return None if value is None else self.sign * value
 
     @property
@@ -116,7 +116,7 @@ class Constraint:
 
     def violation(self, record: Record) -> float | None:
         """By which part of the bound the figure misses it; 0 or less if it keeps it, None if the figure was not reached."""
-        value = figure(record, self.name)
+        value = assured(record, self.name, at_most=self.is_upper)
         return None if value is None else self.excess(value)
 
     def excess(self, value: float) -> float:
@@ -209,6 +209,33 @@ def figure(record: Record, name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:  # NaN neither
         return None
     return float(value)
+
+
+def assured(record: Record, name: str, *, at_most: bool) -> float | None:
+    """The figure, or, of a trial whose steps were too noisy (`stable` is false), the worse end of its 95 % interval.
+
+    Args:
+        record: the record.
+        name: of the figure; one without an interval is returned as it is.
+        at_most: whether the upper end is the worse one.
+    """
+    value = figure(record, name)
+    of, interval = _INTERVALS.get(name, (name, ""))
+    ends, centre = record.get(interval), figure(record, of)
+    if value is None or record.get("stable") is not False or not ends or not centre:
+        return value
+    return value * float(ends[1 if at_most else 0]) / centre
+
+
+_RATE = ("samples_per_s", "samples_per_s_ci95")
+_INTERVALS = {
+    "samples_per_s": _RATE,
+    "samples_per_s_per_worker": _RATE,
+    "tokens_per_s": _RATE,
+    "step_ms_median": ("step_ms_median", "step_ms_ci95"),
+    "speedup_eager": ("speedup_eager", "speedup_eager_ci95"),
+}
+"""Figure → the one whose interval says how far it may be off, relative to it, and the field of that interval."""
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:

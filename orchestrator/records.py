@@ -111,7 +111,8 @@ class TrialRecord:
     step_ms_ci95: tuple[float, float] | None = None
     """95 % interval of the median step, in milliseconds."""
     stable: bool | None = None
-    """Whether that interval became narrow enough (1 % on a GPU, 10 % on a CPU) before the limit of passes."""
+    """Whether that interval became narrow enough (1 % on a GPU, 10 % on a CPU) before the limit of passes. If not, fronts go by
+    the worse ends of the intervals."""
     outliers: int | None = None
     """Steps over 1.5 times their batch's median; they count in every figure."""
     samples_per_s: float | None = None
@@ -198,6 +199,8 @@ class TrialRecord:
         try:
             values["settings"] = _settings(values["settings"])
             values["status"] = Status(values["status"])
+            if values.get("label") == _NOISY:
+                values |= {"status": Status.OK, "label": None, "reason": None}
             values["caches"] = Caches(values.get("caches", Caches.COLD))
             return cls(**lines.checked(values, _KINDS))
         except (KeyError, TypeError, ValueError) as error:
@@ -319,6 +322,9 @@ def _settings(values: Any) -> dict[str, Any]:
         raise TypeError(f"settings is {values!r}")
     return CompileSettings.from_dict(values).to_dict()
 
+
+_NOISY = "unstable"
+"""What earlier versions labelled a trial that was only noisy, and called failed; `stable` says it."""
 
 _KINDS = get_type_hints(TrialRecord)
 _WARM_START_KINDS = get_type_hints(WarmStart)

@@ -37,7 +37,7 @@ class Fronts(NamedTuple):
 
     present: FrontOf
     hopeful: FrontOf
-    """The front there would be if noisy trials were on it."""
+    """The front there would be if noisy trials were as good as their figures, and those that shared their GPU were usable."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -103,7 +103,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path) ->
     report = analysis.write_report(output)
     trials = analysis.load(output)
     found = analysis.summary(trials)
-    presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.too_noisy(trials))
+    presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.noisy_steps(trials))
     again = f"{PROG} --resume --output {output}"
     why = "stopped" if interrupted else "the time budget did not suffice for them"
     if search is not None:
@@ -351,8 +351,8 @@ def _fronts(config: SweepConfig) -> Fronts:
 
     def hopeful(output: Path) -> list[str]:
         trials = analysis.load(output)
-        noisy = trials["label"].isin([Label.UNSTABLE, Label.GPU_SHARED])
-        return list(front_of(trials.assign(status=trials["status"].mask(noisy, str(records.Status.OK))))["settings_key"])
+        status = trials["status"].mask(trials["label"] == Label.GPU_SHARED, str(records.Status.OK))
+        return list(front_of(trials.assign(status=status, stable=True))["settings_key"])
 
     return Fronts(present=present, hopeful=hopeful)
 

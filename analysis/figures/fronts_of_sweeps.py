@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import INK, PAPER, base_layout, empty_note
 from analysis.figures.regret_curves import SEARCHER_COLORS, SEARCHER_DASHES
 from analysis.hypervolume import reference_point, volume
-from analysis.pareto import DEFAULT_OBJECTIVES, costs_of, pareto_front, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, Goal, assured, assured_costs, pareto_front, signs_of, usable
 
 _OTHER_COLORS = ("#56616b", "#CC79A7")
 """For a sweep that is not called as a searcher is."""
@@ -24,6 +24,8 @@ class SweepPoint(NamedTuple):
 
     compile_s: float
     samples_per_s: float
+    assured_per_s: float
+    """The samples per second that the front goes by: of a noisy trial the low end of its interval."""
     label: str
     on_front: bool
     """Of its own sweep."""
@@ -55,7 +57,8 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
     """What to show of several sweeps.
 
     Hypervolume is of throughput and compile time, from the worst usable trial of all sweeps and a tenth of the range beyond it,
-    as `analysis.reference_point` has it. A setting that two sweeps measured counts as each measured it.
+    as `analysis.reference_point` has it; of noisy trials it takes what fronts go by. A setting that two sweeps measured counts as
+    each measured it.
 
     Args:
         sweeps: by name, the trials as `load` returns them, and when the sweep began, in ISO 8601; if that is not known,
@@ -71,7 +74,7 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
     reference = reference_point(*frames)
     corner = np.array([sign * reference[name] for name, sign in signs.items()])
     everything = pd.concat(candidates, keys=list(sweeps))
-    whole = volume(costs_of(everything, signs), corner)
+    whole = volume(assured_costs(everything, signs), corner)
     common = pareto_front(everything).index.get_level_values(0)
     lines, last_s = [], 0.0
     for (name, (df, began)), found in zip(sweeps.items(), candidates, strict=True):
@@ -79,13 +82,17 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
         ended = (pd.to_datetime(df["started_at"]) - zero).dt.total_seconds() + df["wall_s"]
         last_s = max([last_s, *map(float, ended.dropna())])
         in_time = found.assign(ended_s=ended[found.index]).dropna(subset="ended_s").sort_values("ended_s", kind="stable")
-        costs = costs_of(in_time, signs)
+        costs = assured_costs(in_time, signs)
         shares = [100 * volume(costs[: count + 1], corner) / whole if whole else 100.0 for count in range(len(in_time))]
         reached = [(float(second), share) for second, share in zip(in_time["ended_s"], shares, strict=True)]
         front = set(pareto_front(found).index)
+        ascending = found.sort_values("compile_s", kind="stable")
+        rates = assured(ascending, "samples_per_s", Goal.MAX)
         points = [
-            SweepPoint(float(row["compile_s"]), float(row["samples_per_s"]), str(row["settings_label"]), index in front)
-            for index, row in found.sort_values("compile_s", kind="stable").iterrows()
+            SweepPoint(
+                float(row["compile_s"]), float(row["samples_per_s"]), float(rate), str(row["settings_label"]), index in front
+            )
+            for (index, row), rate in zip(ascending.iterrows(), rates, strict=True)
         ]
         lines.append(SweepLine(name, points, reached, len(df), int((common == name).sum())))
     return FrontsInfo(title, lines, last_s)
@@ -97,7 +104,10 @@ def share_at(line: SweepLine, seconds: float) -> float:
 
 
 def fronts_figure(info: FrontsInfo) -> go.Figure:
-    """The chart: on the left the fronts, on the right what each sweep had of the hypervolume of all, against time."""
+    """The chart: on the left the fronts, on the right what each sweep had of the hypervolume of all, against time.
+
+    Trials are where they were measured; a front passes a noisy one at the low end of its interval.
+    """
     chart = go.Figure(layout=base_layout(info.title or None))
     if not any(line.points for line in info.lines):
         chart.add_annotation(empty_note("No sweep has a usable trial."))
@@ -125,7 +135,7 @@ def _traces(line: SweepLine, color: str, number: int, ended_s: float) -> Sequenc
     return (
         go.Scatter(
             x=[point.compile_s for point in front],
-            y=[point.samples_per_s for point in front],
+            y=[point.assured_per_s for point in front],
             mode="lines",
             line=steps,
             name=name,

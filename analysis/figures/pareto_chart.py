@@ -110,12 +110,12 @@ def _ticks(info: ParetoInfo) -> dict[str, list[Any]]:
 
 
 def _front_line(info: ParetoInfo, axes: Axes) -> go.Scatter:
-    """The best gain within each price: level, then up, at every point of the front."""
+    """The best gain within each price: level, then up, at every point of the front; at the low end of a noisy one's interval."""
     end = 10 ** axes.x_range[1] if info.price.is_logarithmic else axes.x_range[1]
     front = info.front
     return go.Scatter(
         x=[front[0].shown_x, *(point.shown_x for point in front), end],
-        y=[axes.y_range[0], *(point.y for point in front), front[-1].y],
+        y=[axes.y_range[0], *(point.assured_y for point in front), front[-1].assured_y],
         mode="lines",
         line={"shape": "hv", "color": LINE_COLOR, "width": 2, "dash": "dot"},
         name="Pareto front",

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRICES, FrontAxis, front_objectives
 from analysis.formatting import number, text
-from analysis.pareto import knee, pareto_front, standing
+from analysis.pareto import is_noisy, knee, pareto_front, standing
 from analysis.remarks import remarks
 from analysis.uncertain_front import uncertain_front
 from orchestrator.records import Status
@@ -52,6 +52,8 @@ class ParetoPoint(NamedTuple):
     status: Status
     label: str | None
     """Why it is not ok."""
+    is_noisy: bool
+    """Whether the front goes by the low end of its interval."""
     remarks: list[str]
     """What is unusual about how it was measured."""
     on_front: bool
@@ -60,6 +62,11 @@ class ParetoPoint(NamedTuple):
     """Share of draws from the intervals in which it is on the front; None for what cannot be, and where that is next to never."""
     equal_to: str | None
     """Label of the trial it cannot be told apart from; None if it leads, or stands alone."""
+
+    @property
+    def assured_y(self) -> float:
+        """The gain that the front goes by."""
+        return self.y - self.below if self.is_noisy else self.y
 
     @property
     def above(self) -> float:
@@ -170,6 +177,7 @@ def _point(
         "numerics_status": text(row["numerics_status"]),
         "status": Status(row["status"]),
         "label": text(row["label"]),
+        "is_noisy": bool(is_noisy(row.to_frame().T)[0]),
         "remarks": [remark.text for remark in remarks(row)],
     }
     return ParetoPoint(

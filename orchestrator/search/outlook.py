@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.estimates import guessed_compile_s, rest_s
-from orchestrator.failures import Label
 from orchestrator.objectives import Aims, Losses, Record, extended, figure, reference_point
 from orchestrator.records import Status
 from orchestrator.search.candidates import Candidates, Codes
@@ -25,10 +24,6 @@ _USUAL_FAILURES = 0.1
 
 _FAILURE_SPREAD = 0.5
 """Standard deviation of failing or not, about what it is where both are as likely."""
-
-_FAILURE_OF_NOISE = 0.8
-"""What of a failure an attempt is that was too noisy to rank: of H200 trials measured again after one, 78 % were noisy again
-(docs/search.md)."""
 
 _MOST_KNOWN = 60
 """Results on the front, and latest others, that are kept when there are three times as many. Bounds the time of a prediction."""
@@ -189,8 +184,6 @@ class Outlook:
     def _failure(record: Record, *, has_figures: bool) -> float:
         if record["status"] == Status.OK:
             return 0.0
-        if has_figures and record.get("label") == Label.UNSTABLE:
-            return _FAILURE_OF_NOISE
         # With all its figures, one that was stopped is no failure, and one that broke says nothing certain.
         return _USUAL_FAILURES if record["status"] != Status.INFEASIBLE and has_figures else 1.0
 

@@ -124,8 +124,8 @@ def test_trials_of_other_conditions_make_no_pair(make_sweep: MakeSweep) -> None:
         folder.rmdir()
 
 
-def test_unstable_trials_count_and_wrong_ones_do_not(make_sweep: MakeSweep) -> None:
-    noisy = trial("scope=regional", 480, 15, status=Status.FAILED, label="unstable", samples_per_s_ci95=(380.0, 580.0))
+def test_noisy_trials_count_and_wrong_ones_do_not(make_sweep: MakeSweep) -> None:
+    noisy = trial("scope=regional", 480, 15, stable=False, samples_per_s_ci95=(380.0, 580.0))
     wrong = trial("scope=modular", 900, 15, status=Status.INFEASIBLE, label="nan")
     (effect,) = effects(analysis.load(make_sweep([trial("scope=full", 500, 60), noisy, wrong])))
     assert (effect.before, effect.after) == ("full", "regional")

@@ -184,8 +184,8 @@ def test_what_was_stopped_early_is_no_failure_but_keeps_no_rule_about_figures(tw
 
 
 def test_what_was_not_usable_before_breaks_no_rule(two: MakeTwo) -> None:
-    bad = [trial(REGIONAL, 700, 20, status=Status.FAILED, label="unstable", reason="noise")]
-    worse = [trial(REGIONAL, 300, 90, status=Status.FAILED, label="unstable", reason="noise")]
+    bad = [trial(REGIONAL, 700, 20, status=Status.FAILED, label="gpu-shared", reason="others")]
+    worse = [trial(REGIONAL, 300, 90, status=Status.FAILED, label="gpu-shared", reason="others")]
     found = compared(two([trial(FULL, 800, 60), *bad], [trial(FULL, 800, 60), *worse]))
     assert check(found, [Rule.parse("samples_per_s<-3%"), Rule.parse("failures")]) == []
 

@@ -78,6 +78,22 @@ def test_the_chart_tells_sweeps_apart_without_colours_and_escapes_names(make_swe
     assert "<script>" not in fronts_figure(hostile).to_json()
 
 
+def test_a_noisy_trial_is_where_it_was_measured_and_the_front_passes_its_low_end(make_sweep: MakeSweep) -> None:
+    noisy = after(2, "scope=full", 200, 10.0, stable=False, samples_per_s_ci95=(150.0, 260.0))
+    chart = fronts_figure(info_of(made(make_sweep, gain=[after(1, "scope=eager,padding=max", 100, 0.0), noisy])))
+    front, markers, reached = chart.data
+    assert list(front.y) == [100, 150]
+    assert list(markers.y) == [100, 200]
+    assert list(reached.y)[-1] == pytest.approx(100)
+
+
+def test_sweeps_with_one_searcher_are_told_apart_by_their_folders(make_sweep: MakeSweep, tmp_path: Path) -> None:
+    config = {"search": {"searcher": "gain"}, "time_budget_s": 240.0}
+    folders = [make_sweep(FOUND_ALL, name=name, config=config, started_at=BEGAN) for name in ("before", "now")]
+    assert compared(*folders, "--output", tmp_path / "live.json") == 0
+    assert [one["name"] for one in json.loads((tmp_path / "live.json").read_text())["sweeps"]] == ["before", "now"]
+
+
 def test_a_sweep_without_a_usable_trial_is_drawn_beside_others_and_alone_is_said(make_sweep: MakeSweep) -> None:
     folders = made(make_sweep, gain=FOUND_ALL, random=FOUND_LESS[1:2])
     gain, random = info_of(folders).lines

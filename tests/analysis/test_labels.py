@@ -19,7 +19,7 @@ LABELS = {
     "cudagraphs-skipped": Status.INFEASIBLE,
     "silent-fallback": Status.INFEASIBLE,
     "input-bound": Status.INFEASIBLE,
-    "unstable": Status.FAILED,
+    "gpu-shared": Status.FAILED,
 }
 REASON = "what went wrong in this trial"
 
@@ -39,7 +39,7 @@ def label(request: pytest.FixtureRequest) -> str:
 
 
 def test_the_trial_would_win_without_its_label(make_sweep: MakeSweep) -> None:
-    *others, winner = labelled("unstable")
+    *others, winner = labelled("gpu-shared")
     found = analysis.summary(analysis.load(make_sweep([*others, trial(winner.settings_key, 5000, 0.001, trial_id="winner")])))
     assert found.best is not None
     assert found.best.trial["trial_id"] == "winner"

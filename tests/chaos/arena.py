@@ -171,7 +171,7 @@ class Arena:
         assert max(Counter(record["trial_id"] for record in records).values()) == 1
         for multiple in measured:
             record = self.record(multiple)
-            assert record["status"] == "ok" or record["label"] == "unstable", record
+            assert record["status"] == "ok", record
             assert record["phase"] == "done"
 
     def check_nothing_is_left(self) -> float:

@@ -60,6 +60,6 @@ def _machine() -> str:
 
 def described(record: dict[str, object]) -> str:
     """What became of a trial, by its record."""
-    if record["label"] in (None, "unstable"):
+    if record["label"] is None:
         return "measured" if record["tries"] == 1 else "measured at the next try"
     return f"`{record['label']}` ({record['status']}), last phase {record['phase']}"

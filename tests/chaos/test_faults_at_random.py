@@ -84,7 +84,7 @@ def check(arena: Arena, faults: Mapping[int, Mapping[str, Any]]) -> None:
         allowed = set(OF_MACHINES) if record["tries"] > 1 or multiple in faults else set()
         if multiple in faults:
             allowed |= BY_SETTING[faults[multiple]["kind"]]
-        assert record["status"] == "ok" or record["label"] in {"unstable", *allowed}, record
+        assert record["status"] == "ok" or record["label"] in allowed, record
         assert record["tries"] == len(record["retry_reasons"]) + 1
 
 

@@ -35,7 +35,7 @@ def section(printed: str, title: str) -> list[str]:
 def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
     done = explained("BreaksItsGraph", "scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,optimizer=compiled")
     assert done.returncode == 0, done.stderr
-    assert section(done.stdout, "verdict")[0].strip().startswith(("ok", "failed (unstable)"))
+    assert section(done.stdout, "verdict")[0].strip().startswith("ok")
     graphs = 2 + 1 + 1  # the half before the break for two lengths, the half behind it, and Adam
     assert section(done.stdout, "compiled") == [f"  {graphs} graphs of the model and its loss as one"]
     breaks = "\n".join(section(done.stdout, "graph breaks"))

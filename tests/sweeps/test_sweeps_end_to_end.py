@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -53,8 +52,8 @@ def records_of(output: Path) -> list[dict[str, Any]]:
 
 
 def was_measured(record: dict[str, Any]) -> bool:
-    """Whether a measurement came back and nothing but a busy machine speaks against it."""
-    return record["status"] == "ok" or record["label"] == "unstable"
+    """Whether a measurement came back and nothing speaks against it."""
+    return record["status"] == "ok"
 
 
 def processes_of_sweeps() -> list[str]:
@@ -151,9 +150,8 @@ def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_
     assert [(was_measured(r), r["num_workers"], r["caches"]) for r in (eager, full)] == [(True, 2, "cold")] * 2, (eager, full)
     assert full["graphs"] >= 1
     assert full["compile_s"] > 1 > eager["compile_s"]
-    any_ok = "ok" in (eager["status"], full["status"])
-    assert ("best throughput" if any_ok else "no trial gave a usable result") in done.stdout
-    assert re.search(r"2/2 (ok|failed \(unstable\)): full, default, static", done.stdout)
+    assert "best throughput" in done.stdout
+    assert "2/2 ok: full, default, static" in done.stdout
     described = json.loads((output / "sweep.json").read_text())
     assert described["config"]["workers_per_trial"] == 2
     assert described["environment_key"] == full["environment_key"]

@@ -149,13 +149,13 @@ def test_of_a_setting_on_one_front_alone_it_is_said_why(cold: Path, tmp_path: Pa
     shared = sweep(
         tmp_path / "shared",
         trial(EAGER, 500, 0.1, 60),
-        warm(REGIONAL, 600, 2, 8, 72, status=Status.FAILED, label="unstable"),
+        warm(REGIONAL, 600, 2, 8, 72, status=Status.FAILED, label="gpu-shared"),
         warm(FULL, 490, 10, 90, 110),
     )
     fronts = compared(cold, shared)["fronts"]
     assert not fronts["same"]
     regional, full = sorted(fronts["only_in_cold"], key=lambda one: str(one["why"]), reverse=True)
-    assert (regional["settings_key"], regional["why"], regional["short_by"]) == (key(REGIONAL), "unstable", None)
+    assert (regional["settings_key"], regional["why"], regional["short_by"]) == (key(REGIONAL), "gpu-shared", None)
     assert (full["settings_key"], full["why"], full["short_by"]) == (key(FULL), None, pytest.approx(500 / 490 - 1))
 
 

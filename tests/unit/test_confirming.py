@@ -26,7 +26,7 @@ def test_contended_members_of_the_front_are_measured_again() -> None:
 
 
 def test_noisy_ones_are_measured_again_where_there_were_neighbours() -> None:
-    done = [record(FULL, label=Label.UNSTABLE)]
+    done = [record(FULL, stable=False)]
     assert disturbed_members([FULL], done, side_by_side=True) == done
     assert disturbed_members([FULL], done, side_by_side=False) == []
     assert "full, default, static (its steps were noisy)" in announcement(done)

@@ -24,7 +24,7 @@ def row(key: str, rate: float | None, *, workers: int = 1, **fields: Any) -> dic
         "label": None, "samples_per_s": rate, "samples_per_s_low": rate, "samples_per_s_high": rate, "compile_s": 50.0,
         "compile_s_by_rank": None, "step_ms_median": 80.0, "peak_memory_bytes": 2**30, "peak_memory_bytes_by_rank": None,
         "speedup_eager": None, "numerics_status": "ok", "trial_id": "t", "cores": 16, "wall_s": 100.0, "num_workers": workers,
-        "contended": False,
+        "contended": False, "stable": True,
     }  # fmt: skip
     return usual | fields
 
@@ -77,8 +77,8 @@ def test_a_trial_without_figures_has_no_efficiency_and_keeps_its_label() -> None
 
 
 def test_efficiency_is_not_taken_over_a_base_that_is_not_to_be_relied_on() -> None:
-    unstable = row(FULL, 800.0, status="invalid", label="unstable")
-    _, found = of_workers({1: [unstable], 2: [row(FULL, 1500.0, workers=2)]})
+    noisy = row(FULL, 800.0, stable=False)
+    _, found = of_workers({1: [noisy], 2: [row(FULL, 1500.0, workers=2)]})
     assert [one["efficiency"] for one in found["trials"]] == [None, None]
 
 
