@@ -3,7 +3,6 @@
 Two answers, because they fail in different ways. *Shares* (fANOVA, by Optuna) say which fields matter over all trials of a sweep,
 whatever else varies, but not which way. *Effects* compare settings that differ in one field only, in samples a second, step
 milliseconds and compile seconds, but exist only where a sweep has such pairs.
-
 """
 
 from __future__ import annotations

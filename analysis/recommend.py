@@ -20,7 +20,7 @@ from analysis.arguments import Parser, amount, count, run
 from analysis.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.formatting import duration, figure, number, percent, whole
 from analysis.load import load
-from analysis.pareto import is_noisy
+from analysis.pareto import Goal, assured, is_noisy
 from analysis.uncertainty import chance
 from orchestrator.errors import ConfigError
 from orchestrator.objectives import Constraint
@@ -232,7 +232,9 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
     kept = np.ones(len(table), dtype=np.bool_)
     excluded = {}
     for constraint in constraints:
-        values = [number(value) for value in table.get(constraint.name, pd.Series(pd.NA, index=table.index))]
+        goal = Goal.MIN if constraint.is_upper else Goal.MAX
+        told = assured(table, constraint.name, goal) if constraint.name in table else np.full(len(table), np.nan)
+        values = [number(value) for value in told]
         keeps = np.array([value is not None and constraint.excess(value) <= 0 for value in values], dtype=np.bool_)
         if not keeps.any():
             known = [value for value in values if value is not None]

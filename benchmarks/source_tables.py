@@ -1,7 +1,8 @@
 """Prints the tables of two sources from recorded sweeps: `python -m benchmarks.source_tables TRAIN [INFERENCE]`.
 
 Background: "torch.compile Benchmarked" gives, for each mode, the first training step's seconds and memory, and milliseconds an
-iteration of training and of inference; the regional recipe gives compile seconds, full against regional. Output: Markdown.
+iteration of training and of inference; the regional recipe gives compile seconds, full against regional. Output: Markdown, with
+half the 95 % interval beside what noisy trials took.
 Folders are those of sweeps of `gpt2` and `gpt2-inference` (recipe modes), or of `layers` (recipe regional).
 """
 
@@ -33,8 +34,8 @@ def by_mode(training: dict[str, TrialRecord], inference: dict[str, TrialRecord])
         figures = [
             _figure(record.first_step_s, 1),
             _figure(record.peak_memory_bytes and record.peak_memory_bytes / _MIB, 0),
-            _figure(record.step_ms_median, 1),
-            _figure(other.step_ms_median if other else None, 1),
+            _step(record),
+            _step(other),
         ]
         yield f"| {_name(record)} | {' | '.join(figures)} |"
 
@@ -52,6 +53,18 @@ def by_scope(records: dict[str, TrialRecord]) -> Iterator[str]:
 
 def _name(record: TrialRecord) -> str:
     return " ".join(str(record.settings[field]) for field in ("scope", "mode") if record.settings.get(field))
+
+
+def _step(record: TrialRecord | None) -> str:
+    """Milliseconds a step; of a noisy trial with half its 95 % interval."""
+    if record is None or record.step_ms_median is None:
+        return _figure(None, 1)
+    digits = 2 if record.step_ms_median < 10 else 1
+    took = _figure(record.step_ms_median, digits)
+    if record.stable is not False or record.step_ms_ci95 is None:
+        return took
+    low, high = record.step_ms_ci95
+    return f"{took} ± {_figure((high - low) / 2, digits)}"
 
 
 def _figure(value: float | None, digits: int) -> str:

@@ -139,7 +139,7 @@ class LiveView:
             if running_before.get(progress.trial_id) != progress.phase:
                 self._line(f"{_label(progress.settings_key)}: {progress.phase}{self._expectation(progress)}")
         for number, record in enumerate(fresh, start=len(state.records) - len(fresh) + 1):
-            self._line(f"{number}{'' if state.planned is None else f'/{state.planned}'} {_outcome(record)}")
+            self._line(f"{number}{'' if state.planned is None else f'/{state.planned}'} {outcome_of(record)}")
 
     def _expectation(self, progress: Progress) -> str:
         if progress.phase != Phase.STARTING:
@@ -195,7 +195,8 @@ class LiveView:
         return table
 
 
-def _outcome(record: TrialRecord) -> str:
+def outcome_of(record: TrialRecord) -> str:
+    """How an attempt ended, as a line."""
     label = _label(record.settings_key)
     again = f" (at try {record.tries}; before, {record.retry_reasons[-1]})" if record.retry_reasons else ""
     if record.status is Status.OK:

@@ -116,8 +116,12 @@ class Constraint:
 
     def violation(self, record: Record) -> float | None:
         """By which part of the bound the figure misses it; 0 or less if it keeps it, None if the figure was not reached."""
-        value = assured(record, self.name, at_most=self.is_upper)
+        value = self.told(record)
         return None if value is None else self.excess(value)
+
+    def told(self, record: Record) -> float | None:
+        """The record's figure as far as it is `assured`; None if it was not reached."""
+        return assured(record, self.name, at_most=self.is_upper)
 
     def excess(self, value: float) -> float:
         """The same of a figure."""
@@ -186,7 +190,7 @@ class Aims:
             objectives = ", ".join(objective.name for objective in self.objectives)
             raise ConfigError(f"none of the {len(records)} records is ok and has figures for {objectives}; there is no front")
         for constraint in self.constraints:
-            figures = [value for record in measured if (value := figure(record, constraint.name)) is not None]
+            figures = [value for record in measured if (value := constraint.told(record)) is not None]
             if not figures:
                 raise ConfigError(f"no record has a figure for the constraint {constraint}; leave it out")
             if constraint.excess(nearest_to := min(figures, key=constraint.excess)) > 0:

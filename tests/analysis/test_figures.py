@@ -34,6 +34,15 @@ def test_a_trial_that_is_not_ok_is_hollow_and_carries_its_label(make_sweep: Make
     assert any("infeasible: nan" in text for trace in figure.data for text in trace.hovertext or ())
 
 
+def test_the_front_passes_a_noisy_trial_at_the_low_end_of_its_interval(make_sweep: MakeSweep) -> None:
+    noisy = trial("scope=regional", 850, 60, stable=False, samples_per_s_ci95=(800.0, 930.0))
+    figure = analysis.figures.pareto(analysis.load(make_sweep([trial("scope=full", 700, 50), noisy])))
+    (line,) = (trace for trace in figure.data if trace.name == "Pareto front")
+    assert list(line.y)[1:] == [700, 800, 800]
+    assert any(850 in trace.y for trace in figure.data if trace.hovertext)
+    assert any("noisy" in text for trace in figure.data for text in trace.hovertext or ())
+
+
 def test_next_to_no_compile_time_is_drawn_at_the_axis_floor_and_says_so(make_sweep: MakeSweep) -> None:
     info = analysis.figures.pareto_info(analysis.load(make_sweep([trial("scope=eager", 500, -0.03)])))
     assert (info.points[0].x, info.points[0].shown_x) == (-0.03, 0.1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial
 
 import analysis
+from analysis.pareto import Goal, assured
 from orchestrator.records import Caches, Status
 
 FIGURES = st.one_of(st.none(), st.floats(), st.integers(0, 4).map(float))
@@ -47,6 +48,18 @@ def test_the_front_is_what_its_definition_says(rows: list[tuple[float | None, fl
     assert set(front.index) == {index for index in range(len(rows)) if on_front(index, rows)}
     assert front["compile_s"].is_monotonic_increasing
     assert front["samples_per_s"].is_monotonic_increasing
+
+
+def test_a_noisy_trial_takes_part_with_the_worse_ends_of_its_intervals(make_sweep: MakeSweep) -> None:
+    ends = {"stable": False, "samples_per_s_ci95": (700.0, 1000.0), "step_ms_ci95": (64.0, 91.0)}
+    df = analysis.load(make_sweep([trial("scope=full", 800, 50), trial("scope=regional", 850, 60, **ends)]))
+    assert analysis.pareto_front(df)["scope"].tolist() == ["full"]
+    assert analysis.pareto_front(df.assign(stable=True))["scope"].tolist() == ["full", "regional"]
+    assert assured(df, "samples_per_s", Goal.MAX).tolist() == [800, 700]
+    assert assured(df, "tokens_per_s", Goal.MAX).tolist() == [pytest.approx(23.1 * 800), pytest.approx(23.1 * 700)]
+    assert assured(df, "step_ms_median", Goal.MIN).tolist() == [80, 91]
+    assert assured(df, "compile_s", Goal.MIN).tolist() == [50, 60]
+    assert assured(df.drop(columns="stable"), "samples_per_s", Goal.MAX).tolist() == [800, 850]
 
 
 def test_equal_trials_all_stay_on_the_front() -> None:

@@ -90,6 +90,20 @@ def test_a_warm_trials_compile_time_is_its_estimate_of_the_cold_one() -> None:
     assert figure({"compile_s": float("nan")}, "compile_s") is None
 
 
+def test_a_noisy_record_counts_with_the_worse_ends_of_its_intervals() -> None:
+    noisy = {**OK, "samples_per_s": 1000.0, "samples_per_s_ci95": (800.0, 1300.0), "tokens_per_s": 500.0, "step_ms_median": 64.0,
+             "step_ms_ci95": (50.0, 80.0), "compile_s": 30.0, "stable": False}  # fmt: skip
+    aims = Aims.parse(["samples_per_s:max", "tokens_per_s:max", "step_ms_median:min", "compile_s:min"])
+    assert aims.losses(noisy) == (-800.0, -400.0, 80.0, 30.0)
+    assert aims.losses({**noisy, "stable": True}) == (-1000.0, -500.0, 64.0, 30.0)
+    assert aims.losses({**noisy, "samples_per_s_ci95": None}) == (-1000.0, -500.0, 80.0, 30.0)
+    bounds = ["samples_per_s>=900", "step_ms_median<=70"]
+    assert Aims.parse([], bounds).violations(noisy) == pytest.approx((0.0, 1 / 9, 1 / 7))
+    assert Aims.parse([], bounds).is_usable({**noisy, "stable": True})
+    with pytest.raises(ConfigError, match=r"samples_per_s>=900; the nearest has 800$"):
+        Aims.parse([], bounds).refuse_infeasible([noisy])
+
+
 def test_constraints_that_nothing_keeps_are_refused_with_what_comes_nearest() -> None:
     rows = [OK, {**OK, "compile_s": 20.0}, {"status": "infeasible"}]
     Aims.parse([], ["compile_s<=25"]).refuse_infeasible(rows)

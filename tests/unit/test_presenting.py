@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
+from samples import measured
 
+from orchestrator.live import outcome_of
 from orchestrator.presenting import show_summary
-from orchestrator.records import Status
+from orchestrator.records import Status, TrialRecord
+from workloads.settings import CompileSettings
 
 
 def said(*remarks: str) -> str:
@@ -18,9 +21,23 @@ def said(*remarks: str) -> str:
 
 
 def test_remarks_come_last_as_they_are() -> None:
-    remark = "1 setting that was too noisy to rank [bold]would be on the front[/bold], which is said on one line."
+    remark = "1 setting was noisy and [bold]would be on the front[/bold], which is said on one line."
     assert (
         said(remark)
         == f"no trial gave a usable result; the reasons are in the report\ntrials: 0 ok, 0 infeasible, 3 failed\n{remark}\n"
     )
     assert said().endswith("3 failed\n")
+
+
+def test_a_noisy_trials_line_has_its_interval() -> None:
+    def line(**fields: bool) -> str:
+        setting = CompileSettings.parse("scope=regional")
+        figures = measured(850.0, 12.0) | {"samples_per_s_ci95": (800.0, 930.0)} | fields
+        record = TrialRecord(
+            trial_id="1", settings=setting.to_dict(), settings_key=setting.key, status=Status.OK, samples_per_s=850.0,
+            compile_s=12.0, **figures,
+        )  # fmt: skip
+        return outcome_of(record)
+
+    assert line(stable=False) == "ok: regional, default, static: 850.0 samples/s (noisy: 800.0 to 930.0), compile 12.0 s"
+    assert line(stable=True) == "ok: regional, default, static: 850.0 samples/s, compile 12.0 s"

@@ -71,6 +71,14 @@ def test_a_record_is_read_back_as_it_was_written() -> None:
     assert (again.speedup_eager_ci95, again.contended, again.compile_phases_s) == ((1.2, 1.4), True, {"dynamo": 2.5})
 
 
+def test_a_record_that_says_failed_for_noise_alone_is_read_as_ok() -> None:
+    now = json.loads(record(stable=False).to_json())
+    before = now | {"status": "failed", "label": "unstable", "reason": "its steps are too noisy to rank"}
+    assert TrialRecord.from_json(json.dumps(before)) == TrialRecord.from_json(json.dumps(now))
+    other = TrialRecord.from_json(json.dumps(before | {"label": "gpu-shared"}))
+    assert (other.status, other.label, other.reason) == (Status.FAILED, "gpu-shared", before["reason"])
+
+
 def test_a_line_holds_every_field_and_the_schema_version() -> None:
     values = strictly(record().to_json())
     assert values.keys() == {field.name for field in dataclasses.fields(TrialRecord)} | {"schema_version"}

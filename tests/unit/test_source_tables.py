@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from orchestrator.records import Status, TrialRecord, append
 from workloads.settings import CompileSettings
 
 
-def recorded(folder: Path, workload: str, spelled: str, **figures: float) -> None:
+def recorded(folder: Path, workload: str, spelled: str, **figures: Any) -> None:
     settings = CompileSettings.parse(spelled)
     values = {"settings": settings.to_dict(), "settings_key": settings.key, "status": Status.OK, "workload": workload}
     folder.mkdir(exist_ok=True)
@@ -26,10 +27,10 @@ def test_modes_stand_beside_each_other_for_training_and_inference(tmp_path: Path
     train, infer = tmp_path / "train", tmp_path / "infer"
     recorded(train, "gpt2", "scope=eager", first_step_s=1.04, peak_memory_bytes=3675 * 2**20, step_ms_median=57.0)
     recorded(train, "gpt2", "scope=full", first_step_s=29.0, peak_memory_bytes=3277 * 2**20, step_ms_median=34.0)
-    recorded(infer, "gpt2-inference", "scope=eager", step_ms_median=18.0)
+    recorded(infer, "gpt2-inference", "scope=eager", step_ms_median=18.0, stable=False, step_ms_ci95=(16.0, 20.5))
     assert main([str(train), str(infer)]) == 0
     assert rows(capsys.readouterr().out) == [
-        ["eager", "1.0", "3,675", "57.0", "18.0"],
+        ["eager", "1.0", "3,675", "57.0", "18.0 ± 2.2"],
         ["full default", "29.0", "3,277", "34.0", "–"],
     ]
 
