@@ -16,7 +16,6 @@ from analysis.hypervolume import Hypervolume, hypervolume, reference_point
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.pareto import (
     Choice,
-    Goal,
     Summary,
     break_even_s,
     expected_front,
@@ -27,6 +26,7 @@ from analysis.pareto import (
 )
 from analysis.uncertain_front import UncertainFront, front_probability, uncertain_front
 from analysis.verdict import noisy_steps
+from orchestrator.objectives import Goal
 
 if TYPE_CHECKING:
     from analysis import figures

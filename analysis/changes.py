@@ -13,9 +13,10 @@ import pandas as pd
 
 from analysis.formatting import number, text
 from analysis.load import SweepInfo
-from analysis.pareto import Goal, standing
+from analysis.pareto import standing
 from analysis.uncertainty import EXACT, USUAL, Z95, Noise, deviations, noise
 from orchestrator.errors import ConfigError
+from orchestrator.objectives import Goal
 from orchestrator.records import Status
 
 FIGURES: Mapping[str, Goal] = MappingProxyType(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from analysis.changes import FIGURES, Change, Comparison, Pair, mean_change
 from analysis.fail_on import signed_percent
 from analysis.formatting import MISSING, figure, gib, text, times
-from analysis.pareto import Goal
+from orchestrator.objectives import Goal
 from orchestrator.records import Status
 
 TITLES = {

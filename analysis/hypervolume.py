@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import DEFAULT_OBJECTIVES, Goal, costs_of, dominated, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, costs_of, dominated, signs_of, usable
 from analysis.uncertainty import drawn
+from orchestrator.objectives import Goal
 
 _MARGIN = 0.1
 

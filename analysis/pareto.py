@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,16 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.formatting import number
+from orchestrator.objectives import INTERVALS, Goal
 from orchestrator.records import Caches, Status
 from workloads.settings import Padding, Scope
-
-
-class Goal(StrEnum):
-    """Which way an objective is better."""
-
-    MAX = "max"
-    MIN = "min"
-
 
 _ALIKE = ("group_window", "autocast", "matmul_precision", "attention")
 """Settings beside padding that eager obeys as well: with another value it computes something else."""
@@ -222,7 +214,7 @@ def assured_costs(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[n
 def assured(df: pd.DataFrame, name: str, goal: Goal) -> npt.NDArray[np.float64]:
     """The column's figures; of trials whose steps were too noisy (`stable` is false) the worse end of the 95 % interval."""
     values = floats(df[name])
-    of = _INTERVAL_OF.get(name, name)
+    of, _ = INTERVALS.get(name, (name, ""))
     if (end := f"{of}_{'high' if goal is Goal.MIN else 'low'}") not in df.columns or "stable" not in df.columns:
         return values
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -235,8 +227,9 @@ def is_noisy(df: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return (~df["stable"].astype("boolean")).fillna(False).to_numpy(dtype=bool)
 
 
-_INTERVAL_OF = {"tokens_per_s": "samples_per_s", "samples_per_s_per_worker": "samples_per_s"}
-"""Figure → that of the same passes whose interval is known."""
+def is_noisy_trial(trial: pd.Series) -> bool:
+    """The same of one row."""
+    return bool(is_noisy(trial.to_frame().T)[0])
 
 
 def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

@@ -20,10 +20,10 @@ from analysis.arguments import Parser, amount, count, run
 from analysis.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.formatting import duration, figure, number, percent, whole
 from analysis.load import load
-from analysis.pareto import Goal, assured, is_noisy
+from analysis.pareto import assured, is_noisy_trial
 from analysis.uncertainty import chance
 from orchestrator.errors import ConfigError
-from orchestrator.objectives import Constraint
+from orchestrator.objectives import Constraint, Goal
 from workloads.settings import Scope
 
 USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
@@ -126,7 +126,7 @@ def sentences(found: Recommendation) -> list[str]:
         said.append("What it gains over eager is not known: no eager trial is usable.")
     if found.over_plain is None and not _as_it_comes(trial.to_frame().T)[0]:
         said.append("What it gains over torch.compile(model) as it comes is not known: no such trial is usable.")
-    if is_noisy(trial.to_frame().T)[0]:
+    if is_noisy_trial(trial):
         rates = f"{figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')}"
         said.append(f"Its steps were noisy: its throughput may be anything from {rates}.")
     said.append(_confidence(found))

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import DEFAULT_OBJECTIVES, Goal, assured_costs, costs_of, dominated, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, assured_costs, costs_of, dominated, signs_of, usable
 from analysis.uncertainty import DRAWS, Z95, Noise, deviations, drawn, noise
+from orchestrator.objectives import Goal
 
 POSSIBLE = 0.05
 """Probability from which on a trial that is not on the front might be."""

@@ -37,6 +37,7 @@ from orchestrator.environment import fingerprint
 from orchestrator.folder import write_json
 from workloads.phases import Phase
 from workloads.settings import CompileSettings
+from workloads.torch_messages import without_machine_paths
 
 GOAL = 12.0
 """Cold over warm first step, for the whole model with all else at its default."""
@@ -322,7 +323,7 @@ def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | str:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if code:
-        return f"ended with code {code}: {log.read_text(errors='replace').strip()[-LOG_TAIL:]}"
+        return f"ended with code {code}: {without_machine_paths(log.read_text(errors='replace')).strip()[-LOG_TAIL:]}"
     figures: dict[str, Any] = json.loads(Path(job.result).read_text())
     return {**figures, "process_s": time.monotonic() - began}
 

@@ -79,13 +79,17 @@ def _in_a_process(order: tuple[str, ...], num_layers: int, *, trains: bool) -> d
     with tempfile.TemporaryDirectory() as caches:
         told = json.dumps({"order": order, "num_layers": num_layers, "trains": trains})
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
-        done = subprocess.run(
-            [sys.executable, "-c", f"from {__spec__.name} import first_steps; first_steps()", told],
-            env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, ["", *sys.path]))},
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+        process = f"a process that compiles {' then '.join(order)}"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", f"from {__spec__.name} import first_steps; first_steps()", told],
+                env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, ["", *sys.path]))},
+                capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise CompileSweepError(f"{process} was not done after {LIMIT_S:g} s") from None
     if done.returncode:
-        raise CompileSweepError(f"a process that compiles {' then '.join(order)} failed: {done.stderr[-500:]}")
+        raise CompileSweepError(f"{process} failed: {done.stderr[-500:]}")
     return {name: seconds for name, seconds in json.loads(done.stdout.splitlines()[-1]).items() if name != OTHER}
 
 

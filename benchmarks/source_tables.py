@@ -17,6 +17,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.records import Status, TrialRecord, read
 
 _MIB = 2**20
+_NOT_OPTIONS = ("scope=", "mode=", "cudagraphs=", "dynamic=static", "padding=", "pad_multiple=", "optimizer=", "inductor.")
 
 
 def good(folder: Path) -> dict[str, TrialRecord]:
@@ -25,17 +26,15 @@ def good(folder: Path) -> dict[str, TrialRecord]:
 
 
 def by_mode(training: dict[str, TrialRecord], inference: dict[str, TrialRecord]) -> Iterator[str]:
-    """The modes' table; inference is matched by scope and mode."""
+    """The modes' table; inference is that under the same setting."""
     yield "| setting | first training step s | MiB | training ms/iter | inference ms/iter |"
     yield "|---|---|---|---|---|"
-    inferring = {_name(record): record for record in inference.values()}
     for record in training.values():
-        other = inferring.get(_name(record))
         figures = [
             _figure(record.first_step_s, 1),
-            _figure(record.peak_memory_bytes and record.peak_memory_bytes / _MIB, 0),
+            _mib(record),
             _step(record),
-            _step(other),
+            _step(inference.get(record.settings_key)),
         ]
         yield f"| {_name(record)} | {' | '.join(figures)} |"
 
@@ -49,6 +48,26 @@ def by_scope(records: dict[str, TrialRecord]) -> Iterator[str]:
     for record in compiled:
         ratio = _figure((record.compile_s or 0.0) / least, 1)
         yield f"| {_name(record)} | {_figure(record.compile_s, 2)} | {ratio} | {_figure(record.first_step_s, 2)} |"
+
+
+def by_option(records: dict[str, TrialRecord]) -> Iterator[str]:
+    """Milliseconds an iteration, then MiB: a row for each choice of options, a column for each scope and mode."""
+    names = list(dict.fromkeys(_name(record) for record in records.values()))
+    options = list(dict.fromkeys(_options(record) for record in records.values()))
+    found = {(_options(record), _name(record)): record for record in records.values()}
+    for unit, figure in (("ms/iter", _step), ("MiB", _mib)):
+        if unit == "MiB":
+            yield ""
+        yield f"| {unit} | {' | '.join(names)} |"
+        yield f"|---|{'--:|' * len(names)}"
+        for chosen in options:
+            yield f"| {chosen} | {' | '.join(figure(found.get((chosen, name))) for name in names)} |"
+
+
+def _options(record: TrialRecord) -> str:
+    """What a record's settings choose besides scope, mode and what comes with them."""
+    chosen = [part for part in record.settings_key.split(",") if not part.startswith(_NOT_OPTIONS)]
+    return ", ".join(part.removeprefix("workload.") for part in chosen) or "–"
 
 
 def _name(record: TrialRecord) -> str:
@@ -65,6 +84,10 @@ def _step(record: TrialRecord | None) -> str:
         return took
     low, high = record.step_ms_ci95
     return f"{took} ± {_figure((high - low) / 2, digits)}"
+
+
+def _mib(record: TrialRecord | None) -> str:
+    return _figure(None if record is None or record.peak_memory_bytes is None else record.peak_memory_bytes / _MIB, 0)
 
 
 def _figure(value: float | None, digits: int) -> str:
@@ -84,7 +107,12 @@ def _print(folders: Sequence[str]) -> int:
         if not records:
             raise ConfigError(f"{folder} holds no good trial; name the folder of a sweep")
     names = {record.workload.partition("-")[0] for records in found for record in records.values()}
-    lines = by_scope(found[0]) if names == {"layers"} else by_mode(found[0], found[1] if len(found) > 1 else {})
+    if names == {"layers"}:
+        lines = by_scope(found[0])
+    elif len(found) == 1 and len({_name(record) for record in found[0].values()}) < len(found[0]):
+        lines = by_option(found[0])
+    else:
+        lines = by_mode(found[0], found[1] if len(found) > 1 else {})
     print("\n".join(lines))
     return 0
 

@@ -224,7 +224,7 @@ def assured(record: Record, name: str, *, at_most: bool) -> float | None:
         at_most: whether the upper end is the worse one.
     """
     value = figure(record, name)
-    of, interval = _INTERVALS.get(name, (name, ""))
+    of, interval = INTERVALS.get(name, (name, ""))
     ends, centre = record.get(interval), figure(record, of)
     if value is None or record.get("stable") is not False or not ends or not centre:
         return value
@@ -232,7 +232,7 @@ def assured(record: Record, name: str, *, at_most: bool) -> float | None:
 
 
 _RATE = ("samples_per_s", "samples_per_s_ci95")
-_INTERVALS = {
+INTERVALS = {
     "samples_per_s": _RATE,
     "samples_per_s_per_worker": _RATE,
     "tokens_per_s": _RATE,

@@ -2,6 +2,7 @@
 
 A fault of the machines says nothing about the setting, so the setting is tried again, later each time: what failed may need time
 to come back. A fault of the setting is a result. A worker that went without a word may be either, and gets one more chance.
+Where traced functions are kept, torch may be at fault, which can do that for some only, so the setting gets a chance without.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MOST_ATTEMPTS = {
     Label.WORKER_DIED: 2,
 }
 """Attempts in all, by what ended the latest; a label that is not here is not tried again."""
+
+OF_PRECOMPILE = frozenset({Label.COMPILE_ERROR, Label.EXCEPTION, Label.CRASHED})
+"""What ends an attempt that keeps traced functions where torch cannot keep or load one of them."""
 
 
 def backoff_s(label: Label | None, attempts: int) -> float | None:

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from orchestrator.config import REDIS, Placement
 from orchestrator.failures import Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
 from orchestrator.pressure import is_contended
 from orchestrator.records import TrialRecord, WarmStart
-from orchestrator.retrying import backoff_s
+from orchestrator.retrying import OF_PRECOMPILE, backoff_s
 from orchestrator.watchdog import MARKER, kill_marked
 from orchestrator.worker import train_loop
 from orchestrator.worker_group import GroupConfig
@@ -73,7 +74,7 @@ def is_recorded(folder: Path, trial_id: str) -> bool:
 
 
 def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
-    """The record of an assignment, tried again for as long as only the machines are at fault."""
+    """The record of an assignment, tried again for as long as only the machines or `--precompile` may be at fault."""
     failed: list[str] = _ask("failed", assignment.trial_id) or []
     first_began = time.monotonic()
     if failed:  # in a process that died of it
@@ -87,6 +88,8 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
             _ask("end", assignment.trial_id)
         ended = time.monotonic()
         wait_s = backoff_s(verdict.label, len(failed) + 1)
+        if assignment.compiles and assignment.plan.precompile and verdict.label in OF_PRECOMPILE:
+            assignment, wait_s = replace(assignment, plan=replace(assignment.plan, precompile=False)), 0.0
         if wait_s is None:
             break
         failed.append(verdict.reason or str(verdict.label))

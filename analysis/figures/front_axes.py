@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.pareto import Goal
+from orchestrator.objectives import Goal
 
 
 class FrontAxis(NamedTuple):

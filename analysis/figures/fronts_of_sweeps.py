@@ -13,7 +13,8 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import INK, PAPER, base_layout, empty_note
 from analysis.figures.regret_curves import SEARCHER_COLORS, SEARCHER_DASHES
 from analysis.hypervolume import reference_point, volume
-from analysis.pareto import DEFAULT_OBJECTIVES, Goal, assured, assured_costs, pareto_front, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, assured, assured_costs, pareto_front, signs_of, usable
+from orchestrator.objectives import Goal
 
 _OTHER_COLORS = ("#56616b", "#CC79A7")
 """For a sweep that is not called as a searcher is."""

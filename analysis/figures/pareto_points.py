@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRICES, FrontAxis, front_objectives
 from analysis.formatting import number, text
-from analysis.pareto import is_noisy, knee, pareto_front, standing
+from analysis.pareto import is_noisy_trial, knee, pareto_front, standing
 from analysis.remarks import remarks
 from analysis.uncertain_front import uncertain_front
 from orchestrator.records import Status
@@ -177,7 +177,7 @@ def _point(
         "numerics_status": text(row["numerics_status"]),
         "status": Status(row["status"]),
         "label": text(row["label"]),
-        "is_noisy": bool(is_noisy(row.to_frame().T)[0]),
+        "is_noisy": is_noisy_trial(row),
         "remarks": [remark.text for remark in remarks(row)],
     }
     return ParetoPoint(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.pareto import Goal, assured
+from analysis.pareto import assured
+from orchestrator.objectives import Goal
 from orchestrator.records import Caches, Status
 
 FIGURES = st.one_of(st.none(), st.floats(), st.integers(0, 4).map(float))

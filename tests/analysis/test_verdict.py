@@ -113,7 +113,7 @@ def test_a_noisy_setting_that_is_ahead_at_its_low_end_is_the_best(make_sweep: Ma
     assert found.best is not None
     assert found.best.trial["settings_label"] == "regional, default, static"
     assert found.counts[Status.OK] == 3
-    assert found.knee is None or found.knee.trial["scope"] == "full"
+    assert found.knee is None  # 300 samples/s for the first 50 s, 357 for the 30 s after it
 
 
 def test_a_member_of_the_front_that_was_confirmed_alone_is_not_mentioned(make_sweep: MakeSweep) -> None:

@@ -46,3 +46,11 @@ def test_a_process_that_fails_says_so(
     assert regional_recipe.main(["--output", str(tmp_path / "recipe.json")]) == 2
     assert "a process that compiles full then regional failed" in capsys.readouterr().err
     assert not (tmp_path / "recipe.json").exists()
+
+
+def test_a_process_that_does_not_end_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(regional_recipe, "LIMIT_S", 0.05)
+    assert regional_recipe.main(["--output", str(tmp_path / "recipe.json")]) == 2
+    assert "a process that compiles full then regional was not done after 0.05 s" in capsys.readouterr().err

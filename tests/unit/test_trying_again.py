@@ -66,7 +66,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Board:
     return board
 
 
-def assignment_in(folder: Path) -> Assignment:
+def assignment_in(folder: Path, *, settings_key: str = "scope=eager", precompile: bool = False) -> Assignment:
     plan = TrialPlan(
         folder=str(folder),
         workload="toy",
@@ -79,11 +79,12 @@ def assignment_in(folder: Path) -> Assignment:
         claimed_cpus=0.5,
         compile_deadline_s=600.0,
         trial_deadline_s=900.0,
+        precompile=precompile,
     )
-    return Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
+    return Assignment(plan=plan, trial_id="7", settings_key=settings_key)
 
 
-def ran(folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, *verdicts: Verdict) -> Mapping[str, Any]:
+def ran(folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, *verdicts: Verdict, **changed: Any) -> Mapping[str, Any]:
     """Runs a trial whose attempts take 10 s each and end like this, and returns what Tune is told."""
     coming = iter(verdicts)
 
@@ -92,7 +93,7 @@ def ran(folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, *verdicts: 
         return None, next(coming), None
 
     monkeypatch.setattr(trial, "_attempt", attempt)
-    return trial.run_trial(assignment_in(folder).to_dict())
+    return trial.run_trial(assignment_in(folder, **changed).to_dict())
 
 
 @pytest.mark.usefixtures("board")
@@ -126,6 +127,38 @@ def test_a_fault_of_the_setting_is_a_result(tmp_path: Path, monkeypatch: pytest.
     ran(tmp_path, monkeypatch, clock, OUT_OF_MEMORY)
     (record,) = records.read(tmp_path)
     assert (record.label, record.tries) == ("out-of-memory", 1)
+
+
+TRACED = Verdict(status=Status.FAILED, label=Label.EXCEPTION, reason="AssertionError: check_fn.guards_state must not be None")
+FULL = "scope=full,mode=default,cudagraphs=off,dynamic=static,padding=max,optimizer=foreach"
+
+
+@pytest.mark.usefixtures("board")
+@pytest.mark.parametrize("last", [OK, TRACED, OUT_OF_MEMORY])
+def test_what_fails_with_traced_functions_kept_is_tried_once_more_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, last: Verdict
+) -> None:
+    ran(tmp_path, monkeypatch, clock, TRACED, last, settings_key=FULL, precompile=True)
+    (record,) = records.read(tmp_path)
+    assert (record.status, record.label, record.precompile) == (last.status, last.label, False)
+    assert (record.tries, record.retry_reasons, record.retried_s) == (2, [TRACED.reason], 10.0)
+
+
+@pytest.mark.usefixtures("board")
+@pytest.mark.parametrize(
+    ("verdict", "changed"),
+    [
+        (TRACED, {"settings_key": FULL}),  # nothing is kept
+        (TRACED, {"precompile": True}),  # nothing is compiled
+        (OUT_OF_MEMORY, {"settings_key": FULL, "precompile": True}),  # not for that
+    ],
+)
+def test_what_keeping_traced_functions_has_no_part_in_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, verdict: Verdict, changed: dict[str, Any]
+) -> None:
+    ran(tmp_path, monkeypatch, clock, verdict, **changed)
+    (record,) = records.read(tmp_path)
+    assert (record.label, record.tries, record.precompile) == (verdict.label, 1, changed.get("precompile", False))
 
 
 def test_attempts_of_a_process_that_died_count(
