@@ -15,12 +15,13 @@ from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, set
 from analysis.formatting import number
 from orchestrator import records
 from orchestrator.errors import RecordsError
+from orchestrator.objectives import INTERVALS
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, WarmStart
 from workloads.settings import CompileSettings
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
 _COLD_OR_WARM = ("compile_s", "first_step_s", "warmup_s")
-_INTERVALS = {"step_ms_median": "step_ms_ci95", "samples_per_s": "samples_per_s_ci95", "speedup_eager": "speedup_eager_ci95"}
+_INTERVALS = dict(INTERVALS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def knee(front: pd.DataFrame) -> pd.Series | None:
     if len(front) < 3:
         return None
     cost = floats(front["compile_s"])
-    gain = assured(front, "samples_per_s", Goal.MAX)
+    gain = assured(front, "samples_per_s", at_most=False)
     if np.ptp(cost) == 0 or np.ptp(gain) == 0:
         return None
     above = (gain - gain.min()) / np.ptp(gain) - (cost - cost.min()) / np.ptp(cost)
@@ -164,7 +164,7 @@ def summary(df: pd.DataFrame) -> Summary:
     """The trials a person asks for first; what is missing is None, so it works for any sweep, also an empty one."""
     with_speedups = speedup_over_eager(standing(df))
     measured = usable(with_speedups, "samples_per_s")
-    order = np.lexsort((floats(measured["compile_s"]), -assured(measured, "samples_per_s", Goal.MAX)))
+    order = np.lexsort((floats(measured["compile_s"]), -assured(measured, "samples_per_s", at_most=False)))
     fastest = measured.iloc[order]
     compiled = usable(with_speedups, "samples_per_s", "compile_s")
     compiled = compiled[compiled["scope"] != Scope.EAGER]
@@ -208,14 +208,14 @@ def costs_of(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.flo
 
 def assured_costs(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.float64]:
     """The same by figures as `assured`: what fronts go by."""
-    return np.column_stack([sign * assured(df, name, Goal.MIN if sign > 0 else Goal.MAX) for name, sign in signs.items()])
+    return np.column_stack([sign * assured(df, name, at_most=sign > 0) for name, sign in signs.items()])
 
 
-def assured(df: pd.DataFrame, name: str, goal: Goal) -> npt.NDArray[np.float64]:
-    """The column's figures; of trials whose steps were too noisy (`stable` is false) the worse end of the 95 % interval."""
+def assured(df: pd.DataFrame, name: str, *, at_most: bool) -> npt.NDArray[np.float64]:
+    """The column's figures as `orchestrator.objectives.assured` gives a record's: of noisy trials the interval's worse end."""
     values = floats(df[name])
     of, _ = INTERVALS.get(name, (name, ""))
-    if (end := f"{of}_{'high' if goal is Goal.MIN else 'low'}") not in df.columns or "stable" not in df.columns:
+    if (end := f"{of}_{'high' if at_most else 'low'}") not in df.columns or "stable" not in df.columns:
         return values
     with np.errstate(divide="ignore", invalid="ignore"):
         worse: npt.NDArray[np.float64] = values * floats(df[end]) / floats(df[of])
@@ -229,7 +229,7 @@ def is_noisy(df: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 def is_noisy_trial(trial: pd.Series) -> bool:
     """The same of one row."""
-    return bool(is_noisy(trial.to_frame().T)[0])
+    return number(trial["stable"]) == 0
 
 
 def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

@@ -23,7 +23,7 @@ from analysis.load import load
 from analysis.pareto import assured, is_noisy_trial
 from analysis.uncertainty import chance
 from orchestrator.errors import ConfigError
-from orchestrator.objectives import Constraint, Goal
+from orchestrator.objectives import Constraint
 from workloads.settings import Scope
 
 USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
@@ -232,8 +232,8 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
     kept = np.ones(len(table), dtype=np.bool_)
     excluded = {}
     for constraint in constraints:
-        goal = Goal.MIN if constraint.is_upper else Goal.MAX
-        told = assured(table, constraint.name, goal) if constraint.name in table else np.full(len(table), np.nan)
+        has_column = constraint.name in table
+        told = assured(table, constraint.name, at_most=constraint.is_upper) if has_column else np.full(len(table), np.nan)
         values = [number(value) for value in told]
         keeps = np.array([value is not None and constraint.excess(value) <= 0 for value in values], dtype=np.bool_)
         if not keeps.any():

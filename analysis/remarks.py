@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.formatting import number, percent
+from analysis.pareto import is_noisy_trial
 
 CLOCK_DRIFT_LIMIT = 0.02
 """Share by which the clock may change within a trial before that is worth saying: several times a good interval's width."""
@@ -35,7 +36,7 @@ def remarks(trial: pd.Series) -> list[Remark]:
         trial: a row of the frame `load` returns.
     """
     found = []
-    if _is(trial["stable"], False):
+    if is_noisy_trial(trial):
         median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
         width = "" if not median or low is None or high is None else f" ± {percent((high - low) / 2 / median)}"
         found.append(
@@ -44,7 +45,7 @@ def remarks(trial: pd.Series) -> list[Remark]:
     if outliers := int(number(trial["outliers"]) or 0):
         words = f"{outliers} outlier{'s' if outliers > 1 else ''}"
         found.append(Remark(words, "timed steps over 1.5 times their batch's median; they are kept in every figure"))
-    if _is(trial["contended"], True):
+    if number(trial["contended"]):
         pressure = (
             "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"
         )
@@ -72,7 +73,3 @@ def has_drifted(trial: pd.Series) -> bool:
     median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
     moved = median is None or low is None or high is None or (high - low) / median > UNMOVED_WIDTH
     return drift is not None and drift > CLOCK_DRIFT_LIMIT and moved
-
-
-def _is(value: object, wanted: bool) -> bool:
-    return value is not pd.NA and value is not None and bool(value) is wanted

@@ -9,7 +9,7 @@ Folders are those of sweeps of `gpt2` and `gpt2-inference` (recipe modes), or of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from orchestrator import cli
@@ -55,13 +55,16 @@ def by_option(records: dict[str, TrialRecord]) -> Iterator[str]:
     names = list(dict.fromkeys(_name(record) for record in records.values()))
     options = list(dict.fromkeys(_options(record) for record in records.values()))
     found = {(_options(record), _name(record)): record for record in records.values()}
-    for unit, figure in (("ms/iter", _step), ("MiB", _mib)):
-        if unit == "MiB":
-            yield ""
+
+    def table(unit: str, figure: Callable[[TrialRecord | None], str]) -> Iterator[str]:
         yield f"| {unit} | {' | '.join(names)} |"
         yield f"|---|{'--:|' * len(names)}"
         for chosen in options:
             yield f"| {chosen} | {' | '.join(figure(found.get((chosen, name))) for name in names)} |"
+
+    yield from table("ms/iter", _step)
+    yield ""
+    yield from table("MiB", _mib)
 
 
 def _options(record: TrialRecord) -> str:

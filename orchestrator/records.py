@@ -84,7 +84,7 @@ class TrialRecord:
     wall_s: float = 0.0
     """Seconds the whole attempt took, worker start included."""
     tries: int = 1
-    """This attempt and those before it that faults of the machines ended; see `retrying.py`."""
+    """This attempt and those before it that faults of the machines, or `--precompile`, may have ended; see `retrying.py`."""
     retry_reasons: list[str] = field(default_factory=list)
     """Why each of those before ended, as a sentence."""
     retried_s: float = 0.0

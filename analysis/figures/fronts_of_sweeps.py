@@ -14,7 +14,6 @@ from analysis.figures.chart_style import INK, PAPER, base_layout, empty_note
 from analysis.figures.regret_curves import SEARCHER_COLORS, SEARCHER_DASHES
 from analysis.hypervolume import reference_point, volume
 from analysis.pareto import DEFAULT_OBJECTIVES, assured, assured_costs, pareto_front, signs_of, usable
-from orchestrator.objectives import Goal
 
 _OTHER_COLORS = ("#56616b", "#CC79A7")
 """For a sweep that is not called as a searcher is."""
@@ -88,7 +87,7 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
         reached = [(float(second), share) for second, share in zip(in_time["ended_s"], shares, strict=True)]
         front = set(pareto_front(found).index)
         ascending = found.sort_values("compile_s", kind="stable")
-        rates = assured(ascending, "samples_per_s", Goal.MAX)
+        rates = assured(ascending, "samples_per_s", at_most=False)
         points = [
             SweepPoint(
                 float(row["compile_s"]), float(row["samples_per_s"]), float(rate), str(row["settings_label"]), index in front
