@@ -23,7 +23,7 @@ from workloads.lockstep import num_workers
 from workloads.outputs import digest, tensors_of
 from workloads.reducing import reducing_as_usual, reducing_put_back, refuse_unknown_arguments
 from workloads.settings import CompileSettings, Scope
-from workloads.source import Facts, to_source
+from workloads.source import Facts, autocast_of, to_source
 from workloads.spelling import nearest
 
 
@@ -84,7 +84,8 @@ def applied(
         SettingsError: the settings name an option, a back-end, a part or an attention that is not there.
     """
     refuse_unknown_names(settings)
-    source = source_for(settings, workload, model, device, num_workers=num_workers())
+    facts = _facts(settings, workload, model, device, num_workers())
+    source = to_source(settings, facts)
     with ExitStack() as undo:
         undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
@@ -92,7 +93,10 @@ def applied(
         undo.enter_context(reducing_put_back())
         undo.callback(_put_back, model, optimizer)
         with reducing_as_usual() if settings.scope is Scope.EAGER else nullcontext():
-            make_step = _executed(source, settings)["make_step"]
+            written = _executed(source, settings)
+            if torch._dynamo.config.caching_precompile:
+                written["compile_model"] = _called_where_it_runs(written["compile_model"], settings, facts)
+            make_step = written["make_step"]
             made = make_step(model) if optimizer is None else make_step(model, optimizer)
         yield InferenceStep(made, source) if optimizer is None else TrainStep(made, source)
 
@@ -105,7 +109,10 @@ def source_for(
     Raises:
         SettingsError: the settings name a part or an attention the workload does not have, or it has no repeated blocks.
     """
-    device = torch.device(device)
+    return to_source(settings, _facts(settings, workload, model, torch.device(device), num_workers))
+
+
+def _facts(settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device, num_workers: int) -> Facts:
     workload = workload.under(settings)
     inner = unwrapped(model)
     names: list[str] = [""]
@@ -117,7 +124,7 @@ def source_for(
         names = list(workload.parts())
     dtype = workload.autocast_dtype(device)
     major, minor = torch.__version__.split(".")[:2]
-    facts = Facts(
+    return Facts(
         workload=type(workload).__name__,
         device_type=device.type,
         torch_version=(int(major), int(minor)),
@@ -130,7 +137,6 @@ def source_for(
         average_decay=workload.average_decay if workload.trains else None,
         num_workers=num_workers,
     )
-    return to_source(settings, facts)
 
 
 def refuse_unknown_names(settings: CompileSettings) -> None:
@@ -160,6 +166,27 @@ def _executed(source: str, settings: CompileSettings) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "compile_settings"}
     exec(compile(source, name, "exec"), namespace)
     return namespace
+
+
+def _called_where_it_runs(
+    compile_model: Callable[[nn.Module], Any], settings: CompileSettings, facts: Facts
+) -> Callable[[nn.Module], Any]:
+    """`compile_model` under the step's own autocast and gradient mode.
+
+    `torch.compile` loads what Dynamo traced in another process and makes its guards of tensors for the dispatch keys of that
+    moment. Made outside autocast or inference mode they fail inside it, and the trace that follows does not survive what was
+    loaded (pytorch/pytorch#175025; torch 2.11 to 2.13).
+    """
+
+    def called(model: nn.Module) -> Any:
+        with ExitStack() as within:
+            if facts.grad_mode is not None:
+                within.enter_context(getattr(torch, facts.grad_mode)())
+            if dtype := autocast_of(settings, facts):
+                within.enter_context(torch.autocast(facts.device_type, dtype=getattr(torch, dtype)))
+            return compile_model(model)
+
+    return called
 
 
 @contextmanager

@@ -80,6 +80,11 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
     return "\n\n".join(parts) + "\n\n\n" + code + "\n"
 
 
+def autocast_of(settings: CompileSettings, facts: Facts) -> str | None:
+    """The dtype that the step's autocast runs in, by torch's name; None for no autocast."""
+    return facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
+
+
 def optimizer_options(kind: OptimizerKind) -> dict[str, bool]:
     """Arguments for the optimizer's constructor; a compiled optimizer is a foreach one whose step is compiled later."""
     return {"fused": True} if kind is OptimizerKind.FUSED else {"foreach": True}
@@ -233,7 +238,7 @@ def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
-    dtype = facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
+    dtype = autocast_of(settings, facts)
     scaled = settings.autocast is Autocast.FP16
     yield "def make_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:"
     yield '    """The training step: call it with the model\'s inputs by name; it returns the loss, detached.'
@@ -280,7 +285,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
-    dtype = facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
+    dtype = autocast_of(settings, facts)
     yield "def make_step(model: torch.nn.Module) -> Callable[..., Any]:"
     yield '    """The inference step: call it with the model\'s inputs by name; it returns what the model does.'
     yield ""

@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch._functorch import config as functorch_config
 
+from workloads.base import load_workload
 from workloads.compile_caches import CacheFolders, gather, precompiling, restore, watching_caches
+from workloads.restarting import restart
+from workloads.settings import CompileSettings
 
 
 def model(name: str) -> nn.Module:
@@ -33,6 +36,12 @@ def first_step(name: str, *, mode: str | None, device: str) -> float:
     return time.perf_counter() - begun
 
 
+def first_step_under(settings: str, name: str, *, device: str) -> float:
+    """Seconds of the first step of a workload."""
+    workload = load_workload(name)("tiny", 0)
+    return restart(workload, CompileSettings.parse(settings), device=torch.device(device)).first_step_s
+
+
 def run(plan: dict[str, Any]) -> dict[str, Any]:
     folders = CacheFolders.of_process()
     restored = [artifact for path in plan["restored"] for artifact in pickle.loads(Path(path).read_bytes())]
@@ -41,7 +50,10 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
         within.enter_context(precompiling(plan["precompile"]))
         within.enter_context(functorch_config.patch(enable_autograd_cache=plan["autograd_cache"]))
         use = within.enter_context(watching_caches(restored))
-        steps_s = [first_step(name, mode=plan["mode"], device=plan["device"]) for name in plan["models"]]
+        if settings := plan["settings"]:
+            steps_s = [first_step_under(settings, name, device=plan["device"]) for name in plan["models"]]
+        else:
+            steps_s = [first_step(name, mode=plan["mode"], device=plan["device"]) for name in plan["models"]]
         gathered = gather(folders, use)
     Path(plan["gathered"]).write_bytes(pickle.dumps(gathered))
     return {

@@ -69,7 +69,8 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
         scratch = tmp_path_factory.mktemp("process")
         file, gathered = scratch / "plan.json", scratch / "gathered"
         whole = {"models": models, "restored": [str(run.file) for run in restored], "mode": mode, "device": device}
-        file.write_text(json.dumps({**whole, "gathered": str(gathered), "precompile": False, "autograd_cache": True, **plan}))
+        usual = {"settings": None, "precompile": False, "autograd_cache": True}
+        file.write_text(json.dumps({**whole, "gathered": str(gathered), **usual, **plan}))
         subprocess.run([sys.executable, str(PROCESS), str(file)], env=environment(scratch), check=True, timeout=300)
         return Ran(**json.loads(file.read_text()), file=gathered, inductor=scratch / "inductor")
 
@@ -164,6 +165,17 @@ def test_a_traced_function_is_restored_where_torch_keeps_it(compiler: Compiler) 
     assert started.hits == {"precompile": 1}
     assert started.saved_s > traced.compile_s / 2
     assert started.names == traced.names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workload", "settings"), [("layers", "scope=full,autocast=bf16"), ("layers-inference", "scope=full")])
+def test_what_was_traced_under_autocast_or_inference_mode_is_used_under_it(
+    compiler: Compiler, workload: str, settings: str
+) -> None:
+    traced = compiler(workload, settings=settings, precompile=True)
+    assert traced.misses["precompile"] == 1
+    started = compiler(workload, settings=settings, restored=(traced,), precompile=True)
+    assert (started.hits, started.misses) == ({"precompile": 1}, {})
 
 
 @pytest.mark.gpu
