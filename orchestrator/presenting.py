@@ -62,7 +62,7 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
         console.print(f"results are copied to {shown(config.storage)}", markup=False, highlight=False, soft_wrap=True)
     if config.placement is Placement.SPREAD:
         console.print("each trial has a host to itself", highlight=False)
-    minutes = seconds / 60 / config.max_concurrent
+    minutes = seconds / 60 / min(config.max_concurrent, max(1, len(left)))
     console.print(
         f"estimate: {minutes:.1f} min, {config.max_concurrent} at once{confirming}{budget}", highlight=False, soft_wrap=True
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -55,6 +56,8 @@ def _is_of(value: Any, kind: Any) -> bool:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return isinstance(value, str) and value in list(kind)
     if kind in (int, float) and isinstance(value, bool):
+        return False
+    if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:  # JSON's numbers end nowhere
         return False
     return isinstance(value, int | float if kind is float else kind)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing import HOSTILE, nothing_runs, numbers, spliced, texts, thoroughly, values
+from fuzzing import EXTREMES, HOSTILE, nothing_runs, numbers, spliced, texts, thoroughly, values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,6 +143,12 @@ def test_any_value_of_any_option_makes_a_plan_or_one_sentence(
     ran(capsys, "--dry-run", "--workload", WORKLOAD, f"{option}={value}")
 
 
+@pytest.mark.parametrize("option", [option for option in OPTIONS if not option.startswith("--no")])
+def test_an_extreme_number_for_an_option_makes_a_plan_or_one_sentence(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in EXTREMES:
+        ran(capsys, "--dry-run", "--workload", WORKLOAD, f"{option}={number}")
+
+
 @pytest.mark.parametrize("text", [text for text in HOSTILE if typed(text)])
 def test_a_hostile_workload_is_refused_and_not_run(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (text, f"{text}:Workload", f"toy_workloads:{text}"):
@@ -163,14 +169,8 @@ OF_SEARCH = sorted(SearchConfig().__dataclass_fields__)
 worth = values | numbers | st.sampled_from(PROPER) | st.lists(st.sampled_from(PROPER) | texts, max_size=3)
 
 
-@thoroughly
-@given(
-    st.dictionaries(st.sampled_from(FIELDS) | texts, worth, max_size=3),
-    st.none() | st.dictionaries(st.sampled_from(OF_SEARCH) | texts, worth, max_size=3),
-)
-def test_any_description_of_a_sweep_to_resume_makes_a_plan_or_one_sentence(
-    capsys: pytest.CaptureFixture[str], begun: Path, edits: dict[str, Any], search: dict[str, Any] | None
-) -> None:
+def took_up(capsys: pytest.CaptureFixture[str], begun: Path, edits: dict[str, Any], search: dict[str, Any] | None = None) -> None:
+    """Plans the sweep as if its folder said this of it."""
     described = json.loads((begun / SWEEP_FILE).read_text())
     config = {**described["config"], **edits}
     if search is not None:
@@ -185,6 +185,34 @@ def test_any_description_of_a_sweep_to_resume_makes_a_plan_or_one_sentence(
         ran(capsys, "--resume", "--output", str(begun), "--dry-run")
     finally:
         (begun / SWEEP_FILE).write_bytes(before)
+
+
+@thoroughly
+@given(
+    st.dictionaries(st.sampled_from(FIELDS) | texts, worth, max_size=3),
+    st.none() | st.dictionaries(st.sampled_from(OF_SEARCH) | texts, worth, max_size=3),
+)
+def test_any_description_of_a_sweep_to_resume_makes_a_plan_or_one_sentence(
+    capsys: pytest.CaptureFixture[str], begun: Path, edits: dict[str, Any], search: dict[str, Any] | None
+) -> None:
+    took_up(capsys, begun, edits, search)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_extreme_number_in_a_description_makes_a_plan_or_one_sentence(
+    name: str, begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in EXTREMES:
+        took_up(capsys, begun, {name: number})
+
+
+@pytest.mark.parametrize("name", OF_SEARCH)
+def test_an_extreme_number_in_the_description_of_a_search_makes_a_plan_or_one_sentence(
+    name: str, begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in EXTREMES:
+        for searcher in (None, "tpe"):
+            took_up(capsys, begun, {}, {"searcher": searcher, name: number})
 
 
 @thoroughly
@@ -219,6 +247,7 @@ def test_any_values_are_a_configuration_or_one_sentence(given_fields: dict[str, 
 
 
 def test_nothing_is_left_of_a_password_in_any_complaint(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep.main(["--dry-run"])  # imports what the default workload needs, some of which looks at the network then
     for address in ("redis://:planted@h:1", "redis://:pl@nted@h:1", "s3://key:pla/nted@bucket/x", "redis://h:1?password=planted"):
         for given_words in (
             ["--cache", address],

@@ -7,8 +7,9 @@ import io
 from rich.console import Console
 from samples import measured
 
+from orchestrator.config import SweepConfig
 from orchestrator.live import outcome_of
-from orchestrator.presenting import show_summary
+from orchestrator.presenting import show_plan, show_summary
 from orchestrator.records import Status, TrialRecord
 from workloads.settings import CompileSettings
 
@@ -41,3 +42,15 @@ def test_a_noisy_trials_line_has_its_interval() -> None:
 
     assert line(stable=False) == "ok: regional, default, static: 850.0 samples/s (noisy: 800.0 to 930.0), compile 12.0 s"
     assert line(stable=True) == "ok: regional, default, static: 850.0 samples/s, compile 12.0 s"
+
+
+def test_an_estimate_takes_no_more_trials_at_once_than_there_are() -> None:
+    def minutes(at_once: int) -> str:
+        out = io.StringIO()
+        settings = (CompileSettings.parse("scope=full"), CompileSettings.parse("scope=eager"))
+        config = SweepConfig(recipe="r", workload="captioning", size="tiny", settings=settings, max_concurrent=at_once)
+        show_plan(Console(file=out, width=200), config, 32, [])
+        return out.getvalue().partition("estimate: ")[2].partition(",")[0]
+
+    assert minutes(1) == "1.7 min"
+    assert minutes(2) == minutes(8) == minutes(10**400) == "0.8 min"
