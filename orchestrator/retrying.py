@@ -31,7 +31,7 @@ def backoff_s(label: Label | None, attempts: int) -> float | None:
 
     Args:
         label: of the latest attempt; None if it was ok.
-        attempts: made so far, the latest included.
+        attempts: made so far, the latest included, and without one that keeping traced functions ended.
     """
     if label is None or attempts >= MOST_ATTEMPTS.get(label, 1):
         return None

@@ -76,7 +76,7 @@ def is_recorded(folder: Path, trial_id: str) -> bool:
 def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
     """The record of an assignment, tried again for as long as only the machines or `--precompile` may be at fault."""
     failed: list[str] = _ask("failed", assignment.trial_id) or []
-    first_began = time.monotonic()
+    first_began, lost_to_precompile = time.monotonic(), 0
     if failed:  # in a process that died of it
         time.sleep(backoff_s(Label.TRIAL_DIED, len(failed)) or 0.0)
     while True:
@@ -87,9 +87,10 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
         finally:
             _ask("end", assignment.trial_id)
         ended = time.monotonic()
-        wait_s = backoff_s(verdict.label, len(failed) + 1)
+        wait_s = backoff_s(verdict.label, len(failed) + 1 - lost_to_precompile)
         if assignment.compiles and assignment.plan.precompile and verdict.label in OF_PRECOMPILE:
             assignment, wait_s = replace(assignment, plan=replace(assignment.plan, precompile=False)), 0.0
+            lost_to_precompile = 1
         if wait_s is None:
             break
         failed.append(verdict.reason or str(verdict.label))

@@ -145,6 +145,17 @@ def test_what_fails_with_traced_functions_kept_is_tried_once_more_without(
 
 
 @pytest.mark.usefixtures("board")
+def test_an_attempt_lost_to_traced_functions_is_none_of_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    most = MOST_ATTEMPTS[Label.NODE_LOST]
+    ran(tmp_path, monkeypatch, clock, TRACED, *[LOST] * (most - 1), OK, settings_key=FULL, precompile=True)
+    (record,) = records.read(tmp_path)
+    assert (record.status, record.tries) == ("ok", most + 1)
+    assert clock.slept == [0.0, 2.0, 4.0, 8.0]
+
+
+@pytest.mark.usefixtures("board")
 @pytest.mark.parametrize(
     ("verdict", "changed"),
     [
