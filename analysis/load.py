@@ -16,7 +16,7 @@ from analysis.formatting import number
 from orchestrator import records
 from orchestrator.errors import RecordsError
 from orchestrator.objectives import INTERVALS
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, WarmStart
+from orchestrator.records import LOST_TO_MACHINES, SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, WarmStart
 from workloads.settings import CompileSettings
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
@@ -73,8 +73,10 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
     frame = pd.DataFrame(columns)
     if all_attempts:
         return frame
-    latest = ~frame.duplicated(["settings_key", "caches", "num_workers"], keep="last")
-    return frame[latest].reset_index(drop=True)
+    of_one_kind = ["settings_key", "caches", "num_workers"]
+    told = ~frame["label"].isin(LOST_TO_MACHINES)
+    counting = frame[told | ~told.groupby([frame[name] for name in of_one_kind], dropna=False).transform("any")]
+    return counting[~counting.duplicated(of_one_kind, keep="last")].reset_index(drop=True)
 
 
 def load_sweep(folder: str | Path) -> SweepInfo:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.formatting import number
 from orchestrator.objectives import INTERVALS, Goal
-from orchestrator.records import Caches, Status
+from orchestrator.records import LOST_TO_MACHINES, Caches, Status
 from workloads.settings import Padding, Scope
 
 _ALIKE = ("group_window", "autocast", "matmul_precision", "attention")
@@ -87,10 +87,12 @@ def expected_compile_s(df: pd.DataFrame) -> pd.Series:
 
 
 def standing(df: pd.DataFrame) -> pd.DataFrame:
-    """One row a setting and number of workers: the cold one, or where there is none the warm one."""
-    cold = df["caches"] == Caches.COLD
-    measured_cold = _joined(df, "settings_key", "num_workers")
-    return df[cold | ~measured_cold.isin(measured_cold[cold])]
+    """One row a setting and number of workers: the cold one, or where there is none the warm one.
+
+    One that the machines ended counts only where there is no other.
+    """
+    rank = 2 * df["label"].isin(LOST_TO_MACHINES) + (df["caches"] != Caches.COLD)
+    return df[rank == rank.groupby(_joined(df, "settings_key", "num_workers")).transform("min")]
 
 
 def knee(front: pd.DataFrame) -> pd.Series | None:

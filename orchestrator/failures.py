@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from orchestrator.records import Status
+from orchestrator.records import LOST_TO_MACHINES, Status
 from workloads.phases import Phase
 
 MAX_DATA_WAIT_SHARE = 0.05
@@ -59,7 +59,7 @@ _INFEASIBLE = {
 }
 """Labels that are a property of the setting; the others say nothing certain about it."""
 
-INFRASTRUCTURE = frozenset({Label.NODE_LOST, Label.ACTOR_LOST, Label.DEVICE_LOST, Label.DISK_FULL, Label.TRIAL_DIED})
+INFRASTRUCTURE = frozenset(map(Label, LOST_TO_MACHINES))
 """Labels that are a property of the machines: the setting is tried again, and again when the sweep is resumed."""
 
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory|can't allocate memory|low on memory|memory usage threshold")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from orchestrator.failures import Label
 from orchestrator.objectives import Aims, Goal, Losses, Record, figure, front, reference_point
-from orchestrator.records import Status
+from orchestrator.records import Caches, Status
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
 from orchestrator.search.named import Searcher
@@ -148,9 +148,11 @@ class Pruning:
         if warmup_s is None or compile_s is None:
             return
         self._steps_s = max(self._steps_s or 0.0, warmup_s - compile_s)
-        if setting.scope is not Scope.EAGER:
+        cold_s = record.get("cold_equivalent_s") if record.get("caches") == Caches.WARM else compile_s
+        if setting.scope is not Scope.EAGER and cold_s is not None:
             num, longest_s = self._warmed_up.get(_family(setting), (0, 0.0))
-            self._warmed_up[_family(setting)] = (num + 1, max(longest_s, warmup_s / self._graphs(setting)))
+            cold_warmup_s = warmup_s - compile_s + cold_s  # restored caches may lack what another setting needs
+            self._warmed_up[_family(setting)] = (num + 1, max(longest_s, cold_warmup_s / self._graphs(setting)))
 
     def decide(self, sighting: Sighting) -> Stop | None:
         """Whether to stop a trial; None lets it go on. Eager ones always go on: they are what others are compared with."""

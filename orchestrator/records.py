@@ -307,14 +307,25 @@ def follow_warm_starts(folder: Path) -> lines.Tail[WarmStart]:
     return lines.Tail(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
 
 
+LOST_TO_MACHINES = frozenset({"node-lost", "actor-lost", "device-lost", "disk-full", "trial-died"})
+"""Labels of trials that the machines ended, which says nothing of their settings."""
+
+
 def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
-    """The record of each setting that counts: the latest cold one, or, where there is none, the latest warm one."""
+    """The record of each setting that counts: the latest cold one, or, where there is none, the latest warm one.
+
+    One that the machines ended counts only where there is no other.
+    """
     found: dict[str, TrialRecord] = {}
     for record in done:
         before = found.get(record.settings_key)
-        if before is None or record.caches is Caches.COLD or before.caches is Caches.WARM:
+        if before is None or _standing_rank(record) <= _standing_rank(before):
             found[record.settings_key] = record
     return found
+
+
+def _standing_rank(record: TrialRecord) -> tuple[bool, bool]:
+    return record.label in LOST_TO_MACHINES, record.caches is not Caches.COLD
 
 
 def _settings(values: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from orchestrator import records
 from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import ConfigError
+from orchestrator.failures import INFRASTRUCTURE
 from orchestrator.records import TrialRecord
 from orchestrator.search import (
     Budget,
@@ -108,14 +109,15 @@ class Search:
             self.proposer.tell(row)
 
     def new_records(self) -> Iterable[TrialRecord]:
-        """Records the proposer has not been told of; they are counted."""
+        """Records the proposer has yet to be told of; they are counted."""
         for record in self._fresh():
             row = asdict(record)
-            self._told.append(row)
             self._spending.tell(row)
-            self._tried.add(record.settings_key)
             self._under_way.pop(record.settings_key, None)
-            yield record
+            if record.label not in INFRASTRUCTURE:  # else it tells nothing of its setting, which a later run tries again
+                self._told.append(row)
+                self._tried.add(record.settings_key)
+                yield record
 
     def why_enough(self) -> str | None:
         """Why no further trial should start; None if one may."""

@@ -19,7 +19,8 @@ from workloads.vocabulary import Pipeline
 _KINDS: Mapping[str, Any] = {
     "recipe": str, "workload": str, "size": str, "settings": list[str], "seed": int, "device": Device, "pipeline": Pipeline,
     "workers_per_trial": int, "max_concurrent": int, "placement": Placement, "cache": str | None, "caches": CachePolicy,
-    "precompile": bool, "compile_deadline_s": float, "storage": str | None, "log_to": list[str], "search": dict,
+    "precompile": bool, "compile_deadline_s": float, "trial_deadline_s": float, "storage": str | None,
+    "log_to": list[str], "search": dict,
 }  # fmt: skip
 """What a sweep to resume is asked for, if its `sweep.json` says it."""
 

@@ -218,13 +218,19 @@ def _configured(
         warm_starts=not options.no_warm_start,
         time_budget_s=options.time_budget_s,
         compile_deadline_s=compile_deadline_s,
-        trial_deadline_s=_first(options.trial_deadline_s, compile_deadline_s + 300.0),
+        trial_deadline_s=_trial_deadline_s(options, stored, compile_deadline_s),
         search=search,
         log_to=_log_to(options, stored),
     )
     if num_gpus and workers > num_gpus and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"--workers-per-trial {workers} needs as many GPUs, and {num_gpus} are visible")
     return config
+
+
+def _trial_deadline_s(options: Options, stored: dict[str, Any], compile_deadline_s: float) -> float:
+    """As asked; as before, unless compiling may take otherwise long now; or what leaves five minutes beside compiling."""
+    before: float | None = stored.get("trial_deadline_s") if options.compile_deadline_s is None else None
+    return _first(options.trial_deadline_s, before, compile_deadline_s + 300.0)
 
 
 def _log_to(options: Options, stored: dict[str, Any]) -> tuple[str, ...]:
@@ -246,7 +252,7 @@ def _search(options: Options, stored: dict[str, Any]) -> SearchConfig:
         "learn_anyway": options.learn_anyway,
     }
     before = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
-    chosen = {name: value or before.get(name, value) if value != 0 else value for name, value in asked.items()}
+    chosen = {name: before.get(name, value) if value in (None, ()) or value is False else value for name, value in asked.items()}
     if not chosen["searcher"] and (named := [name for name, value in chosen.items() if value and name != "num_trials"]):
         chosen["searcher"] = Searcher.GRID  # their order is kept
         if "learn_from" in named or "learn_anyway" in named:

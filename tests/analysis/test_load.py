@@ -104,6 +104,19 @@ def test_the_latest_attempt_at_a_setting_counts(make_sweep: MakeSweep) -> None:
     assert list(analysis.load(folder, all_attempts=True)["attempt"]) == [1, 1, 2]
 
 
+def test_an_attempt_that_the_machines_ended_takes_no_earlier_ones_place(make_sweep: MakeSweep) -> None:
+    folder = make_sweep(
+        [
+            trial("scope=eager", status=Status.FAILED, trial_id="lost", label="node-lost"),
+            trial("scope=full", 700, 50, trial_id="good"),
+            trial("scope=full", status=Status.FAILED, trial_id="lost later", label="node-lost"),
+        ]
+    )
+    df = analysis.load(folder)
+    assert list(df["trial_id"]) == ["lost", "good"]
+    assert list(analysis.pareto_front(df)["trial_id"]) == ["good"]
+
+
 def test_cold_and_warm_times_never_share_a_column(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep([trial("scope=full", 700, 50), trial("scope=full", 701, 6, caches=Caches.WARM)]))
     assert df["compile_s"].tolist() == [50, pd.NA]

@@ -213,6 +213,15 @@ def test_what_is_only_estimated_is_on_the_expected_front_and_not_on_the_known_on
     assert list(analysis.pareto_front(df)["trial_id"]) == ["eager", "modular"]
 
 
+def test_a_cold_measurement_that_the_machines_ended_takes_no_warm_trials_place(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 950, 3, caches=Caches.WARM, cold_equivalent_s=40.0, trial_id="warm"),
+        trial("scope=full", status=Status.FAILED, label="disk-full", trial_id="lost"),
+    ]
+    df = analysis.load(make_sweep(records))
+    assert list(analysis.expected_front(df)["trial_id"]) == ["warm"]
+
+
 def test_where_a_setting_was_measured_cold_its_warm_trial_does_not_count(make_sweep: MakeSweep) -> None:
     records = [
         trial("scope=full", 950, 3, caches=Caches.WARM, cold_equivalent_s=40.0, trial_id="warm"),

@@ -190,6 +190,15 @@ def test_a_compile_far_beyond_its_family_is_given_up_as_endless() -> None:
     assert stop.bounds["compile_s"] == 58
 
 
+def test_a_deadline_goes_by_cold_compiles_and_by_the_estimates_of_warm_ones() -> None:
+    warm = {"caches": "warm", "compile_s": 4.0, "warmup_s": 6.0}
+    keys = ("scope=full,dynamic=mark", "scope=full,dynamic=mark,optimizer=fused")
+    judge = pruning([{**row(key, 900, 4), **warm, "cold_equivalent_s": 75.0} for key in keys])
+    assert judge.compile_deadline_s(setting(keys[0])) == 4 * 77
+    unknown = pruning([{**row(key, 900, 4), **warm, "cold_equivalent_s": None} for key in keys])
+    assert unknown.compile_deadline_s(setting(keys[0])) is None
+
+
 REPLAYED = [EAGER, REGIONAL, FULL, row("scope=full", 700, 90, 20)]
 
 

@@ -145,6 +145,24 @@ def test_a_number_of_trials_counts_those_of_earlier_runs_and_those_under_way(tmp
     assert asked.why_enough() == "3 trials were asked for"
 
 
+@pytest.mark.parametrize("searcher", Searcher)
+def test_what_the_machines_ended_is_proposed_to_the_next_run_and_costs_what_it_took(searcher: Searcher, tmp_path: Path) -> None:
+    first = search(tmp_path, settings=SETTINGS[:3], searcher=searcher, num_trials=3, gpu_budget_s=1000)
+    begun = [first.proposer.propose() for _ in range(3)]
+    for setting, lost in zip(begun, (False, True, False), strict=True):
+        assert setting is not None
+        assert first.may_start(setting)
+        fate = {"status": Status.FAILED, "label": "node-lost"} if lost else {}
+        records.append(tmp_path, recorded(setting, None if lost else 100, **fate))
+    first.catch_up()
+    assert first.proposer.propose() is None, "not twice in a run"
+    assert first.outcome().startswith("the search ended after 2 trials of 3 settings")
+    again = search(tmp_path, settings=SETTINGS[:3], searcher=searcher, num_trials=3, gpu_budget_s=1000)
+    again.catch_up()
+    assert again.proposer.propose() == begun[1]
+    assert not again.allows(920), "of 1000 s, 90 are spent"
+
+
 def test_a_constraint_that_no_trial_keeps_is_named(tmp_path: Path) -> None:
     asked = search(tmp_path, constraints=("compile_s<=5",))
     step(asked, tmp_path, 100)

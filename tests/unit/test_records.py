@@ -370,3 +370,11 @@ def test_of_a_setting_the_latest_cold_record_counts_and_a_warm_one_only_without_
     assert standing([cold, later_cold, later_warm]) == {SETTINGS.key: later_cold}
     assert standing([warm, later_warm]) == {SETTINGS.key: later_warm}
     assert standing([]) == {}
+
+
+def test_an_attempt_that_the_machines_ended_counts_only_where_there_is_no_other() -> None:
+    cold, warm = record("1"), record("2", caches=Caches.WARM)
+    lost, lost_again = (record(name, status=Status.FAILED, label="node-lost") for name in ("3", "4"))
+    assert standing([cold, lost]) == standing([lost, cold]) == {SETTINGS.key: cold}
+    assert standing([warm, lost]) == standing([lost, warm]) == {SETTINGS.key: warm}
+    assert standing([lost, lost_again]) == {SETTINGS.key: lost_again}
