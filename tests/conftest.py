@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+# Threads of OpenMP that wait for each other spin, and where there are as many as cores, any other process makes each wait as long
+# as the kernel lets that one run. Read when torch is loaded, here and in every process that a test starts.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
