@@ -46,6 +46,9 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 _PARTS = "parts."
 
+_MOST_LOGARITHM = 700.0
+"""What a float can still hold the exponential of."""
+
 _USUAL = "—"
 
 
@@ -202,7 +205,7 @@ class _Figures:
             name=field,
             before=before,
             after=after,
-            rate=Difference(*(math.expm1(end) for end in logarithm)),
+            rate=Difference(*(math.expm1(min(end, _MOST_LOGARITHM)) for end in logarithm)),
             step_ms=_mean(self.step_ms[second] - self.step_ms[first], np.hypot(self.step_off[first], self.step_off[second])),
             compile_s=_mean(
                 self.compile_s[second] - self.compile_s[first], np.hypot(self.compile_off[first], self.compile_off[second])
@@ -212,14 +215,19 @@ class _Figures:
 
 
 def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Difference | None:
-    """The mean of those that are known, with an interval of their own errors and, of several, their scatter."""
+    """The mean of those that are known, with an interval of their own errors and, of several, their scatter.
+
+    The errors are taken as known. The scatter is found from these few, so its share of the interval is by Student's t.
+    """
     known = np.isfinite(values)
     values, off = values[known], off[known]
     if not len(values):
         return None
-    own = float(np.sqrt((off**2).sum())) / len(values)
-    scatter = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    half = Z95 * max(own, scatter)
+    half = Z95 * float(np.sqrt((off**2).sum())) / len(values)
+    if len(values) > 1:
+        from scipy.special import stdtrit  # a fifth of a second, and only here
+
+        half = max(half, float(stdtrit(len(values) - 1, 0.975)) * float(values.std(ddof=1)) / math.sqrt(len(values)))
     mean = float(values.mean())
     return Difference(mean, mean - half, mean + half)
 

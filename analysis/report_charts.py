@@ -148,7 +148,7 @@ def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
         "effects", "What one change is worth", "One change", "Change of throughput by changing one field",
         "Each row compares settings that differ in this field only, the mean over all such pairs. The name also says what it "
         "costs in cold compiling, of warm trials by their estimate; the hover, after how many steps that is paid "
-        f"back.{_no_room(info.num_left_out)}",
+        f"back, and the interval, which the axis may cut off.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
     )  # fmt: skip
 

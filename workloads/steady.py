@@ -244,7 +244,8 @@ def speedup(window: Window) -> Speedup | None:
 
     The ratio is that of total times, where the eager time beside a pass is the mean of the blocks before and after it: what
     drifts linearly cancels. The interval is of a ratio estimator: each pass is paired with the block after it alone, so that no
-    block counts twice, and with r the ratio, the scatter of eager - r x compiled within each batch is its error.
+    block counts twice, and with r the ratio, the scatter of eager - r x compiled among whole passes is its error: what the
+    steps of a pass share, such as a host's slow stretch, counts in full.
     """
     blocks = np.asarray(window.eager_blocks)
     if len(blocks) < 3:
@@ -252,10 +253,9 @@ def speedup(window: Window) -> Speedup | None:
     compiled = np.asarray(window.passes)[1 : len(blocks)][:, list(window.chosen)]
     eager = (blocks[:-1] + blocks[1:]) / 2
     ratio = float(eager.sum() / compiled.sum())
-    residuals = blocks[1:] - ratio * compiled
-    number = len(compiled)
-    error = math.sqrt(float((residuals.var(axis=0, ddof=1) / number).sum())) / float(compiled.mean(axis=0).sum())
-    half = _t975(residuals.shape[1] * (number - 1)) * error
+    totals = (blocks[1:] - ratio * compiled).sum(axis=1)
+    error = math.sqrt(float(totals.var(ddof=1)) / len(totals)) / float(compiled.sum(axis=1).mean())
+    half = _t975(len(totals) - 1) * error
     return Speedup(ratio=ratio, ci95=(max(0.0, ratio - half), ratio + half))
 
 

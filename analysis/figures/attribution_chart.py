@@ -94,7 +94,7 @@ def effects_figure(info: EffectsInfo) -> go.Figure:
     if not info.effects:
         return chart
     chart.add_vline(x=0, line={"color": LINE_COLOR, "width": 1})
-    chart.update_xaxes(rangemode="normal")
+    chart.update_xaxes(range=_shown_percent([one.rate for one in info.effects]))
     chart.add_trace(
         go.Bar(
             orientation="h",
@@ -116,6 +116,16 @@ def effects_figure(info: EffectsInfo) -> go.Figure:
         )
     )
     return chart
+
+
+def _shown_percent(changes: Sequence[Difference]) -> tuple[float, float]:
+    """Both ends of the axis: with every interval, but so that the bars keep a third of it, whatever two pairs leave open."""
+    least, most = (100 * pick(0.0, *(one.value for one in changes)) for pick in (min, max))
+    reach = most - least or 1.0
+    low = max(least - reach, min(least, *(100 * one.low for one in changes)))
+    high = min(most + reach, max(most, *(100 * one.high for one in changes)))
+    room = 0.05 * (high - low)
+    return low - room, high + room
 
 
 def shares_figure(info: SharesInfo) -> go.Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 from sweep_folders import MakeSweep, trial
 
@@ -91,6 +92,25 @@ def test_an_effect_is_the_mean_over_pairs_that_differ_in_one_field_only(make_swe
     steps = found["optimizer", "foreach", "fused"].step_ms
     assert steps is not None
     assert steps.value == pytest.approx((64_000 / 600 - 128 + 64_000 / 612 - 64_000 / 510) / 2)
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+def test_the_interval_of_an_effect_covers_the_true_one_about_as_often_as_it_says(make_sweep: MakeSweep, pairs: int) -> None:
+    """Pairs that disagree by more than each is off by, as where a field's worth hangs on the others."""
+    source, covered = np.random.default_rng(3), 0
+    setting = "scope={},dynamic=mark,pad_multiple={}"
+    df = analysis.load(
+        make_sweep(trial(setting.format(scope, 8 * (at + 1)), 500, 20) for at in range(pairs) for scope in ("full", "regional"))
+    )
+    is_regional = (df["scope"] == "regional").to_numpy()
+    for _ in range(100):
+        rates = np.full(len(df), 500.0)
+        rates[is_regional] *= 1.2 * np.exp(0.1 * source.standard_normal(pairs))
+        ends = {"samples_per_s_low": 0.999 * rates, "samples_per_s_high": 1.001 * rates}
+        (effect,) = [one for one in effects(df.assign(samples_per_s=rates, **ends)) if one.name == "scope"]
+        assert effect.pairs == pairs
+        covered += effect.rate.low <= 0.2 <= effect.rate.high
+    assert covered >= 90
 
 
 def test_a_change_of_two_fields_is_no_effect(make_sweep: MakeSweep) -> None:

@@ -196,6 +196,19 @@ def test_effects_and_shares_say_what_a_change_is_worth(make_sweep: MakeSweep) ->
     assert (shares["scope"].compile_time or 0) > 0.8
 
 
+def test_an_interval_of_two_pairs_that_disagree_leaves_the_bars_their_room(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 500, 60), trial("scope=full,optimizer=fused", 550, 60),
+        trial("scope=regional", 480, 15), trial("scope=regional,optimizer=fused", 620, 15),
+    ]  # fmt: skip
+    info = effects_info(analysis.load(make_sweep(records)))
+    optimizer = next(one for one in info.effects if one.name == "optimizer")
+    assert optimizer.rate.high > 1.5
+    low, high = effects_figure(info).layout.xaxis.range
+    values = [0.0, *(100 * one.rate.value for one in info.effects)]
+    assert low < min(values) < max(values) < high < 3 * max(values)
+
+
 def test_parts_have_prices_from_modular_trials_alone(make_sweep: MakeSweep) -> None:
     records = [
         trial("scope=full", 800, 90),
