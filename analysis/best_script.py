@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.formatting import figure, interval, number, percent, text
+from analysis.formatting import figure, interval, number, percent, text, upper_end
 from orchestrator.errors import ConfigError
 
 BEST_FILE = "best.py"
@@ -154,7 +154,8 @@ def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> R
 
 def _judged(trial: pd.Series, came: dict[str, Any]) -> Rerun:
     rate = float(came["samples_per_s"])
-    low, high, recorded = (number(trial[name]) for name in ("samples_per_s_low", "samples_per_s_high", "samples_per_s"))
+    low, recorded = (number(trial[name]) for name in ("samples_per_s_low", "samples_per_s"))
+    high = upper_end(trial["samples_per_s_high"])
     found = f"Run again in a fresh process on {came['device']} it reached {figure(rate, 'samples/s', digits=4)}"
     if low is None or high is None or recorded is None:
         return Rerun(Outcome.OUTSIDE, f"{found}; the record has no interval to compare it with.", came)

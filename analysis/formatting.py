@@ -82,14 +82,31 @@ def instant(iso: str) -> str:
     return f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if when.tzinfo else iso
 
 
+def upper_end(high: Any) -> float | None:
+    """The upper end of an interval, infinite where nothing bounds it; None if it is missing."""
+    return math.inf if isinstance(high, float) and high == math.inf else number(high)
+
+
 def interval(low: Any, high: Any) -> str:
-    """`a–b`, with the digits a figure has, or more where its width needs them to show; nothing if an end is missing."""
-    start, end = number(low), number(high)
+    """`a–b`, with the digits a figure has, or more where its width needs them to show; nothing if an end is missing.
+
+    Without a bound upwards it is `a or more`.
+    """
+    start, end = number(low), upper_end(high)
     if start is None or end is None:
         return ""
+    if math.isinf(end):
+        return f"{figure(start)} or more"
     width, largest = max(end - start, 1e-4), max(abs(start), abs(end), 1e-4)
     decimals = max(0, 2 - math.floor(math.log10(largest)), -math.floor(math.log10(width)))
     return f"{start:,.{decimals}f}–{end:,.{decimals}f}"
+
+
+def span(low: Any, high: Any, unit: str) -> str:
+    """The same in a sentence: `a to b unit`."""
+    if upper_end(high) == math.inf:
+        return f"{figure(low, unit)} or more"
+    return f"{figure(low)} to {figure(high, unit)}"
 
 
 def cell(words: str) -> str:

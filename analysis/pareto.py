@@ -49,7 +49,8 @@ def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAUL
     """The trials that no other trial beats in one objective without losing in another.
 
     Only trials whose status is ok and whose objectives are all finite take part. One whose steps were noisy takes part with the
-    worse ends of its intervals (`assured`). Trials equal in every objective do not dominate each other: all of them stay.
+    worse ends of its intervals (`assured`), or not at all where they are infinite. Trials equal in every objective do not
+    dominate each other: all of them stay.
 
     Args:
         df: trials as `load` returns them.
@@ -63,7 +64,7 @@ def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAUL
     """
     signs = signs_of(df, objectives)
     candidates = usable(df, *signs)
-    front = candidates[~dominated(assured_costs(candidates, signs))]
+    front = candidates[on_front(assured_costs(candidates, signs))]
     last, *others = reversed(signs)
     return front.sort_values([last, *others], kind="stable")
 
@@ -214,14 +215,17 @@ def assured_costs(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[n
 
 
 def assured(df: pd.DataFrame, name: str, *, at_most: bool) -> npt.NDArray[np.float64]:
-    """The column's figures as `orchestrator.objectives.assured` gives a record's: of noisy trials the interval's worse end."""
+    """The column's figures as `orchestrator.objectives.assured` gives a record's: of noisy trials the interval's worse end.
+
+    That end is infinite where it is an upper one that nothing bounds.
+    """
     values = floats(df[name])
     of, _ = INTERVALS.get(name, (name, ""))
     if (end := f"{of}_{'high' if at_most else 'low'}") not in df.columns or "stable" not in df.columns:
         return values
     with np.errstate(divide="ignore", invalid="ignore"):
         worse: npt.NDArray[np.float64] = values * floats(df[end]) / floats(df[of])
-    return np.where(is_noisy(df) & np.isfinite(worse), worse, values)
+    return np.where(is_noisy(df) & ~np.isnan(worse), worse, values)
 
 
 def is_noisy(df: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -232,6 +236,11 @@ def is_noisy(df: pd.DataFrame) -> npt.NDArray[np.bool_]:
 def is_noisy_trial(trial: pd.Series) -> bool:
     """The same of one row."""
     return number(trial["stable"]) == 0
+
+
+def on_front(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which rows no other dominates, and are finite: what may be infinitely bad is on no front."""
+    return np.asarray(~dominated(costs) & np.isfinite(costs).all(axis=1), dtype=np.bool_)
 
 
 def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

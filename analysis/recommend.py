@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.arguments import Parser, amount, count, run
 from analysis.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
-from analysis.formatting import duration, figure, number, percent, whole
+from analysis.formatting import duration, figure, number, percent, span, whole
 from analysis.load import load
 from analysis.pareto import assured, is_noisy_trial
 from analysis.uncertainty import chance
@@ -127,8 +127,8 @@ def sentences(found: Recommendation) -> list[str]:
     if found.over_plain is None and not _as_it_comes(trial.to_frame().T)[0]:
         said.append("What it gains over torch.compile(model) as it comes is not known: no such trial is usable.")
     if is_noisy_trial(trial):
-        rates = f"{figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')}"
-        said.append(f"Its steps were noisy: its throughput may be anything from {rates}.")
+        rates = span(trial["samples_per_s_low"], trial["samples_per_s_high"], "samples/s")
+        said.append(f"Its steps were noisy: its throughput may be {rates}.")
     said.append(_confidence(found))
     said += [f"{left} usable settings do not keep {constraint}." for constraint, left in found.excluded.items() if left]
     return said

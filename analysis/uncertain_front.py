@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import DEFAULT_OBJECTIVES, assured_costs, costs_of, dominated, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, assured_costs, costs_of, dominated, on_front, signs_of, usable
 from analysis.uncertainty import DRAWS, Z95, Noise, deviations, drawn, noise
 from orchestrator.objectives import Goal
 
@@ -62,10 +62,10 @@ def uncertain_front(
     """
     signs = signs_of(df, objectives)
     candidates, between, chances = _chances(df, signs, attempts, count, seed)
-    on_front = ~dominated(assured_costs(candidates, signs))
-    kept = on_front | (chances >= POSSIBLE)
+    is_on_front = on_front(assured_costs(candidates, signs))
+    kept = is_on_front | (chances >= POSSIBLE)
     last, *others = reversed(signs)
-    trials = candidates.assign(on_front=on_front, front_probability=chances)[kept].sort_values([last, *others], kind="stable")
+    trials = candidates.assign(on_front=is_on_front, front_probability=chances)[kept].sort_values([last, *others], kind="stable")
     leaders = _leaders(trials, signs, between)
     keys = trials["settings_key"].to_numpy() if "settings_key" in trials else trials.index.to_numpy()
     sizes = np.bincount(leaders, minlength=len(trials)) if len(trials) else np.zeros(0, dtype=np.int64)

@@ -47,6 +47,9 @@ class Noise(NamedTuple):
         return f"{percent(self.relative)} between runs ({origin})"
 
 
+_UNBOUNDED = float(np.log(10))
+"""Deviation of the logarithm of a figure whose interval is all that is not negative."""
+
 EXACT = Noise(relative=0.0, floor=0.0, repeats=0)
 
 _COMPILE = Noise(relative=0.05, floor=0.5, repeats=0)
@@ -91,9 +94,12 @@ def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[n
     if f"{name}_low" in trials:
         low, high = floats(trials[f"{name}_low"]), floats(trials[f"{name}_high"])
         with np.errstate(divide="ignore", invalid="ignore"):
-            # An interval without an upper end is judged by its lower one.
-            width = np.where(np.isfinite(high), np.log(high / low), 2 * np.log(values / low)) / (2 * Z95)
-        within = np.where(np.isfinite(width), width, 0.0)
+            below = np.where(low > 0, np.log(values / low), np.nan)
+            above = np.where(np.isfinite(high), np.log(high / values), np.nan)
+        # Of an interval that reaches down to 0, or has no upper end, the other end stands for both.
+        width = np.where(np.isnan(below), above, below) + np.where(np.isnan(above), below, above)
+        is_unbounded = np.isnan(width) & (low <= 0) & (high == np.inf)
+        within = np.where(is_unbounded, _UNBOUNDED, np.where(np.isfinite(width), np.maximum(width, 0.0) / (2 * Z95), 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         floor = np.where(values > 0, between.floor / values, 0.0)
     relative: npt.NDArray[np.float64] = np.sqrt(within**2 + between.relative**2 + floor**2)

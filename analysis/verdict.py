@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.formatting import duration, figure, interval, number, percent, text, times
+from analysis.formatting import duration, figure, interval, number, percent, span, text, times, upper_end
 from analysis.load import SweepInfo
 from analysis.pareto import Choice, Summary, break_even_s, is_noisy, pareto_front, speedup_over_eager
 from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE, has_drifted
@@ -64,7 +64,7 @@ def noisy_steps(df: pd.DataFrame) -> list[str]:
 def _intervals(trials: pd.DataFrame) -> str:
     """Up to three by name, the fastest first, each with its interval of throughput."""
     rates = [
-        f"{_name(trial)} ({figure(trial['samples_per_s_low'])} to {figure(trial['samples_per_s_high'], 'samples/s')})"
+        f"{_name(trial)} ({span(trial['samples_per_s_low'], trial['samples_per_s_high'], 'samples/s')})"
         for _, trial in trials.sort_values("samples_per_s", ascending=False, kind="stable").iterrows()
     ]
     return ", ".join(rates[:3]) + (f" and {len(rates) - 3} more" if len(rates) > 3 else "")
@@ -202,7 +202,7 @@ def _cost(trial: pd.Series) -> list[str]:
 
 
 def _intervals_overlap(one: pd.Series, other: pd.Series) -> bool:
-    low, high = number(one["samples_per_s_low"]), number(other["samples_per_s_high"])
+    low, high = number(one["samples_per_s_low"]), upper_end(other["samples_per_s_high"])
     return low is not None and high is not None and low <= high
 
 

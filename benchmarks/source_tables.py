@@ -8,6 +8,7 @@ Folders are those of sweeps of `gpt2` and `gpt2-inference` (recipe modes), or of
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def _step(record: TrialRecord | None) -> str:
     if record.stable is not False or record.step_ms_ci95 is None:
         return took
     low, high = record.step_ms_ci95
-    return f"{took} ± {_figure((high - low) / 2, digits)}"
+    return f"{took} ± {_figure((high - low) / 2, digits) if math.isfinite(high) else '∞'}"
 
 
 def _mib(record: TrialRecord | None) -> str:

@@ -60,7 +60,8 @@ def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in kinds.items():
         if kind == _INTERVAL and values.get(name) is not None:
             low, high = values[name]
-            values[name] = None if None in (low, high) else (float(low), float(high))  # null: it was not finite
+            # null: it was not finite, which an upper end is that the steps do not bound
+            values[name] = None if low is None else (float(low), math.inf if high is None else float(high))
     for name, value in values.items():
         if not _is_of(value, kinds[name]) or (isinstance(value, dict) and not _is_shallow(value, _DEEPEST)):
             raise TypeError(f"{name} is {quoted(value)}")

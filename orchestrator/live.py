@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -207,7 +208,8 @@ def outcome_of(record: TrialRecord) -> str:
 def _noise(record: TrialRecord) -> str:
     if record.stable is not False or record.samples_per_s_ci95 is None:
         return ""
-    return f" (noisy: {_figure(record.samples_per_s_ci95[0])} to {_figure(record.samples_per_s_ci95[1])})"
+    low, high = record.samples_per_s_ci95
+    return f" (noisy: {_figure(low)} or more)" if math.isinf(high) else f" (noisy: {_figure(low)} to {_figure(high)})"
 
 
 def _compiled(record: TrialRecord) -> str:

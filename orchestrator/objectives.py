@@ -218,6 +218,8 @@ def figure(record: Record, name: str) -> float | None:
 def assured(record: Record, name: str, *, at_most: bool) -> float | None:
     """The figure, or, of a trial whose steps were too noisy (`stable` is false), the worse end of its 95 % interval.
 
+    None if the figure is missing, or its worse end is an upper one and nothing bounds it.
+
     Args:
         record: the record.
         name: of the figure; one without an interval is returned as it is.
@@ -228,7 +230,10 @@ def assured(record: Record, name: str, *, at_most: bool) -> float | None:
     ends, centre = record.get(interval), figure(record, of)
     if value is None or record.get("stable") is not False or not ends or not centre:
         return value
-    return value * float(ends[1 if at_most else 0]) / centre
+    end = ends[1 if at_most else 0]
+    if end is None or not math.isfinite(end):
+        return None if at_most else value
+    return value * float(end) / centre
 
 
 _RATE = ("samples_per_s", "samples_per_s_ci95")

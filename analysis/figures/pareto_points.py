@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRICES, FrontAxis, front_objectives
-from analysis.formatting import number, text
+from analysis.formatting import number, text, upper_end
 from analysis.pareto import is_noisy_trial, knee, pareto_front, standing
 from analysis.remarks import remarks
 from analysis.uncertain_front import uncertain_front
@@ -70,8 +71,8 @@ class ParetoPoint(NamedTuple):
 
     @property
     def above(self) -> float:
-        """How far the interval reaches above the gain; 0 without an interval."""
-        return 0.0 if self.y_high is None else max(0.0, self.y_high - self.y)
+        """How far the interval reaches above the gain; 0 without an interval, or without a bound."""
+        return 0.0 if self.y_high is None or math.isinf(self.y_high) else max(0.0, self.y_high - self.y)
 
     @property
     def below(self) -> float:
@@ -161,7 +162,7 @@ def _point(
     row: pd.Series, gain: FrontAxis, price: FrontAxis, floor: float, *, on_front: bool, is_knee: bool,
     front_probability: float | None, equal_to: str | None,
 ) -> ParetoPoint:  # fmt: skip
-    figures: dict[str, Any] = {name: number(row[name]) for name in _FIGURES}
+    figures: dict[str, Any] = {name: (upper_end if name.endswith("_high") else number)(row[name]) for name in _FIGURES}
     y, x = float(row[gain.column]) / gain.divisor, float(row[price.column]) / price.divisor
     scale = y / figures["samples_per_s"] if figures["samples_per_s"] else None  # the interval is of the same passes
     low, high = (

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
-from analysis.formatting import figure, interval, number
+from analysis.formatting import figure, interval, number, upper_end
 from workloads.settings import Scope
 
 _MOST_ROWS = 12
@@ -84,7 +84,7 @@ def _row(trial: pd.Series) -> StepTimes:
         on_front=bool(trial["on_front"]),
         median_ms=float(trial["step_ms_median"]),
         median_ms_low=number(trial["step_ms_median_low"]),
-        median_ms_high=number(trial["step_ms_median_high"]),
+        median_ms_high=upper_end(trial["step_ms_median_high"]),
         quartiles_ms=(first, middle, third),
         whiskers_ms=(low, high),
         drawn_ms=[float(value) for value in drawn],

@@ -74,6 +74,13 @@ def test_memory_has_no_noise_so_any_change_of_it_counts(two: MakeTwo) -> None:
     assert compared(two([trial(FULL, 800, 60)], [more])).pairs[0].changes["peak_memory_bytes"].is_significant
 
 
+@pytest.mark.parametrize("ends", [(0.0, 2.4), (0.01, 2.39), (0.0, float("inf"))])
+def test_a_change_to_a_figure_that_may_be_next_to_anything_is_none(two: MakeTwo, ends: tuple[float, float]) -> None:
+    before = trial(FULL, 800, 60, speedup_eager=1.3, speedup_eager_ci95=(1.29, 1.31))
+    after = trial(FULL, 800, 60, speedup_eager=1.2, speedup_eager_ci95=ends, stable=False)
+    assert not compared(two([before], [after])).pairs[0].changes["speedup_eager"].is_significant
+
+
 def test_compile_times_near_zero_are_noise(two: MakeTwo) -> None:
     found = compared(two([trial(EAGER, 500, 0.3)], [trial(EAGER, 500, 0.9)]))
     assert not found.pairs[0].changes["compile_s"].is_significant

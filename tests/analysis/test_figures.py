@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 
+import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
@@ -41,6 +44,20 @@ def test_the_front_passes_a_noisy_trial_at_the_low_end_of_its_interval(make_swee
     assert list(line.y)[1:] == [700, 800, 800]
     assert any(850 in trace.y for trace in figure.data if trace.hovertext)
     assert any("noisy" in text for trace in figure.data for text in trace.hovertext or ())
+
+
+def test_an_interval_that_nothing_bounds_upwards_has_no_bar_above_and_is_told_in_the_hover(make_sweep: MakeSweep) -> None:
+    ends = {"stable": False, "samples_per_s_ci95": (204.6, math.inf), "step_ms_ci95": (100.0, math.inf)}
+    df = analysis.load(make_sweep([trial("scope=eager", 500, 1), trial("scope=full", 577, 9, **ends)]))
+    info = analysis.figures.pareto_info(df)
+    point = next(one for one in info.points if one.is_noisy)
+    assert (point.above, point.below) == (0.0, pytest.approx(577 - 204.6))
+    figure = analysis.figures.pareto_figure(info)
+    assert any("577 samples/s (95 %: 205 or more)" in text for trace in figure.data for text in trace.hovertext or ())
+    steps = analysis.figures.step_times_figure(analysis.figures.step_times_info(df))
+    assert any("(95 %: 100 or more)" in text for trace in steps.data if (text := trace.hovertext))
+    for drawn in (figure, steps):
+        assert not re.search(r"\b(Infinity|NaN|inf|nan)\b", drawn.to_json())
 
 
 def test_next_to_no_compile_time_is_drawn_at_the_axis_floor_and_says_so(make_sweep: MakeSweep) -> None:

@@ -62,6 +62,21 @@ def test_a_noisy_trial_takes_part_with_the_worse_ends_of_its_intervals(make_swee
     assert assured(df.drop(columns="stable"), "samples_per_s", at_most=False).tolist() == [800, 850]
 
 
+def test_a_noisy_trial_counts_with_its_lower_end_where_nothing_bounds_it_upwards(make_sweep: MakeSweep) -> None:
+    """Three passes of 1, 1 and 3.2 s are between 204.5 samples/s and any number."""
+    ends = {"stable": False, "samples_per_s_ci95": (204.5, math.inf), "step_ms_ci95": (0.0, math.inf)}
+    records = [trial("scope=eager", 500, 1), trial("scope=regional", 560, 10), trial("scope=full", 577, 9, **ends)]
+    df = analysis.load(make_sweep(records))
+    assert assured(df, "samples_per_s", at_most=False).tolist() == [500, 560, 204.5]
+    assert assured(df, "step_ms_median", at_most=True)[2] == math.inf
+    assert analysis.pareto_front(df)["scope"].tolist() == ["eager", "regional"]
+    by_steps = {"step_ms_median": "min", "peak_memory_bytes": "min"}
+    least = df.assign(peak_memory_bytes=df["peak_memory_bytes"].where(df["scope"] != "full", 1))
+    assert "full" not in set(analysis.pareto_front(least, by_steps)["scope"])
+    found = analysis.uncertain_front(least, by_steps).trials
+    assert "full" not in set(found[found["on_front"]]["scope"])
+
+
 def test_equal_trials_all_stay_on_the_front() -> None:
     assert len(analysis.pareto_front(frame([(5, 1, "ok"), (5, 1, "ok"), (5, 2, "ok")]))) == 2
 

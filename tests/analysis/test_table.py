@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,11 @@ def test_a_figure_to_be_doubted_says_so(make_sweep: MakeSweep) -> None:
     ]
     (row,) = rows_of(markdown_of(make_sweep, records))
     assert row["status"] == "ok, on the front, 2 outliers, contended, drift 3.1 %, real pipeline, 2.0 % waiting"
+
+
+def test_an_interval_that_nothing_bounds_upwards_says_from_where_on(make_sweep: MakeSweep) -> None:
+    (row,) = rows_of(markdown_of(make_sweep, [trial("scope=full", 577, 9, samples_per_s_ci95=(204.6, math.inf))]))
+    assert row["samples/s"] == "577 (205 or more)"
 
 
 def test_warm_compile_times_have_a_column_of_their_own_and_an_estimate_of_the_cold_ones(make_sweep: MakeSweep) -> None:

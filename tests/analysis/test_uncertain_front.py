@@ -137,11 +137,22 @@ def test_compile_times_near_zero_scatter_by_seconds_and_never_below_zero(make_sw
     assert set(uncertain_front(df).trials["ties"]) == {1}, "their throughput differs"
 
 
-def test_an_interval_without_an_upper_end_is_judged_by_its_lower_one(make_sweep: MakeSweep) -> None:
-    """JSON has no infinity, so a record holds null there."""
-    df = frame(make_sweep, [trial(FULL, 900, 60, samples_per_s_ci95=(800.0, 1000.0))]).assign(samples_per_s_high=float("inf"))
+@pytest.mark.parametrize(
+    ("ends", "deviation"),
+    [
+        ((800.0, np.inf), np.log(900 / 800) / 1.96),
+        ((0.0, 1200.0), np.log(1200 / 900) / 1.96),
+        ((0.0, np.inf), np.log(10)),
+        (None, 0.005),
+    ],
+)
+def test_an_end_of_an_interval_that_says_nothing_leaves_the_other(
+    make_sweep: MakeSweep, ends: tuple[float, float] | None, deviation: float
+) -> None:
+    """JSON has no infinity, so a record holds null there; a lower end of 0 is infinitely far by its logarithm."""
+    df = frame(make_sweep, [trial(FULL, 900, 60, samples_per_s_ci95=ends)])
     off = deviations(df, "samples_per_s", USUAL["samples_per_s"])
-    assert off[0] == pytest.approx(np.log(900 / 800) / 1.96, rel=0.01)
+    assert off[0] == pytest.approx(deviation, rel=0.01)
 
 
 def test_draws_are_the_same_in_every_call(make_sweep: MakeSweep) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from sweep_folders import MakeSweep, trial
 
@@ -103,6 +105,13 @@ def test_noisy_settings_are_on_the_front_by_the_low_end_of_their_interval_and_ar
     best = analysis.summary(df).best
     assert best is not None
     assert best.trial["settings_label"] == "full, default, static"
+
+
+def test_an_interval_that_nothing_bounds_upwards_is_said_so(make_sweep: MakeSweep) -> None:
+    ends = {"stable": False, "samples_per_s_ci95": (204.6, math.inf)}
+    df = analysis.load(make_sweep([trial("scope=eager", 500, 0), trial("scope=full", 577, 9, **ends)]))
+    (note,) = cautions(df, SweepInfo())
+    assert note.startswith("“full, default, static” (205 samples/s or more) would be on the front by the figure")
 
 
 def test_a_noisy_setting_that_is_ahead_at_its_low_end_is_the_best(make_sweep: MakeSweep) -> None:

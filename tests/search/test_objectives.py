@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -97,6 +98,12 @@ def test_a_noisy_record_counts_with_the_worse_ends_of_its_intervals() -> None:
     assert aims.losses(noisy) == (-800.0, -400.0, 80.0, 30.0)
     assert aims.losses({**noisy, "stable": True}) == (-1000.0, -500.0, 64.0, 30.0)
     assert aims.losses({**noisy, "samples_per_s_ci95": None}) == (-1000.0, -500.0, 80.0, 30.0)
+    open_upwards = {**noisy, "samples_per_s_ci95": (204.5, math.inf)}
+    assert aims.losses(open_upwards) == (-204.5, -102.25, 80.0, 30.0)
+    for unbounded in ((0.0, math.inf), [0.0, None]):
+        worst = {**noisy, "step_ms_ci95": unbounded}
+        assert aims.losses(worst) is None
+        assert Aims.parse([], ["step_ms_median<=1000"]).violations(worst)[-1] == 1.0
     bounds = ["samples_per_s>=900", "step_ms_median<=70"]
     assert Aims.parse([], bounds).violations(noisy) == pytest.approx((0.0, 1 / 9, 1 / 7))
     assert Aims.parse([], bounds).is_usable({**noisy, "stable": True})

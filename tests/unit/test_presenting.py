@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from typing import Any
 
 from rich.console import Console
 from samples import measured
@@ -31,7 +33,7 @@ def test_remarks_come_last_as_they_are() -> None:
 
 
 def test_a_noisy_trials_line_has_its_interval() -> None:
-    def line(**fields: bool) -> str:
+    def line(**fields: Any) -> str:
         setting = CompileSettings.parse("scope=regional")
         figures = measured(850.0, 12.0) | {"samples_per_s_ci95": (800.0, 930.0)} | fields
         record = TrialRecord(
@@ -41,6 +43,8 @@ def test_a_noisy_trials_line_has_its_interval() -> None:
         return outcome_of(record)
 
     assert line(stable=False) == "ok: regional, default, static: 850.0 samples/s (noisy: 800.0 to 930.0), compile 12.0 s"
+    open_upwards = line(stable=False, samples_per_s_ci95=(800.0, math.inf))
+    assert open_upwards == "ok: regional, default, static: 850.0 samples/s (noisy: 800.0 or more), compile 12.0 s"
     assert line(stable=True) == "ok: regional, default, static: 850.0 samples/s, compile 12.0 s"
 
 

@@ -136,6 +136,14 @@ def test_what_is_not_finite_becomes_null_wherever_it_stands(number: float) -> No
     assert values["step_ms"] == [1.0, None]
 
 
+def test_an_upper_end_that_nothing_bounds_is_null_in_a_line_and_infinite_when_it_is_read() -> None:
+    line = record(samples_per_s_ci95=(204.5, math.inf), step_ms_ci95=(math.nan, math.nan)).to_json()
+    assert strictly(line)["samples_per_s_ci95"] == [204.5, None]
+    again = TrialRecord.from_json(line)
+    assert (again.samples_per_s_ci95, again.step_ms_ci95) == ((204.5, math.inf), None)
+    assert again.to_json() == line.replace('"step_ms_ci95":[null,null]', '"step_ms_ci95":null')
+
+
 HOSTILE = st.text() | st.sampled_from(["a\nb\r\nc", "\u2028\u2029\x85\x0b\x0c", '"}\n{"', "\x00\x1b[31m", "×…😀", "NaN", "\\"])
 
 

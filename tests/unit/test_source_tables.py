@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def test_modes_stand_beside_each_other_for_training_and_inference(tmp_path: Path
         ["eager", "1.0", "3,675", "57.0", "18.0 ± 2.2"],
         ["full default", "29.0", "3,277", "34.0", "–"],
     ]
+
+
+def test_a_step_that_nothing_bounds_upwards_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(tmp_path, "gpt2", "scope=eager", step_ms_median=18.0, stable=False, step_ms_ci95=(0.0, math.inf))
+    assert main([str(tmp_path), str(tmp_path)]) == 0
+    assert "18.0 ± ∞" in capsys.readouterr().out
 
 
 def test_inference_beside_training_is_that_under_the_same_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
