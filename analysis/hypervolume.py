@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import DEFAULT_OBJECTIVES, costs_of, dominated, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, assured_costs, costs_of, signs_of, usable
 from analysis.uncertainty import drawn
 from orchestrator.objectives import Goal
+from orchestrator.objectives import hypervolume as losses_hypervolume
 
 _MARGIN = 0.1
 
@@ -59,6 +60,9 @@ def hypervolume(
 ) -> Hypervolume:
     """The hypervolume of the frame's usable trials, exact, with an interval from what their figures may be off.
 
+    As in `pareto_front`, a noisy trial counts with the worse ends of its intervals, so the value is its front's as well. The
+    interval is about the figures as measured, and made to reach down to the value.
+
     Args:
         df: trials as `load` returns them.
         objectives: column → "max" or "min".
@@ -74,28 +78,13 @@ def hypervolume(
     trials = usable(df, *signs)
     factors = np.array(list(signs.values()))
     corner = factors * np.array([reference[name] for name in signs])
-    value = volume(costs_of(trials, signs), corner)
+    value = volume(assured_costs(trials, signs), corner)
     draws = factors * drawn(trials, tuple(signs), attempts=attempts, count=_DRAWS)
     volumes = [volume(costs, corner) for costs in draws]
     low, high = np.quantile(volumes, [0.025, 0.975])
-    return Hypervolume(value, float(low), float(high), dict(reference))
+    return Hypervolume(value, min(value, float(low)), float(high), dict(reference))
 
 
 def volume(costs: npt.NDArray[np.float64], corner: npt.NDArray[np.float64]) -> float:
-    """Volume of all that some row is better than and the corner worse; less is better in every column.
-
-    By slices along the last objective, each the volume of the others times its thickness.
-    """
-    inside = costs[(costs < corner).all(axis=1)]
-    if not len(inside):
-        return 0.0
-    if costs.shape[1] == 1:
-        return float(corner[0] - inside.min())
-    front = np.unique(inside[~dominated(inside)], axis=0)
-    front = front[np.argsort(front[:, -1], kind="stable")]
-    upper = np.append(front[1:, -1], corner[-1])
-    if costs.shape[1] == 2:  # ascending in the second, the front descends in the first
-        return float(((corner[0] - front[:, 0]) * (upper - front[:, 1])).sum())
-    thickness = upper - front[:, -1]
-    slices = (volume(front[: at + 1, :-1], corner[:-1]) * thick for at, thick in enumerate(thickness) if thick > 0)
-    return float(sum(slices))
+    """Volume of all that some row is better than and the corner worse; less is better in every column."""
+    return losses_hypervolume(map(tuple, costs.tolist()), tuple(corner.tolist()))

@@ -280,6 +280,23 @@ def reference_point(points: Sequence[Losses]) -> Losses:
     return tuple(w + 0.1 * ((w - b) or abs(w) or 1.0) for w, b in zip(worst, best, strict=True))
 
 
+def hypervolume(points: Iterable[Losses], reference: Losses) -> float:
+    """The volume that is at least as bad as some point and better than the reference: exact, however many the points.
+
+    By slices along the last loss, each the volume of the others times its thickness.
+    """
+    inside = [point for point in points if all(loss < worst for loss, worst in zip(point, reference, strict=True))]
+    if len(reference) == 1 or not inside:
+        return max((reference[0] - loss for (loss, *_) in inside), default=0.0)
+    ordered = sorted(inside, key=lambda point: point[::-1])  # whole, so that the order they came in rounds nothing differently
+    volume, slice_volume, found = 0.0, 0.0, list[Losses]()
+    for point, upper in zip(ordered, [*(later[-1] for later in ordered[1:]), reference[-1]], strict=True):
+        if (grown := extended(found, point[:-1])) is not found:
+            found, slice_volume = grown, hypervolume(grown, reference[:-1])
+        volume += slice_volume * (upper - point[-1])
+    return volume
+
+
 def _check_field(name: str, where: str) -> None:
     if name not in FIELDS:
         raise ConfigError(f"{where}: no numeric field of a record is called {name!r}; {nearest(name, FIELDS)}")

@@ -21,10 +21,9 @@ from rich.table import Table as Printed
 
 from orchestrator import cli
 from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims, Losses, Record, extended, front, reference_point
+from orchestrator.objectives import Aims, Losses, Record, extended, front, hypervolume, reference_point
 from orchestrator.pruning import Patience, Prune, patience_with, replayed
 from orchestrator.search.design import good_elsewhere
-from orchestrator.search.hypervolume import hypervolume
 from orchestrator.search.named import Searcher, make_proposer
 from orchestrator.search.proposer import Proposer
 from orchestrator.search.stopping import Budget, Spending, StableFront

@@ -1,7 +1,7 @@
-"""How much of the space of losses a front dominates, and how much more it can be expected to with one setting more.
+"""How much more of the space of losses a front can be expected to dominate with one setting more.
 
-Both cut the box below the reference point into cells along the front's own coordinates, so that a cell is dominated as a
-whole or not at all. The gain of a point is then a sum over cells of a product of lengths, one an objective, and as objectives
+The box below the reference point is cut into cells along the front's own coordinates, so that a cell is dominated as a whole or
+not at all. The gain of a point is then a sum over cells of a product of lengths, one an objective, and as objectives
 are taken to be independent, its expectation is the same sum with expected lengths (the grid form of expected hypervolume
 improvement: Emmerich, Deutz and Klinkenberg, "Hypervolume-based expected improvement", CEC 2011).
 """
@@ -46,7 +46,7 @@ class Cells:
             self.is_dominated[tuple(slice(start, None) for start in lowest)] = True
 
     def volume(self) -> float:
-        """What the front dominates."""
+        """What the front dominates, or, of a large one, the points that stand for it; `objectives.hypervolume` is exact."""
         lengths = [np.diff(edges, prepend=edges[0]) for edges in self.edges]  # the lowest cells hold nothing dominated
         volume = self.is_dominated.astype(np.float64)
         for along in reversed(lengths):
@@ -72,8 +72,3 @@ class Cells:
             else:
                 gains = np.einsum("si,si...->s...", lengths, gains)
         return gains
-
-
-def hypervolume(front: Sequence[Losses], reference: Losses) -> float:
-    """The volume that is at least as bad as some point of the front, and better than the reference."""
-    return Cells(front, reference).volume()

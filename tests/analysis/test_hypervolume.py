@@ -38,6 +38,16 @@ def test_a_worse_point_adds_nothing_and_an_unusable_one_neither(make_sweep: Make
     assert hypervolume(df, reference=reference).value == pytest.approx(alone.value)
 
 
+def test_the_volume_of_noisy_trials_is_that_of_their_front(make_sweep: MakeSweep) -> None:
+    noisy = trial("scope=full", 1500, 50, stable=False, samples_per_s_ci95=(850.0, 6000.0))
+    df = analysis.load(make_sweep([trial("scope=eager", 900, 0.5), noisy]))
+    reference = {"samples_per_s": 0.0, "compile_s": 100.0}
+    found = hypervolume(df, reference=reference)
+    assert found.value == pytest.approx(900 * 99.5)
+    assert found.value == pytest.approx(hypervolume(analysis.pareto_front(df), reference=reference).value)
+    assert found.low <= found.value <= found.high
+
+
 def test_the_reference_point_is_beyond_the_worst_of_all_frames(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep())
     slow, quick = df[df["compile_s"] > 30], df[df["compile_s"] < 30]

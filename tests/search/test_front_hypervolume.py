@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from orchestrator.objectives import front
-from orchestrator.search.hypervolume import Cells, hypervolume
+from orchestrator.objectives import front, hypervolume
+from orchestrator.search.hypervolume import Cells
 
 
 def counted(points: list[tuple[float, ...]], size: int) -> int:
@@ -22,6 +22,22 @@ def test_the_volume_is_what_counting_cells_gives(dimensions: int) -> None:
     for count in (1, 2, 5, 9):
         points = [tuple(map(float, point)) for point in chance.integers(0, 7, (count, dimensions))]
         assert hypervolume(front(points), (6.0,) * dimensions) == pytest.approx(counted(points, 6))
+
+
+@pytest.mark.parametrize(("dimensions", "count", "size"), [(3, 80, 14), (4, 60, 9), (5, 25, 6)])
+def test_the_volume_of_a_large_front_is_exact_and_only_grows(dimensions: int, count: int, size: int) -> None:
+    chance = np.random.default_rng(0)
+    directions = np.abs(chance.normal(size=(count, dimensions)))
+    spread = np.floor(size * (1 - directions / np.linalg.norm(directions, axis=1, keepdims=True)))
+    points = [tuple(map(float, point)) for point in spread]
+    reference = (float(size),) * dimensions
+    volumes = [hypervolume(points[: upto + 1], reference) for upto in range(count)]
+    assert volumes == sorted(volumes)
+    cells = np.stack(np.meshgrid(*[np.arange(size)] * dimensions, indexing="ij"), axis=-1)
+    covered = np.any([(np.array(point) <= cells).all(axis=-1) for point in points], axis=0).sum()
+    assert volumes[-1] == covered
+    assert hypervolume(points[::-1], reference) == volumes[-1]
+    assert len(front(points)) > 15
 
 
 def test_an_empty_front_and_points_beyond_the_reference_have_no_volume() -> None:

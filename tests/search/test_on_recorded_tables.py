@@ -51,6 +51,14 @@ def test_six_trials_tell_what_others_will_take_because_there_is_a_guess(ground: 
     assert with_guess < 0.9 * off_by()
 
 
+def test_with_four_objectives_no_search_finds_more_than_there_is() -> None:
+    aims = Aims.parse(("samples_per_s:max", "compile_s:min", "peak_memory_bytes:min", "first_step_s:min"))
+    for run in replays(Ground(read_table(TABLES / "captioning-base-h200"), aims), Searcher.RANDOM, 3):
+        volumes = [step.volume for step in run.steps]
+        assert volumes == sorted(volumes)
+        assert volumes[-1] == 1
+
+
 def test_early_stopping_saves_half_and_loses_next_to_nothing(ground: Ground) -> None:
     runs = replays(ground, Searcher.GAIN, 4, prune=ground.pruning(patience_with(Searcher.GAIN)))
     ends = [replay.steps[-1] for replay in runs]
