@@ -197,6 +197,11 @@ def _gc(options: GcOptions) -> int:
     print(
         f"{store.location}: removed {collected.manifests} manifests and {collected.blobs} contents, "
         f"{collected.freed_bytes / 1e6:.1f} MB; {collected.kept_bytes / 1e6:.1f} MB are left"
+        + (
+            f"; contents stay while {collected.unread} manifests cannot be read, see `verify --remove`"
+            if collected.unread
+            else ""
+        )
     )
     return 0
 

@@ -16,6 +16,9 @@ from workloads.artifacts import Artifact
 GRACE = timedelta(hours=1)
 """How long a content may lie without a manifest before `collect` takes it for rubbish: a publisher writes its manifest last."""
 
+_TRIES = 3
+"""To publish what a collection takes away meanwhile."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
@@ -57,6 +60,8 @@ class Collected:
     blobs: int
     freed_bytes: int
     kept_bytes: int
+    unread: int
+    """Manifests that cannot be read, for whose sake every content stayed."""
 
 
 class ArtifactStore:
@@ -99,18 +104,33 @@ class ArtifactStore:
         environment = manifest.environment
         own = {name: Entry.of(artifact, environment, self._key) for name, artifact in named.items()}
         theirs = self._entries(environment)
-        wanted = [*own.values(), *(theirs[name] for name in own if name in theirs)]
-        there = self._shelf.present({entry.digest: entry.size_bytes for entry in wanted})
-        entries = {name: theirs[name] if name in theirs and theirs[name].digest in there else own[name] for name in own}
-        new = {entry.digest: named[name].content for name, entry in entries.items() if entry.digest not in there}
-        if new:
-            self._shelf.put_blobs(new)
-        signed = replace(manifest, entries=tuple(entries.values()), created_at=datetime.now(UTC).isoformat()).signed(self._key)
-        self._shelf.put_manifest(signed.id, signed.to_json())
+        wanted = {entry.digest: entry.size_bytes for entry in [*own.values(), *(theirs[n] for n in own if n in theirs)]}
+        there, put = self._shelf.present(wanted), dict[str, int]()
+        signed: Manifest | None = None
+        for _ in range(_TRIES):
+            entries = {name: theirs[name] if name in theirs and theirs[name].digest in there else own[name] for name in own}
+            new = {entry.digest: named[name].content for name, entry in entries.items() if entry.digest not in there}
+            if new:
+                self._shelf.put_blobs(new)
+                put |= {digest: len(content) for digest, content in new.items()}
+            named_by = tuple(entries.values())
+            if signed is None or signed.entries != named_by:
+                before, made_at = signed, datetime.now(UTC).isoformat()
+                signed = replace(manifest, entries=named_by, created_at=made_at).signed(self._key)
+                self._shelf.put_manifest(signed.id, signed.to_json())
+                if before is not None:
+                    self._shelf.drop_manifests([before.id])
+            there = self._shelf.present(wanted)  # a collection that had not seen the manifest may have taken what it names
+            if there >= {entry.digest for entry in named_by}:
+                break
+        else:
+            if signed is not None:
+                self._shelf.drop_manifests([signed.id])
+            raise CacheError(f"the cache at {self.location} loses what is published; see that no `gc` runs there over and over")
         return Published(
             manifest=signed,
-            new_entries=sum(entry.digest in new for entry in entries.values()),
-            new_bytes=sum(map(len, new.values())),
+            new_entries=sum(entry.digest in put for entry in signed.entries),
+            new_bytes=sum(put.values()),
             all_bytes=sum(len(artifact.content) for artifact in artifacts),
         )
 
@@ -179,7 +199,8 @@ class ArtifactStore:
         Args:
             max_age: manifests neither made nor hit for longer go.
             max_bytes: of contents; the manifests that were longest neither made nor hit go until the rest is no more.
-            grace: contents without a manifest stay this long, and for ever while there is a manifest that cannot be read.
+            grace: contents that never had a manifest stay this long. While there is a manifest that cannot be read, and so may
+                name any of them, all stay.
         """
         now = datetime.now(UTC)
         uses, found, blobs = self._shelf.uses(), self._read(), self._shelf.blobs()
@@ -207,15 +228,20 @@ class ArtifactStore:
                 if not users[digest]:
                     del users[digest]
                     held -= blobs[digest].size_bytes if digest in blobs else 0
-        let_go = {entry.digest for name in gone for entry in readable[name].entries} - users.keys()
-        rubbish = {digest for digest, blob in blobs.items() if digest not in users and now - blob.modified_at > grace}
-        unread = len(found) - len(readable)
-        swept = [digest for digest in blobs if digest in let_go or (digest in rubbish and not unread)]
+        let_go = {entry.digest for name in gone for entry in readable[name].entries}
         self._shelf.drop_manifests(gone)
+        left = self._read()  # afresh, since others publish meanwhile
+        unread = sum(not isinstance(manifest, Manifest) for manifest in left.values())
+        named = {entry.digest for manifest in left.values() if isinstance(manifest, Manifest) for entry in manifest.entries}
+        swept = [
+            digest
+            for digest, blob in blobs.items()
+            if not unread and digest not in named and (digest in let_go or now - blob.modified_at > grace)
+        ]
         self._shelf.drop_blobs(swept)
         freed = sum(blobs[digest].size_bytes for digest in swept)
         total = sum(blob.size_bytes for blob in blobs.values())
-        return Collected(manifests=len(gone), blobs=len(swept), freed_bytes=freed, kept_bytes=total - freed)
+        return Collected(manifests=len(gone), blobs=len(swept), freed_bytes=freed, kept_bytes=total - freed, unread=unread)
 
     def _problem(self, manifest: Manifest | str) -> str | None:
         return manifest if isinstance(manifest, str) else manifest.problem(self._key)

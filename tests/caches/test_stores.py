@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from cache_samples import FACTS, all_entries, artifact, manifest
 
 from orchestrator.caches.shelf import Shelf
 from orchestrator.caches.signing import SigningKey
 from orchestrator.caches.store import ArtifactStore
+from orchestrator.errors import CacheError
 
 ENVIRONMENT = manifest().environment
 FOREIGN = SigningKey(b"f" * 32)
@@ -194,6 +197,70 @@ def test_contents_of_a_publisher_that_was_killed_go_after_a_while(store: Artifac
     collected = store.collect(grace=timedelta(seconds=-2))  # S3 tells whole seconds
     assert (collected.manifests, collected.freed_bytes) == (0, 6)
     assert store.fetch(kept.entries, ENVIRONMENT).refused == ()
+
+
+def test_while_a_manifest_cannot_be_read_every_content_stays(store: ArtifactStore, shelf: Shelf) -> None:
+    store.publish(manifest(), [artifact("a", b"12345")])
+    later = store.publish(manifest(maker="002-b"), [artifact("a", b"12345")]).manifest
+    store.remove([later.id])
+    name = "f" * 32
+    shelf.put_manifest(name, later.to_json().replace(b'"version":1', b'"version":2'))
+    collected = store.collect(max_age=timedelta(seconds=-2), grace=timedelta(seconds=-2))
+    assert (collected.manifests, collected.blobs, collected.kept_bytes, collected.unread) == (1, 0, 5, 1)
+    assert store.fetch(later.entries, ENVIRONMENT).refused == ()
+    store.remove([name])
+    collected = store.collect(grace=timedelta(seconds=-2))
+    assert (collected.blobs, collected.kept_bytes, collected.unread) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("content", [b"took 1.5 s", b"took 1.7 s"])
+def test_what_a_collection_takes_from_a_publisher_is_put_back(
+    store: ArtifactStore, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """Also where another trial's content was to serve, whose bytes this publisher does not have."""
+    store.publish(manifest(), [artifact("a", b"took 1.5 s"), artifact("b", b"kept")])
+    put, collections = shelf.put_manifest, []
+
+    def late(name: str, text: bytes) -> None:
+        if not collections:
+            collections.append(store.collect(max_age=timedelta(0)))
+        put(name, text)
+
+    monkeypatch.setattr(shelf, "put_manifest", late)
+    published = store.publish(manifest(maker="002-b"), [artifact("a", content)])
+    assert collections[0].blobs == 2
+    assert (published.new_entries, published.new_bytes) == (1, len(content))
+    assert store.manifests().manifests == (published.manifest,)
+    fetched = store.fetch(published.manifest.entries, ENVIRONMENT)
+    assert fetched.refused == ()
+    assert [one.content for one in fetched.artifacts] == [content]
+
+
+def test_a_publisher_from_whom_everything_is_taken_again_and_again_gives_up(
+    store: ArtifactStore, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = shelf.put_blobs
+    monkeypatch.setattr(shelf, "put_blobs", lambda blobs: (put(blobs), shelf.drop_blobs(blobs)))
+    with pytest.raises(CacheError, match="loses what is published"):
+        store.publish(manifest(), [artifact()])
+    assert store.manifests().manifests == ()
+
+
+def test_a_collection_looks_again_before_it_takes_contents(
+    store: ArtifactStore, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(manifest(), [artifact("a", b"12345")])
+    drop, published = shelf.drop_manifests, []
+
+    def meanwhile(names: Iterable[str]) -> None:
+        if not published:
+            published.append(store.publish(manifest(maker="002-b"), [artifact("a", b"12345")]).manifest)
+        drop(names)
+
+    monkeypatch.setattr(shelf, "drop_manifests", meanwhile)
+    collected = store.collect(max_age=timedelta(0))
+    assert (collected.manifests, collected.blobs) == (1, 0)
+    assert store.fetch(published[0].entries, ENVIRONMENT).refused == ()
 
 
 def test_a_removed_manifest_is_gone(store: ArtifactStore) -> None:
