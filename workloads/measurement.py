@@ -21,7 +21,7 @@ class Protocol:
     """Times the warm-up goes through every length."""
     cudagraph_visits: int = 3
     """The same with CUDA graphs, which torch captures on the second visit of a length and replays from the third."""
-    min_passes: int = 3
+    min_passes: int = 4
     max_passes: int = 8
     min_window_s: float = 2.0
     """Passes over the pool of batches; the window grows until the interval is narrow, or this many are done and it is so long."""
