@@ -40,7 +40,7 @@ class Summary(NamedTuple):
     knee: Choice | None
     """The knee of the front; see `knee`."""
     best_eager: Choice | None
-    """The eager trial with the most samples per second."""
+    """The eager trial with the most samples per second, likewise."""
     counts: Mapping[Status, int]
     """Settings of each status, by the trials that count; see `standing`."""
 
@@ -130,10 +130,11 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
     of n tokens pad alike with eager's longest in multiples of n; a list of buckets has no eager peer, nor has a
     dynamic_min that pads short batches further, because eager knows neither. Both compare only trials of the same
     environment, number of workers and input pipeline; where there is no such eager trial, or no throughput, they are NA.
-    `speedup_eager`, measured within the trial itself, fills that gap.
+    `speedup_eager`, measured within the trial itself, fills that gap. Which eager trial is the fastest goes by what is
+    `assured`, as everywhere; rates are compared as measured.
     """
     measured = usable(df, "samples_per_s")
-    eager = measured[measured["scope"] == Scope.EAGER]
+    eager = _fastest_first(measured[measured["scope"] == Scope.EAGER])
     peers = _joined(df, "environment_key", "num_workers", "pipeline")
     padding = df["padding"].astype("string").where(df["padding"] != Padding.BUCKETS, str(Padding.LONGEST))
     multiple = df["pad_multiple"].fillna(df["bucket_size"]).astype("string").fillna("")
@@ -142,7 +143,7 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
     alike = peers + _joined(df, *_ALIKE) + " " + padding + " " + multiple + " " + shortest + " " + buckets
     columns = {}
     for name, group in (("speedup_best_eager", peers), ("speedup_same_padding", alike)):
-        baseline = eager["samples_per_s"].groupby(group[eager.index]).max()
+        baseline = eager["samples_per_s"].groupby(group[eager.index]).first()
         columns[name] = (df["samples_per_s"] / group.map(baseline).astype("Float64")).astype("Float64")
     return df.assign(**columns)
 
@@ -166,9 +167,7 @@ def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
 def summary(df: pd.DataFrame) -> Summary:
     """The trials a person asks for first; what is missing is None, so it works for any sweep, also an empty one."""
     with_speedups = speedup_over_eager(standing(df))
-    measured = usable(with_speedups, "samples_per_s")
-    order = np.lexsort((floats(measured["compile_s"]), -assured(measured, "samples_per_s", at_most=False)))
-    fastest = measured.iloc[order]
+    fastest = _fastest_first(usable(with_speedups, "samples_per_s"))
     compiled = usable(with_speedups, "samples_per_s", "compile_s")
     compiled = compiled[compiled["scope"] != Scope.EAGER]
     counts = with_speedups["status"].value_counts()
@@ -179,6 +178,11 @@ def summary(df: pd.DataFrame) -> Summary:
         best_eager=_first(fastest[fastest["scope"] == Scope.EAGER]),
         counts={status: int(counts.get(str(status), 0)) for status in Status},
     )
+
+
+def _fastest_first(measured: pd.DataFrame) -> pd.DataFrame:
+    """The trials by throughput, as `assured`; of equals the one that compiles faster comes first."""
+    return measured.iloc[np.lexsort((floats(measured["compile_s"]), -assured(measured, "samples_per_s", at_most=False)))]
 
 
 def signs_of(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.formatting import duration, figure, interval, number, percent, span, text, times, upper_end
 from analysis.load import SweepInfo
-from analysis.pareto import Choice, Summary, break_even_s, is_noisy, pareto_front, speedup_over_eager
+from analysis.pareto import Choice, Summary, assured, break_even_s, is_noisy, pareto_front, speedup_over_eager, usable
 from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE, has_drifted
 from orchestrator.records import Status
 from workloads.settings import Scope
@@ -150,6 +150,9 @@ def _compiled_wins(best: Choice, eager: Choice) -> list[str]:
             f"The fastest setting is {_name(trial)}, at {_rate(trial)}; no eager trial is comparable with it.",
             *_cost(trial),
         ]
+    if base["samples_per_s"] > trial["samples_per_s"]:
+        first = f"The fastest setting is {_name(trial)}, at {_rate(trial)}. The best eager one, {_reaches(base, trial)}."
+        return [first, *_cost(trial), *_interleaved(trial)]
     first = (
         f"The fastest setting is {_name(trial)}, at {_rate(trial)}: {times(best.speedup)} the best eager setting "
         f"({_name(base)}, {_rate(base)})."
@@ -173,11 +176,20 @@ def _interleaved(trial: pd.Series) -> list[str]:
 
 def _eager_wins(df: pd.DataFrame, best: pd.Series) -> str:
     sentence = f"No compiled setting beats eager: the fastest is {_name(best)}, at {_rate(best)}."
-    compiled = df[(df["status"] == Status.OK) & (df["scope"] != Scope.EAGER)].dropna(subset="samples_per_s")
+    measured = usable(df, "samples_per_s")
+    compiled = measured[(measured["scope"] != Scope.EAGER).to_numpy(dtype=bool)]
     if compiled.empty:
         return f"{sentence} None of the compiled settings is usable."
-    runner_up = compiled.sort_values("samples_per_s", ascending=False).iloc[0]
-    return f"{sentence} The best compiled one, {_name(runner_up)}, reaches {_rate(runner_up)}."
+    runner_up = compiled.iloc[int(assured(compiled, "samples_per_s", at_most=False).argmax())]
+    return f"{sentence} The best compiled one, {_reaches(runner_up, best)}."
+
+
+def _reaches(runner_up: pd.Series, best: pd.Series) -> str:
+    """What the runner-up has; if that is more than the best, which is so by what is sure, why it is behind."""
+    words = f"{_name(runner_up)}, reaches {_rate(runner_up)}"
+    if runner_up["samples_per_s"] <= best["samples_per_s"]:
+        return words
+    return f"{words}, but by the low end of its interval {figure(runner_up['samples_per_s_low'], 'samples/s')}"
 
 
 def _others(found: Summary, best: pd.Series) -> list[str]:

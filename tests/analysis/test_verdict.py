@@ -114,6 +114,40 @@ def test_an_interval_that_nothing_bounds_upwards_is_said_so(make_sweep: MakeSwee
     assert note.startswith("“full, default, static” (205 samples/s or more) would be on the front by the figure")
 
 
+def test_gain_and_name_of_the_best_eager_setting_are_of_one_trial(make_sweep: MakeSweep) -> None:
+    """The eager trial with the larger figure is not the best one by what is sure."""
+    records = [
+        noisy("scope=eager,padding=max", 1000, 700, 0.5),
+        trial("scope=eager,padding=longest", 900, 0.5),
+        trial("scope=full", 1800, 50),
+    ]
+    words = judge(make_sweep, records)
+    assert "at 1,800 samples/s: 2.00× the best eager setting (“eager, pad to longest ×8”, 900 samples/s)" in words
+
+
+def test_a_setting_behind_by_the_low_end_of_its_interval_is_said_so(make_sweep: MakeSweep) -> None:
+    words = judge(
+        make_sweep, [trial("scope=eager", 1000, 0.5), noisy("scope=full", 1500, 900, 50), trial("scope=regional", 890, 9)]
+    )
+    assert words.startswith("No compiled setting beats eager: the fastest is “eager, pad to max”, at 1,000 samples/s.")
+    assert "“full, default, static”, reaches 1,500 samples/s, but by the low end of its interval 900 samples/s." in words
+
+
+def test_the_best_compiled_setting_beside_eager_is_so_by_what_is_sure(make_sweep: MakeSweep) -> None:
+    words = judge(
+        make_sweep, [trial("scope=eager", 1000, 0.5), noisy("scope=full", 950, 500, 50), trial("scope=regional", 800, 9)]
+    )
+    assert words.endswith("The best compiled one, “regional, default, static”, reaches 800 samples/s.")
+
+
+def test_an_eager_setting_behind_by_the_low_end_of_its_interval_is_said_so(make_sweep: MakeSweep) -> None:
+    words = judge(make_sweep, [noisy("scope=eager", 1000, 900, 0.5), trial("scope=full", 950, 50)])
+    assert words.startswith(
+        "The fastest setting is “full, default, static”, at 950 samples/s. The best eager one, “eager, pad to max”, reaches "
+        "1,000 samples/s, but by the low end of its interval 900 samples/s. It costs 50.0 s"
+    )
+
+
 def test_a_noisy_setting_that_is_ahead_at_its_low_end_is_the_best(make_sweep: MakeSweep) -> None:
     df = analysis.load(
         make_sweep([trial("scope=eager", 600, 0), trial("scope=full", 900, 50), noisy("scope=regional", 1281, 1257, 80)])
