@@ -34,6 +34,9 @@ _OTHER_DEVICE = 3
 _LAUNCHED_OTHER_DEVICE = re.compile(rf"exitcode\s*:\s*{_OTHER_DEVICE}\b")
 """The same of several workers, whose launcher ends with an exit code of its own and tells theirs."""
 
+_LONGEST_S = 1e6
+"""Of any run, however long it is given: the system's timers end at 25 days."""
+
 _ENDING_S = 40
 """How long a launcher may take to end its workers; torchrun kills those after 30 s that do not end when asked."""
 
@@ -127,7 +130,7 @@ def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> R
         script: what `best_script` returned.
         timeout_s: seconds until it is given up; None for four times what the trial took, and ten minutes.
     """
-    limit_s = timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600
+    limit_s = min(timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600, _LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="best-") as scratch:
         path = Path(scratch) / BEST_FILE
         path.write_text(script, encoding="utf-8")

@@ -9,7 +9,6 @@ Steps take what they took when measured: a job on more nodes is assumed to have 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -24,6 +23,9 @@ from analysis.uncertainty import DRAWS, drawn
 from orchestrator.errors import ConfigError
 from orchestrator.records import Caches
 from workloads.settings import CompileSettings, Dynamic, Padding, Scope
+
+_MOST = 10**12
+"""Of anything a job has: more than any job, and so little that no figure of one leaves the floats."""
 
 
 class Starts(StrEnum):
@@ -64,9 +66,11 @@ class Job:
         for name, least in (("steps", 1), ("restarts", 0), ("nodes", 1), ("gpus_per_node", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ConfigError(f"{name}={value} is too few for a job; use {least} or more")
+            if value is not None and value > _MOST:
+                raise ConfigError(f"{name}={value:g} is too many for a job; use {_MOST:,} or fewer")
         for name in ("start_overhead_s", "price_per_gpu_hour"):
-            if (value := getattr(self, name)) is not None and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name}={value} is no amount; use a number of 0 or more")
+            if (value := getattr(self, name)) is not None and not 0 <= value <= _MOST:
+                raise ConfigError(f"{name}={value} is no amount; use a number from 0 to {_MOST:,}")
 
     def gpus(self, num_workers: int) -> int:
         """Devices it holds while it runs."""
@@ -141,13 +145,13 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, s
     """
     table = _with_starts(df, job)
     workers = table["num_workers"].to_numpy(dtype=np.int64)
-    samples = samples_per_step(df) * workers
+    samples = samples_per_step(df) * workers.astype(np.float64)  # whole numbers of 64 bits would wrap around
     fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
     step_s = samples / table["samples_per_s"]
     totals = _totals(table, samples, job, table if attempts is None else attempts, seed)
     low, high = np.quantile(totals, [0.025, 0.975], axis=0)
     total = (fixed + job.steps * step_s).astype("Float64")
-    gpu_hours = total * np.array([job.gpus(int(number)) for number in workers]) / 3600
+    gpu_hours = total * np.array([float(job.gpus(int(number))) for number in workers]) / 3600
     price = gpu_hours * (np.nan if job.price_per_gpu_hour is None else job.price_per_gpu_hour)
     shortest = np.bincount(totals.argmin(axis=1), minlength=len(table)) / len(totals)
     table = table.assign(
@@ -169,7 +173,7 @@ def reigns(table: pd.DataFrame) -> list[Reign]:
     found: list[tuple[int, int]] = [(at, 1)]
     while len(quicker := np.flatnonzero(step < step[at])):
         crossings = (fixed[quicker] - fixed[at]) / (step[at] - step[quicker])
-        begins = np.floor(crossings).astype(np.int64) + 1  # at the crossing itself both take as long
+        begins = np.floor(crossings) + 1  # at the crossing itself both take as long
         nearest = np.lexsort((step[quicker], fixed[quicker] + begins * step[quicker], begins))[0]
         at, begin = int(quicker[nearest]), max(int(begins[nearest]), found[-1][1])
         if begin == found[-1][1]:
@@ -183,7 +187,7 @@ def reigns(table: pd.DataFrame) -> list[Reign]:
 
 
 def _totals(
-    table: pd.DataFrame, samples: npt.NDArray[np.int64], job: Job, attempts: pd.DataFrame, seed: int
+    table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: pd.DataFrame, seed: int
 ) -> npt.NDArray[np.float64]:
     """What each trial's total may be, of shape (draw, trial)."""
     like = {"first_s": "compile_s", "again_s": "compile_s"}

@@ -11,6 +11,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -181,9 +182,11 @@ def _published(path: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name a folder that can with --output") from None
+        why = error.strerror or error  # pandas' own have no number
+        raise SweepFolderError(f"{path} cannot be written ({why}); name a folder that can with --output") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where there is no folder, there is nothing to remove
+            temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import html
 import re
 import shutil
@@ -14,11 +13,12 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from analysis.arguments import Parser, run
 from analysis.figures import break_even_figure, break_even_info, pareto_figure, pareto_info
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.report_charts import page_charts
-from orchestrator.errors import SweepFolderError, sentence
+from orchestrator.errors import SweepFolderError
 from orchestrator.records import read_warm_starts
 from workloads.errors import CompileSweepError
 
@@ -119,18 +119,18 @@ def picture_title(sweep: SweepInfo) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0, or 2 where no picture could be drawn."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.picture", description="Draws a chart of a sweep's report.")
+    return run(lambda: _command(arguments))
+
+
+def _command(arguments: Sequence[str] | None) -> int:
+    parser = Parser(prog="python -m analysis.picture", description="Draws a chart of a sweep's report.")
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
     parser.add_argument("path", metavar="OUT", type=Path, help="the picture to write: a PNG, or an SVG if it ends in .svg")
     parser.add_argument(
         "--chart", default=FRONT, metavar="NAME", help="front (the default), break-even, phases, steps, memory, …"
     )
     options = parser.parse_args(arguments)
-    try:
-        print(write_picture(options.folder, options.path, options.chart))
-    except CompileSweepError as error:
-        print(sentence(error), file=sys.stderr)
-        return 2
+    print(write_picture(options.folder, options.path, options.chart))
     return 0
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from analysis.arguments import Parser, run
 from analysis.report_page import report_page
 from analysis.report_server import ReportServer
-from orchestrator.errors import SweepFolderError, sentence
-from workloads.errors import CompileSweepError
+from orchestrator.errors import SweepFolderError
 
 REPORT_FILE = "report.html"
 
@@ -45,10 +44,12 @@ def renew_report(folder: str | Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 2 for a folder that cannot be reported on."""
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.report", description="Writes DIR/report.html, or serves it while its sweep runs."
-    )
+    """The command; returns its exit code: 0, or 2 for what it cannot work with."""
+    return run(lambda: _command(arguments))
+
+
+def _command(arguments: Sequence[str] | None) -> int:
+    parser = Parser(prog="python -m analysis.report", description="Writes DIR/report.html, or serves it while its sweep runs.")
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
     parser.add_argument(
         "--watch", action="store_true", help="serve the report on 127.0.0.1, following the sweep, until interrupted"
@@ -59,14 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.port is not None and not options.watch:
         parser.error("--port says where --watch serves; give both, or neither")
-    try:
-        if options.watch:
-            _watch(options.folder, options.port or 0)
-        else:
-            print(write_report(options.folder))
-    except CompileSweepError as error:
-        print(sentence(error), file=sys.stderr)
-        return 2
+    if options.watch:
+        _watch(options.folder, options.port or 0)
+    else:
+        print(write_report(options.folder))
     return 0
 
 

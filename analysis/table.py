@@ -6,7 +6,6 @@ with a column for each phase that took any time; what is missing is a dash.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,15 +13,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.arguments import Parser, run
 from analysis.columns import COMPILE_PHASES
 from analysis.formatting import MISSING, cell, figure, gib, interval, number, or_estimate, text, times
 from analysis.load import load
 from analysis.pareto import pareto_front
 from analysis.remarks import remarks
 from analysis.report_table import numerics_cell
-from orchestrator.errors import sentence
 from orchestrator.records import Status
-from workloads.errors import CompileSweepError
 
 
 class TableColumn(NamedTuple):
@@ -51,14 +49,14 @@ def markdown_table(df: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 2 for a folder that cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.table", description="Prints a sweep as a table for GitHub.")
+    """The command; returns its exit code: 0, or 2 for what it cannot work with."""
+    return run(lambda: _command(arguments))
+
+
+def _command(arguments: Sequence[str] | None) -> int:
+    parser = Parser(prog="python -m analysis.table", description="Prints a sweep as a table for GitHub.")
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
-    try:
-        print(markdown_table(load(parser.parse_args(arguments).folder)), end="")
-    except CompileSweepError as error:
-        print(sentence(error), file=sys.stderr)
-        return 2
+    print(markdown_table(load(parser.parse_args(arguments).folder)), end="")
     return 0
 
 

@@ -192,7 +192,7 @@ def _gc(options: GcOptions) -> int:
     store = _open(options)
     collected = store.collect(
         max_age=None if options.max_age_days is None else timedelta(days=min(options.max_age_days, 1e6)),
-        max_bytes=None if options.max_gb is None else int(options.max_gb * 1e9),
+        max_bytes=None if options.max_gb is None else int(min(options.max_gb, 1e12) * 1e9),
     )
     print(
         f"{store.location}: removed {collected.manifests} manifests and {collected.blobs} contents, "

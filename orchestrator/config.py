@@ -26,6 +26,10 @@ REDIS = ("redis://", "rediss://")
 """How the address of Inductor's own remote caches begins."""
 
 
+LONGEST_DEADLINE_S = 30 * 24 * 3600
+"""Timers of the system take no number of seconds, and nothing of a sweep takes so long."""
+
+
 HIDDEN = secrecy.HIDDEN
 """Stands for a cache's user and password wherever its address is written down."""
 
@@ -164,6 +168,9 @@ class SweepConfig:
         for name in ("time_budget_s", "compile_deadline_s", "trial_deadline_s"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ConfigError(f"--{_flag(name)} {value:g} is no time; use a finite number of seconds above 0")
+        for name in ("compile_deadline_s", "trial_deadline_s"):
+            if (value := getattr(self, name)) > LONGEST_DEADLINE_S:
+                raise ConfigError(f"--{_flag(name)} {value:g} is too long; use {LONGEST_DEADLINE_S} (30 days) or less")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed {self.seed} is none; use a whole number from 0 to {2**32 - 1}")
         if self.trial_deadline_s < self.compile_deadline_s:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import tyro
 
 from orchestrator import cli, records
-from orchestrator.errors import RecordsError
+from orchestrator.errors import RecordsError, SweepFolderError
 from orchestrator.objectives import Record
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
 from orchestrator.search.candidates import Candidates
@@ -94,22 +94,28 @@ def write_table(sweep: Path, folder: Path) -> Table:
 
     Raises:
         RecordsError: as `read_table`, of the sweep.
+        SweepFolderError: the table cannot be written there.
     """
     read_table(sweep)
-    folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for record in records.standing(records.read(sweep)).values():
         values = json.loads(record.to_json())
         values["settings"] = CompileSettings.from_dict(record.settings).fields_that_apply()
         values["eager_step_ms"] = [round(step, 2) for step in values["eager_step_ms"]]
         lines.append({name: value for name, value in values.items() if name not in _LEFT_OUT and value not in (None, [], {})})
-    _replace(folder / TRIALS_FILE, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    texts = {TRIALS_FILE: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)}
     if (sweep / WARM_STARTS_FILE).is_file():
-        _replace(folder / WARM_STARTS_FILE, (sweep / WARM_STARTS_FILE).read_text(encoding="utf-8"))
+        texts[WARM_STARTS_FILE] = (sweep / WARM_STARTS_FILE).read_text(encoding="utf-8")
     if (sweep / SWEEP_FILE).is_file():
         told = _described(sweep / SWEEP_FILE)
         kept = {name: told[name] for name in ("schema_version", "environment", "environment_key", "started_at") if name in told}
-        _replace(folder / SWEEP_FILE, json.dumps(kept, indent=2) + "\n")
+        texts[SWEEP_FILE] = json.dumps(kept, indent=2) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            _replace(folder / name, text)
+    except OSError as error:
+        raise SweepFolderError(f"{folder} cannot be written ({error.strerror or error}); name a folder that can") from None
     return read_table(folder)
 
 

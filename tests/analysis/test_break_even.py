@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -144,10 +145,36 @@ def test_whoever_reigns_is_the_shortest_at_every_length(lines: list[tuple[int, i
     assert all(before.to_steps == after.from_steps - 1 for before, after in pairwise(found))
 
 
+def test_the_largest_numbers_of_a_job_give_its_figures(make_sweep: MakeSweep) -> None:
+    most = 10**12
+    job = Job(
+        steps=most, restarts=most, nodes=most, gpus_per_node=most, start_overhead_s=float(most), price_per_gpu_hour=float(most)
+    )
+    table = costs(frame(make_sweep, [trial(FULL, 800, 60), trial(EAGER, 500, 1)]), job).table
+    assert np.isfinite(table[["total_s_low", "total_s_high", "cost"]].to_numpy(dtype=float)).all()
+    assert [reign.from_steps for reign in reigns(table)] == sorted(reign.from_steps for reign in reigns(table))
+
+
+def test_the_interval_of_the_longest_job_holds_its_total(make_sweep: MakeSweep) -> None:
+    table = costs(three(make_sweep), Job(steps=10**12)).table
+    assert (table["total_s_low"] < table["total_s"]).all()
+    assert (table["total_s"] < table["total_s_high"]).all()
+
+
+def test_where_starts_cost_most_flips_are_beyond_whole_numbers_of_64_bits(make_sweep: MakeSweep) -> None:
+    df = frame(make_sweep, [trial(FULL, 800.0000001, 600), trial(EAGER, 800, 1)])
+    first, second = reigns(costs(df, Job(steps=1, restarts=10**12)).table)
+    assert (first.trial["scope"], second.trial["scope"]) == ("eager", "full")
+    assert second.from_steps > 2**63
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ({"steps": 0}, "steps=0 is too few"),
+        ({"steps": 10**20}, r"steps=1e\+20 is too many for a job; use 1,000,000,000,000 or fewer"),
+        ({"steps": 1, "restarts": 10**13}, "restarts=1e"),
+        ({"steps": 1, "start_overhead_s": 1e300}, "start_overhead_s=1e"),
         ({"steps": 1, "restarts": -1}, "restarts=-1"),
         ({"steps": 1, "nodes": 0}, "nodes=0"),
         ({"steps": 1, "gpus_per_node": 0}, "gpus_per_node=0"),

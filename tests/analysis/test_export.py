@@ -131,6 +131,11 @@ def test_a_run_that_does_not_end_is_given_up(make_sweep: MakeSweep) -> None:
     assert "did not end within 3.00 s" in came.sentence
 
 
+def test_a_time_longer_than_any_timer_is_no_trouble(make_sweep: MakeSweep) -> None:
+    quick = row(make_sweep, toy(source="raise SystemExit(1)\n"))
+    assert rerun(quick, "raise SystemExit(1)\n", timeout_s=1e300).outcome is Outcome.FAILED
+
+
 def test_another_device_is_not_run_and_said(make_sweep: MakeSweep) -> None:
     elsewhere = row(make_sweep, toy(device="NVIDIA Imaginary"))
     came = rerun(elsewhere, best_script(elsewhere, seed=0))
@@ -184,7 +189,9 @@ def test_every_form_is_written_beside_the_sweep(make_sweep: MakeSweep, capsys: p
     [
         (["--only", "xlsx"], "invalid choice: 'xlsx'"),
         (["--steps", "1k", "10k"], "best.py is for one job"),
-        (["--only", "csv", "--output", "no/such/folder"], "cannot be written"),
+        (["--only", "csv", "--output", "no/such/folder"], "cannot be written (Cannot save file into a non-existent directory"),
+        (["--only", "md", "--output", "/dev/null"], "cannot be written (Not a directory)"),
+        (["--steps", "1e20"], "steps=1e+20 is too many for a job"),
         (["--timeout-s", "soon"], "'soon' is no amount"),
     ],
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis import table
+from analysis import picture, report, table
 from orchestrator.records import Caches, Status, TrialRecord
 
 
@@ -98,6 +99,28 @@ def test_the_command_prints_the_table_and_nothing_else(make_sweep: MakeSweep, re
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == analysis.markdown_table(analysis.load(folder))
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "complaint"),
+    [
+        (table.main, [], "the following arguments are required: DIR; see python -m analysis.table --help"),
+        (table.main, ["DIR", "--colour"], "unrecognized arguments: --colour"),
+        (report.main, [], "the following arguments are required: DIR"),
+        (report.main, ["DIR", "--port", "http"], "--port: invalid int value: 'http'"),
+        (report.main, ["DIR", "--port", "5"], "--port says where --watch serves; give both, or neither"),
+        (picture.main, ["DIR"], "the following arguments are required: OUT"),
+        (picture.main, ["DIR", "OUT", "--scale", "2"], "unrecognized arguments: --scale 2"),
+    ],
+)
+def test_words_that_do_not_fit_are_one_sentence(
+    main: Callable[[Sequence[str]], int], words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert complaint in said
+    assert said.count("\n") == 1
 
 
 def test_the_command_refuses_bad_input_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

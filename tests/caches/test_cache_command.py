@@ -101,6 +101,11 @@ def test_gc_by_size_keeps_what_was_used_last(command: Command, folder: Path) -> 
     assert sum(path.stat().st_size for path in contents(folder)) == 1_500_000
 
 
+def test_gc_with_bounds_beyond_any_store_removes_nothing(command: Command, folder: Path) -> None:
+    assert "removed 0 manifests and 0 contents" in command("gc", "--max-gb", "1e300", "--max-age-days", "1e300")
+    assert len(contents(folder)) == 3
+
+
 def test_gc_by_age_removes_what_is_old(command: Command, folder: Path) -> None:
     assert "removed 0 manifests" in command("gc", "--max-age-days", "1")
     assert "removed 2 manifests" in command("gc", "--max-age-days", "0")

@@ -129,6 +129,12 @@ def test_a_table_is_well_under_a_megabyte_and_says_the_same_as_its_sweep(tmp_pat
     assert write_table(sweep, tmp_path / "tables" / "t").gpu_s == table.gpu_s, "written again over itself"
 
 
+def test_a_table_is_not_written_where_a_file_is(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place, why in (("/dev/null", "File exists"), ("/dev/null/table", "Not a directory")):
+        assert write_table_main([str(folder), place]) == 2
+        assert capsys.readouterr().err == f"error: {place} cannot be written ({why}); name a folder that can\n"
+
+
 def test_a_table_of_two_environments_is_none(tmp_path: Path) -> None:
     mixed = [*recorded(settings_of_a_grid(8)), *recorded(settings_of_a_grid(9)[-1:], environment_key="other")]
     with pytest.raises(RecordsError, match="environment key other instead of 0123456789abcdef"):

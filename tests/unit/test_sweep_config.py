@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from orchestrator.config import IDENTITY, CachePolicy, SweepConfig
+from orchestrator.config import IDENTITY, LONGEST_DEADLINE_S, CachePolicy, SweepConfig
 from orchestrator.errors import ConfigError
 from orchestrator.space import Excluded
 from workloads.settings import CompileSettings
@@ -31,6 +33,8 @@ def config(**fields: Any) -> SweepConfig:
         ({"time_budget_s": -5.0}, "--time-budget-s -5 is no time"),
         ({"compile_deadline_s": 0.0}, "--compile-deadline-s 0 is no time"),
         ({"trial_deadline_s": math.nan}, "--trial-deadline-s nan is no time"),
+        ({"trial_deadline_s": 1e10}, "--trial-deadline-s 1e+10 is too long; use 2592000 (30 days) or less"),
+        ({"compile_deadline_s": 1e300, "trial_deadline_s": 1e300}, "--compile-deadline-s 1e+300 is too long"),
         ({"compile_deadline_s": 900.0, "trial_deadline_s": 600.0}, "--trial-deadline-s 600 is below --compile-deadline-s 900"),
     ],
 )
@@ -38,6 +42,14 @@ def test_a_value_that_cannot_work_is_refused_by_its_option(fields: dict[str, Any
     with pytest.raises(ConfigError) as refusal:
         config(**fields)
     assert complaint in str(refusal.value)
+
+
+def test_the_longest_deadline_can_be_armed() -> None:
+    longest = config(compile_deadline_s=float(LONGEST_DEADLINE_S), trial_deadline_s=float(LONGEST_DEADLINE_S))
+    code = (
+        f"import sys; from orchestrator import watchdog; watchdog.arm({longest.trial_deadline_s}, sys.stderr); watchdog.disarm()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("caches", [CachePolicy.SHARED, CachePolicy.AUTO])
