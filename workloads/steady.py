@@ -32,6 +32,10 @@ HOPELESS_FROM, HOPELESS_FACTOR = 5, 10
 """After so many passes a window is given up whose interval would need so many times the limit of passes. A GPU that waits for a
 noisy host needs hundreds for an interval of 1 %; a few more would only cost its time."""
 
+LEAST_S = 1.0
+"""Seconds for which a window grows however narrow its interval is. Passes of steps of a millisecond are over before the host's
+next hiccup, and few of them say little of the ratio to eager."""
+
 _RESAMPLINGS = 1000
 
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -122,10 +126,12 @@ def grow(
     block()
     while True:
         if len(window.passes) >= look_again_at:
-            long_enough = time.monotonic() - began >= limits.min_window_s
+            elapsed_s = time.monotonic() - began
+            long_enough = elapsed_s >= limits.min_window_s
             at_limit = long_enough and len(window.passes) >= limits.max_passes
             width = relative_width(window)
-            if agreed(at_limit or width <= limits.target_width or (long_enough and _hopeless(window, width, limits)), device):
+            is_narrow = width <= limits.target_width and elapsed_s >= min(LEAST_S, limits.min_window_s)
+            if agreed(at_limit or is_narrow or (long_enough and _hopeless(window, width, limits)), device):
                 return
             look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # looking costs time too
         _pass(window, step, pool, device)

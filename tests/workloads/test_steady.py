@@ -90,6 +90,21 @@ def test_short_passes_may_be_more_than_the_limit_until_the_window_is_long_enough
     assert len(window.passes) > 20
 
 
+def test_a_narrow_window_of_short_passes_lasts_as_long_as_its_limit_says_or_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, batches = [0.0], pool()
+
+    def timed(*_: object) -> list[float]:
+        now[0] += 0.01
+        return [1.0] * len(batches)
+
+    monkeypatch.setattr("workloads.steady.timed", timed)
+    monkeypatch.setattr("workloads.steady.time.monotonic", lambda: now[0])
+    for min_window_s, least, most in ((0.0, 4, 4), (0.3, 30, 36), (12.0, 100, 112)):
+        window = first_pass(lambda _: torch.tensor(0.0), batches, CPU)
+        grow(window, lambda _: torch.tensor(0.0), batches, limits(4, 8, 0.01, min_window_s), CPU)
+        assert least <= len(window.passes) <= most
+
+
 def test_one_length_gives_the_plain_median_and_several_the_mean_of_each_lengths_own() -> None:
     passes = [[1.0, 9.0], [2.0, 10.0], [30.0, 11.0]]
     assert stratified_median(passes, [16, 16]) == statistics.median([1, 9, 2, 10, 30, 11])
