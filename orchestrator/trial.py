@@ -22,7 +22,7 @@ from typing import Any
 
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchTrainer's base: its module loads torch
 
 from orchestrator import evidence, logs, packing, placing, records, secrecy
 from orchestrator import folder as sweep_folder
@@ -163,7 +163,7 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
     plan = assignment.plan
     run_config: Any = RunConfig
     failure_config: Any = FailureConfig
-    trainer: Any = TorchTrainer
+    trainer: Any = DataParallelTrainer
     scaling_config: Any = ScalingConfig
     placement = Placement(plan.placement)
     claimed = placing.claims(placement, plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus)
@@ -171,7 +171,7 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
     return trainer(
         train_loop,
         train_loop_config={"assignment": assignment.to_dict(), "scratch": str(scratch)},
-        torch_config=GroupConfig(backend="nccl" if plan.use_gpu else "gloo"),
+        backend_config=GroupConfig(backend="nccl" if plan.use_gpu else "gloo"),
         scaling_config=scaling_config(
             num_workers=plan.num_workers,
             use_gpu=plan.use_gpu,

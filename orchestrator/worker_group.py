@@ -22,7 +22,7 @@ _log = logging.getLogger("ray.train")
 
 @dataclass(frozen=True)
 class GroupConfig(BackendConfig):
-    """What `TorchTrainer` is given in the place of `TorchConfig`: by its back-end workers meet at a store on one address."""
+    """What a trainer is given in the place of `TorchConfig`: by its back-end workers meet at a store on one address."""
 
     backend: str
     """Of torch.distributed: nccl or gloo."""
