@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import list_backends
-from torch._inductor import list_options
 
 from workloads.base import Batch, Workload, unwrapped
 from workloads.errors import SettingsError
@@ -146,11 +144,11 @@ def refuse_unknown_names(settings: CompileSettings) -> None:
         SettingsError: an Inductor option or a back-end; says which is meant, probably.
     """
     refuse_unknown_arguments(settings.ddp)
-    known = list_options() if settings.options else []
+    known = torch._inductor.list_options() if settings.options else []  # loaded when first asked: a plan without has no need
     for name, _ in settings.options or ():
         if name not in known:
             raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, known)}")
-    backends = list_backends(exclude_tags=()) if settings.backend else []
+    backends = torch._dynamo.list_backends(exclude_tags=()) if settings.backend else []
     if settings.backend and settings.backend not in backends:
         raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {nearest(settings.backend, backends)}")
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch._dynamo import trace_rules
 from torch.nn.parallel import DistributedDataParallel
 
 from workloads.ddp import DdpSettings
@@ -19,7 +18,7 @@ _WRAPPERS_MODULE = "torch.nn.parallel.distributed"
 @contextmanager
 def reducing_put_back() -> Iterator[None]:
     """Puts back what the block changes, and what `DistributedDataParallel` itself changes under optimize_ddp=python_reducer."""
-    dynamo, inductor = torch._dynamo.config, torch._inductor.config
+    dynamo, inductor, trace_rules = torch._dynamo.config, torch._inductor.config, torch._dynamo.trace_rules
     with (
         dynamo.patch(optimize_ddp=dynamo.optimize_ddp, compiled_autograd=dynamo.compiled_autograd),
         inductor.patch(
