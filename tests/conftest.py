@@ -14,6 +14,10 @@ import pytest
 # as the kernel lets that one run. Read when torch is loaded, here and in every process that a test starts.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# For each empty TORCHINDUCTOR_CACHE_DIR, torch compiles and loads a trial of every vector instruction set that /proc/cpuinfo has:
+# 5 s of CPU time (torch 2.13), and no test is about it.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
