@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
+from workloads.measurement import Protocol
 from workloads.shapes import PadToLongest, ShapePolicy
 
 VOCABULARY, WIDTH = 16, 8
@@ -80,6 +83,18 @@ class Toy(Workload):
     max_length = 16
     pool_batches = 4
     model_class: type[ToyModel] = ToyModel
+    window_s: float | None = None
+    """In place of the protocol's `cpu_window_s`, for tests that ask for no narrow interval: 12 s is long for noise."""
+
+    @contextmanager
+    def process_settings(self) -> Iterator[None]:
+        if self.window_s is None:
+            yield
+            return
+        from workloads import measuring  # loads the compiler, which whoever only plans a sweep can do without
+
+        with patch.object(measuring, "Protocol", partial(Protocol, cpu_window_s=self.window_s)):
+            yield
 
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -136,10 +151,14 @@ class _BreaksInALoop(ToyModel):
         return loss
 
 
-class _CompilesNothing(ToyModel):
-    @torch._dynamo.disable
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        return super().forward(ids, labels)
+@cache
+def _compiles_nothing() -> type[ToyModel]:
+    class _CompilesNothing(ToyModel):
+        @torch._dynamo.disable  # which loads the compiler
+        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+            return super().forward(ids, labels)
+
+    return _CompilesNothing
 
 
 class _BypassesItsBlocks(ToyModel):
@@ -167,6 +186,18 @@ class _Wide(ToyModel):
         for layer in self.wide:
             hidden = layer(hidden).tanh()
         return loss + hidden.square().mean()
+
+
+def make_known(name: str, backend: Callable[[object, object], object]) -> None:
+    """Gives torch a back-end by this name; not when a module is imported, because it loads the compiler."""
+    if name not in torch._dynamo.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(backend, name=name)
+
+
+class Brief(Toy):
+    """For tests to which its figures do not matter."""
+
+    window_s = 0.0
 
 
 class UnusedParameters(Toy):
@@ -208,7 +239,9 @@ class BreaksInALoop(Toy):
 class CompilesNothing(Toy):
     """Its forward is one that Dynamo was told not to touch."""
 
-    model_class = _CompilesNothing
+    def build_model(self) -> nn.Module:
+        self.model_class = _compiles_nothing()
+        return super().build_model()
 
 
 class BypassesItsBlocks(Toy):
@@ -222,13 +255,16 @@ class SuppressesErrors(Toy):
 
     backend = "toy_refuses"
 
+    def __init__(self, size: str, seed: int) -> None:
+        super().__init__(size, seed)
+        make_known(self.backend, _refuses)
+
     @contextmanager
     def process_settings(self) -> Iterator[None]:
-        with torch._dynamo.config.patch(suppress_errors=True):
+        with super().process_settings(), torch._dynamo.config.patch(suppress_errors=True):
             yield
 
 
-@torch._dynamo.register_backend(name=SuppressesErrors.backend)
 def _refuses(graph: object, inputs: object) -> NoReturn:
     raise RuntimeError("this back-end compiles nothing")
 
@@ -256,6 +292,7 @@ class Deceptive(SuppressesErrors):
     """
 
     model_class = _Deceptive
+    window_s = 2.0
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         multiple = policy.multiple if isinstance(policy, PadToLongest) else None
@@ -313,11 +350,15 @@ class Faulty(Toy):
         return model
 
 
-class Slow(Toy):
-    """Takes about three seconds to build, so that a test can act while a trial is in flight."""
+class Slow(Brief):
+    """Takes about a second to build for the first time, so that a test can act while a trial is in flight."""
+
+    _is_built = False
 
     def build_model(self) -> nn.Module:
-        time.sleep(1.0)
+        if not self._is_built:
+            time.sleep(1.0)
+            self._is_built = True
         return super().build_model()
 
 
@@ -370,7 +411,7 @@ def _hang(module: nn.Module, inputs: object) -> None:
     time.sleep(600)
 
 
-class Leaky(Toy):
+class Leaky(Brief):
     """Prints all of its environment, and raises with it where lengths are padded to multiples of 2."""
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from toy_workloads import Toy
+from toy_workloads import Brief, make_known
 
 from workloads.base import Batch
 from workloads.shapes import PadToLongest, ShapePolicy
@@ -51,8 +51,12 @@ def note(path: Path, what: str, multiple: int) -> None:
     os.close(descriptor)
 
 
-class Chaotic(Toy):
+class Chaotic(Brief):
     """Sound, but for its faults."""
+
+    def __init__(self, size: str, seed: int) -> None:
+        super().__init__(size, seed)
+        make_known("chaos_stuck", _compiles_for_ever)
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         self._multiple = (policy.multiple or 0) if isinstance(policy, PadToLongest) else 0
@@ -195,7 +199,6 @@ FAULTS = {
 }
 
 
-@torch._dynamo.register_backend(name="chaos_stuck")
 def _compiles_for_ever(graph: object, inputs: object) -> None:
     note(Path(plan()["events"]), "fault", -1)
     _hold_the_interpreter(plan())

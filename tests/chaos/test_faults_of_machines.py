@@ -55,7 +55,7 @@ def resumed(arena: Arena, *, total: int, measured: set[int]) -> float:
 
 def test_processes_killed_around_a_trial_cost_a_try_and_no_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
     hit = {multiple: who for multiple, who in AROUND_A_TRIAL.items() if is_full or multiple != 4}
-    arena = arenas({multiple: meanwhile for multiple, (_, _, meanwhile, _) in hit.items()})
+    arena = arenas({multiple: meanwhile for multiple, (_, _, meanwhile, _) in hit.items()}, further={"pause_s": 5.0})
     multiples = [0, *hit, 1]
     running = arena.start(*USUAL, "--settings", *map(setting, multiples))
     for multiple, (name, words, _, _) in hit.items():

@@ -54,7 +54,8 @@ def still_running(output: Path) -> list[str]:
 
 def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Path) -> None:
     output = tmp_path / "search"
-    words = ["--workload", "toy_workloads:Toy", "--settings", *EAGER, "--searcher", "random", "--objective", "samples_per_s:max"]
+    words = ["--workload", "toy_workloads:Brief", "--settings", *EAGER]
+    words += ["--searcher", "random", "--objective", "samples_per_s:max"]
     printed = sweep(output, *words, "--num-trials", "1")
     (first,) = records_of(output)
     assert "the search ended after 1 trial of 4 settings: 1 trial was asked for" in printed
