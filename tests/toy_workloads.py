@@ -389,6 +389,7 @@ class Paying(Toy):
     """Compiling it pays for certain, and its steps are mostly sleep, and steady."""
 
     model_class = _SlowWhenEager
+    window_s = 4.0
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
