@@ -16,7 +16,7 @@ from fault_table import FaultTable, Row, described
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-COMPILE_DEADLINE_S = "10"
+COMPILE_DEADLINE_S = "20"
 TRIAL_DEADLINE_S = "150"
 """Long enough for sound trials where they share their cores with much else."""
 
