@@ -27,10 +27,16 @@ sweep: $(VENV)/.installed
 	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
 
 test: lint
-	$(PYTEST) $(ARGS)
+	$(call run_tests)
 
 test-all: lint
-	$(PYTEST) --long $(ARGS)
+	$(call run_tests,--long)
+
+# Side by side what may be, then the rest; 5 says that ARGS chose none of them.
+define run_tests
+$(PYTEST) -n logical --maxprocesses 8 --dist loadfile -m "not alone" $(1) $(ARGS) || [ $$? -eq 5 ]
+$(PYTEST) -m alone $(1) $(ARGS) || [ $$? -eq 5 ]
+endef
 
 # In full, what `make test` runs in a short form; rewrites the table of faults. On a machine with a GPU, its faults too.
 chaos: $(VENV)/.installed-dev

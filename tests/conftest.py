@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # 5 s of CPU time (torch 2.13), and no test is about it.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+ALONE = ("chaos", "cluster", "orchestrator_parts", "sweeps", "workers")
+"""Folders whose tests start Ray or several workers, each of which takes every core there is."""
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -42,8 +45,15 @@ def chromium() -> str:
     return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long` unless they are asked for."""
+    """Marks what runs `alone`.
+
+    Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long` unless they are asked for.
+    """
+    for item in items:
+        if item.path.parent.name in ALONE:
+            item.add_marker("alone")
     for marker, is_there, reason in (
         ("long", lambda: bool(config.getoption("--long")), "part of `make test-all`"),
         ("gpu", _has_gpu, "no CUDA device"),

@@ -20,7 +20,7 @@ from orchestrator.caches.store import ArtifactStore
 from orchestrator.errors import CacheError
 from workloads.artifacts import Artifact
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("local_ray")]
 
 ENVIRONMENT = manifest().environment
 MB = 1_000_000

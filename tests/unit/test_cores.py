@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from orchestrator.cores import Place, share_of, slot, split
 
+pytestmark = pytest.mark.alone
+
 HOLDER = """
 import sys, time
 from pathlib import Path

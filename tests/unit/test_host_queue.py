@@ -19,6 +19,8 @@ from orchestrator.options import Options
 from orchestrator.recipes import find_recipe
 from workloads.base import load_workload
 
+pytestmark = pytest.mark.alone
+
 SHOW_CORES = 'import os; print("cores", sorted(os.sched_getaffinity(0)))'
 
 

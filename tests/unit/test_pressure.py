@@ -13,6 +13,8 @@ import pytest
 from orchestrator import pressure as module
 from orchestrator.pressure import CONTENDED_ABOVE, PressureGauge, is_contended, pressure
 
+pytestmark = pytest.mark.alone
+
 FIGHT = """
 import os, subprocess, sys, time
 from orchestrator.pressure import PressureGauge
