@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -14,8 +15,8 @@ import pytest
 # as the kernel lets that one run. Read when torch is loaded, here and in every process that a test starts.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# For each empty TORCHINDUCTOR_CACHE_DIR, torch compiles and loads a trial of every vector instruction set that /proc/cpuinfo has:
-# 5 s of CPU time (torch 2.13), and no test is about it.
+# Inductor believes /proc/cpuinfo, and does not compile three programs for each empty cache folder, for some 5 s of CPU time, to
+# find that its compiler knows the CPU's vector instructions. Read likewise.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 ALONE = ("chaos", "cluster", "orchestrator_parts", "sweeps", "workers")
@@ -31,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Has the process end by `_leave`, the last exit handler, for it is registered before Ray, Arrow and torch are imported."""
     atexit.register(_leave, session)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imports_are_no_garbage() -> None:
+    """Keeps the garbage collector from what is there before a file's tests: for a measurement it looks at all six times."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

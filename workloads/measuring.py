@@ -47,6 +47,9 @@ from workloads.warming import first_steps, warm_up_batches
 
 __all__ = ["Measurement", "Protocol", "measure"]
 
+_NEVER = 2**31 - 1
+"""Collections of the younger generations before one of the oldest: the most that Python takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
@@ -200,14 +203,16 @@ def _undisturbed() -> Iterator[None]:
     """Keeps the garbage collector from looking at what is there already.
 
     Two models and a compiler's state are many objects: a full collection among the timed steps takes 0.2 s and more, which a job
-    that trains one model does not pay (docs/log.md). What the steps make is collected as ever.
+    that trains one model does not pay (docs/log.md). What the steps make is collected as ever, by the two younger generations.
+    Not by `gc.freeze`, because `gc.unfreeze` would undo a caller's too.
     """
     gc.collect()
-    gc.freeze()
+    young, middle, oldest = gc.get_threshold()
+    gc.set_threshold(young, middle, _NEVER)
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(young, middle, oldest)
 
 
 def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryPeaks], None]) -> _Steady:
