@@ -146,11 +146,12 @@ def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]
     """The figures of each setting that has several by which it may be judged: usable, alone, in one environment."""
     if name not in attempts or "settings_key" not in attempts:
         return []
-    trials = usable(attempts, name)
+    alike = ["settings_key", "num_workers", "environment_key"]
+    looked_at = [*alike, "status", "caches", "contended", name]  # of about a hundred columns, each of which is copied by rows
+    trials = usable(attempts[looked_at], name)
     floor = USUAL.get(name, EXACT).floor
     fit = (trials["caches"] == Caches.COLD) & ~trials["contended"].fillna(False) & (floats(trials[name]) > 2 * floor)
     trials = trials[fit.to_numpy(dtype=bool)]
-    alike = ["settings_key", "num_workers", "environment_key"]
     several = trials[trials.duplicated(alike, keep=False)]
     return [floats(group[name]) for _, group in several.groupby(alike, dropna=False)]
 
