@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import subprocess
@@ -91,6 +92,8 @@ def _work(told: dict[str, Any]) -> None:
         print(spelled, flush=True)
         torch._dynamo.reset()
         counters.clear()
+        gc.collect()
+        gc.freeze()  # a measurement collects six times, and what was imported is no garbage
         try:
             measurement = measure(
                 workload,
