@@ -34,7 +34,7 @@ test-all: lint
 
 # Side by side what may be, then the rest; 5 says that ARGS chose none of them.
 define run_tests
-$(PYTEST) -n logical --maxprocesses 8 --dist loadfile -m "not alone" $(1) $(ARGS) || [ $$? -eq 5 ]
+$(PYTEST) -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not alone" $(1) $(ARGS) || [ $$? -eq 5 ]
 $(PYTEST) -m alone $(1) $(ARGS) || [ $$? -eq 5 ]
 endef
 

@@ -55,13 +55,14 @@ def chromium() -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what runs `alone`.
+    """Marks what runs `alone`, and puts workloads first: their files are the longest, and last one process would wait for them.
 
     Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long` unless they are asked for.
     """
     for item in items:
         if item.path.parent.name in ALONE:
             item.add_marker("alone")
+    items.sort(key=lambda item: item.path.parent.name != "workloads")
     for marker, is_there, reason in (
         ("long", lambda: bool(config.getoption("--long")), "part of `make test-all`"),
         ("gpu", _has_gpu, "no CUDA device"),
