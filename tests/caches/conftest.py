@@ -71,7 +71,7 @@ def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
         case "folder":
             yield DurableShelf(str(tmp_path / "store"))
         case "fsspec":
-            yield DurableShelf(f"fsspec+memory://{tmp_path}")
+            yield DurableShelf(f"fsspec+file://{tmp_path}/store")
         case "s3":
             yield DurableShelf(request.getfixturevalue("s3_uri")())
         case _:
