@@ -105,6 +105,7 @@ def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     return write_record
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:
     from ray import tune

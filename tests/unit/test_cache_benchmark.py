@@ -361,6 +361,7 @@ def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
     assert "full, default, static" in done.stdout
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_artifacts_go_between_two_nodes(tmp_path: Path) -> None:
     output = tmp_path / "transfer.json"
