@@ -184,6 +184,7 @@ def test_paper_is_white_and_holds_everything_and_the_screen_is_dark_again_after(
         assert visit.errors == []
 
 
+@pytest.mark.alone
 def test_a_report_on_500_trials_opens_in_two_seconds(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     report = analysis.write_report(make_sweep(many(500)))
     took = []

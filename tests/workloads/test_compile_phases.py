@@ -17,6 +17,8 @@ from workloads.compile_phases import CompilePhase, PhaseClock, timing_phases
 from workloads.measuring import Protocol, measure
 from workloads.settings import CompileSettings
 
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 
 
