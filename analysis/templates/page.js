@@ -52,6 +52,8 @@ const setUpCommands = () => {
   setUpCommands();
   run(await plotly);
   setUpCharts(figures);
+  drawNext();
+  await painted(); // the front, before more is worked out
   if (breakEven) setUpBreakEven(breakEven, figures["break-even"]);
   drawInTurn();
   matchMedia("print").addEventListener("change", (event) => (event.matches ? beforePrint() : afterPrint()));

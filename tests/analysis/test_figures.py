@@ -119,3 +119,10 @@ def test_labels_of_crowded_points_do_not_overlap() -> None:
     ]
     assert all(one.overlap(other) == 0 for one, other in itertools.combinations(boxes, 2))
     assert all(box.outside(area) == 0 for box in boxes)
+
+
+def test_a_page_runs_plotly_outside_its_modules_function_and_with_its_notice() -> None:
+    script = analysis.figures.plotly_script()
+    assert script.startswith("/**\n* plotly.js v")
+    assert re.search(r'\*/\s*"use strict";var Plotly=', script[:1000])
+    assert script.endswith("\nwindow.Plotly = Plotly;")
