@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +20,6 @@ pytestmark = pytest.mark.browser
 SLIDER = "#job-slider"
 OPEN_S = 2.0
 """Until the front is drawn, of a sweep of 500 trials."""
-QUICK_S = 0.3
-"""What `core_s` is where that holds: cores of a shared host may run at half their speed for hours."""
 MOST_BYTES = 6_000_000
 """Of a report on 10,000 trials."""
 
@@ -187,17 +184,10 @@ def test_paper_is_white_and_holds_everything_and_the_screen_is_dark_again_after(
         assert visit.errors == []
 
 
-def core_s() -> float:
-    """Seconds in which a core adds ten million numbers now."""
-    began = time.perf_counter()
-    sum(number + 1 for number in range(10**7))
-    return time.perf_counter() - began
-
-
 @pytest.mark.alone
 def test_a_report_on_500_trials_opens_in_two_seconds(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     report = analysis.write_report(make_sweep(many(500)))
-    took, slowest = list[float](), QUICK_S
+    took = []
     for _ in range(4):  # the least of some: other tests may have the processor
         with Visit(browser, report) as visit:
             took.append(int(visit.page.evaluate("document.documentElement.dataset.ready")) / 1e3)
@@ -205,8 +195,7 @@ def test_a_report_on_500_trials_opens_in_two_seconds(browser: sync_api.Browser, 
             assert visit.errors == []
         if took[-1] <= OPEN_S:
             break
-        slowest = max(slowest, core_s())
-    assert min(took) <= OPEN_S * slowest / QUICK_S, (took, slowest)
+    assert min(took) <= OPEN_S, took
 
 
 def test_of_many_rows_a_page_is_shown_and_more_when_asked(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
