@@ -19,16 +19,16 @@ _AUTOTUNE_FACTOR = 4.0
 """max-autotune against default: 53.2 s against 8.8 s for a regional compile (docs/log.md), less on the whole of a model."""
 
 _ALL_SYMBOLIC_FACTOR = 2.0
-"""dynamic=true against one length: 24.8 s against 10.2 s for a regional compile (docs/search.md), 1.3 times on two CPU cores."""
+"""dynamic=true against one length: 160 s against 73 s for the whole of captioning's model (docs/results/h200-captioning)."""
 
 _OPTIMIZER_S = 40.0
-"""A compiled optimizer, one graph over all parameters: 65 s more on an H200 (docs/search.md), 27 s on two CPU cores."""
+"""A compiled optimizer, one graph over all parameters: on an H200 64 s more than a fused one (docs/results/h200-captioning)."""
 
 _LEAST_COMPILE_S = 1.0
 """Of anything, eager too: libraries load and choose kernels at a length's first steps."""
 
 _WARM_SHARE = 0.2
-"""Of a cold compile that a start from artifacts takes, at the most: first steps of 66.0 s became 8.6 s (docs/log.md)."""
+"""Of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
 
 
 def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialRecord]) -> float:
