@@ -147,8 +147,8 @@ def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]
     if name not in attempts or "settings_key" not in attempts:
         return []
     alike = ["settings_key", "num_workers", "environment_key"]
-    looked_at = [*alike, "status", "caches", "contended", name]  # of about a hundred columns, each of which is copied by rows
-    trials = usable(attempts[looked_at], name)
+    looked_at = {*alike, "status", "caches", "contended", name}  # of about a hundred columns, each of which is copied by rows
+    trials = usable(attempts[sorted(looked_at)], name)
     floor = USUAL.get(name, EXACT).floor
     fit = (trials["caches"] == Caches.COLD) & ~trials["contended"].fillna(False) & (floats(trials[name]) > 2 * floor)
     trials = trials[fit.to_numpy(dtype=bool)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.failures import Verdict
 from orchestrator.folder import LOGS
 from orchestrator.records import Caches, TrialRecord, WarmStart
+from orchestrator.retrying import was_lost_to_precompile
 from workloads.settings import CompileSettings, Scope
 
 _PROCESS_WIDE = ("attention", "matmul_precision", "autocast", "backend")
@@ -69,6 +70,11 @@ class Assignment:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as Tune's and Train's configurations are."""
         return asdict(self)
+
+    def after(self, failed: Sequence[str]) -> Assignment:
+        """What is tried after attempts that failed for these reasons: no traced functions are kept if that ended one."""
+        lost = self.plan.precompile and was_lost_to_precompile(failed)
+        return replace(self, plan=replace(self.plan, precompile=False)) if lost else self
 
     @property
     def settings(self) -> CompileSettings:

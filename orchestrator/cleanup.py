@@ -56,7 +56,7 @@ class Cleanup(Callback):
         verdict, progress = self._judge(assignment, trial)
         with suppress(ray.exceptions.RayError):
             failed: list[str] = ray.get(find_board().failed.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
-            if backoff_s(verdict.label, len(failed) + 1) is not None:
+            if backoff_s(verdict.label, failed) is not None:
                 reason = verdict.reason or str(verdict.label)
                 ray.get(find_board().fail.remote(assignment.trial_id, len(failed) + 1, reason), timeout=_BOARD_TIMEOUT_S)
                 return
@@ -83,7 +83,7 @@ class Cleanup(Callback):
         with suppress(ray.exceptions.RayError):
             failed = ray.get(find_board().failed.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
         elapsed_s = progress.elapsed_s if progress else 0.0
-        record = assignment.record(
+        record = assignment.after(failed).record(
             verdict,
             phase=progress.phase if progress else None,
             started_at=sweep_folder.now(elapsed_s),

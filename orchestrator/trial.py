@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from orchestrator.config import REDIS, Placement
 from orchestrator.failures import Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
 from orchestrator.pressure import is_contended
 from orchestrator.records import TrialRecord, WarmStart
-from orchestrator.retrying import OF_PRECOMPILE, backoff_s
+from orchestrator.retrying import LOST_TO_PRECOMPILE, OF_PRECOMPILE, backoff_s
 from orchestrator.watchdog import MARKER, kill_marked
 from orchestrator.worker import train_loop
 from orchestrator.worker_group import GroupConfig
@@ -76,10 +75,11 @@ def is_recorded(folder: Path, trial_id: str) -> bool:
 def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
     """The record of an assignment, tried again for as long as only the machines or `--precompile` may be at fault."""
     failed: list[str] = _ask("failed", assignment.trial_id) or []
-    first_began, lost_to_precompile = time.monotonic(), 0
+    first_began = time.monotonic()
     if failed:  # in a process that died of it
-        time.sleep(backoff_s(Label.TRIAL_DIED, len(failed)) or 0.0)
+        time.sleep(backoff_s(Label.TRIAL_DIED, failed[:-1]) or 0.0)
     while True:
+        assignment = assignment.after(failed)
         started_at, began = sweep_folder.now(), time.monotonic()
         _ask("begin", assignment.trial_id, assignment.settings_key)
         try:
@@ -87,14 +87,13 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
         finally:
             _ask("end", assignment.trial_id)
         ended = time.monotonic()
-        wait_s = backoff_s(verdict.label, len(failed) + 1 - lost_to_precompile)
+        wait_s, reason = backoff_s(verdict.label, failed), verdict.reason or str(verdict.label)
         if assignment.compiles and assignment.plan.precompile and verdict.label in OF_PRECOMPILE:
-            assignment, wait_s = replace(assignment, plan=replace(assignment.plan, precompile=False)), 0.0
-            lost_to_precompile = 1
+            wait_s, reason = 0.0, LOST_TO_PRECOMPILE + reason
         if wait_s is None:
             break
-        failed.append(verdict.reason or str(verdict.label))
-        _ask("fail", assignment.trial_id, len(failed), failed[-1])
+        failed.append(reason)
+        _ask("fail", assignment.trial_id, len(failed), reason)
         time.sleep(wait_s)
     retries = {"tries": len(failed) + 1, "retry_reasons": failed, "retried_s": began - first_began if failed else 0.0}
     return assignment.record(

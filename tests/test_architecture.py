@@ -180,6 +180,20 @@ def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) 
     assert loaded_by(code, {"torch", "transformers"}, repository) == []
 
 
+def test_the_process_of_a_trial_starts_no_torch(repository: Path) -> None:
+    assert loaded_by("import orchestrator.trial", {"torch", "transformers"}, repository) == []
+
+
+def test_a_plan_loads_no_compiler_where_neither_settings_nor_the_models_library_do(repository: Path) -> None:
+    code = (
+        "import contextlib, io\n"
+        "from orchestrator.sweep import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    assert main(['modes', '--workload', 'layers', '--size', 'tiny', '--dry-run']) == 0"
+    )
+    assert loaded_by(code, {"torch._dynamo", "torch._inductor"}, repository) == []
+
+
 @pytest.mark.parametrize(
     ("module", "source", "rule"),
     [

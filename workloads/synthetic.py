@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 
 import torch
-import torch._inductor.config
 from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
@@ -80,8 +79,10 @@ class Synthetic(Workload):
     def process_settings(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self.chosen.get("weights") == FROZEN:
+                import torch._inductor.config as inductor  # loads the compiler, which a plan has no need of
+
                 # As an option of torch.compile it does nothing: Dynamo looks at the process's configuration (torch 2.11 to 2.13).
-                stack.enter_context(torch._inductor.config.patch(freezing=True))
+                stack.enter_context(inductor.patch(freezing=True))
             if self.chosen.get("cast_cache") == KEPT:
                 stack.enter_context(casts_kept())
             yield

@@ -47,6 +47,16 @@ def test_a_near_tie_off_the_front_stays_with_its_probability_and_its_equal(make_
     assert list(front.loc[["regional", "full", "eager"], "ties"]) == [2, 2, 1]
 
 
+def test_the_number_of_workers_may_be_an_objective(make_sweep: MakeSweep) -> None:
+    records = [
+        trial(FULL, 900, 60, num_workers=1),
+        trial(REGIONAL, 890, 60, num_workers=2),
+        trial(MODULAR, 1700, 60, num_workers=2),
+    ]
+    df = frame(make_sweep, records)
+    assert list(front_probability(df, {"samples_per_s": "max", "num_workers": "min"})) == [1, 0, 1]
+
+
 def test_equals_of_one_trial_do_not_chain_to_what_it_differs_from(make_sweep: MakeSweep) -> None:
     """Each equals its neighbour, the ends differ by ten deviations."""
     rates = [900 * 1.02**step for step in range(6)]

@@ -141,7 +141,7 @@ def test_what_fails_with_traced_functions_kept_is_tried_once_more_without(
     ran(tmp_path, monkeypatch, clock, TRACED, last, settings_key=FULL, precompile=True)
     (record,) = records.read(tmp_path)
     assert (record.status, record.label, record.precompile) == (last.status, last.label, False)
-    assert (record.tries, record.retry_reasons, record.retried_s) == (2, [TRACED.reason], 10.0)
+    assert (record.tries, record.retry_reasons, record.retried_s) == (2, [f"with --precompile: {TRACED.reason}"], 10.0)
 
 
 @pytest.mark.usefixtures("board")
@@ -153,6 +153,16 @@ def test_an_attempt_lost_to_traced_functions_is_none_of_the_machines(
     (record,) = records.read(tmp_path)
     assert (record.status, record.tries) == ("ok", most + 1)
     assert clock.slept == [0.0, 2.0, 4.0, 8.0]
+
+
+def test_so_it_is_where_the_trials_process_died_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, board: Board
+) -> None:
+    board.failed = [f"with --precompile: {TRACED.reason}"]
+    worker_died = Verdict(status=Status.FAILED, label=Label.WORKER_DIED, reason="without a word")
+    ran(tmp_path, monkeypatch, clock, worker_died, TRACED, settings_key=FULL, precompile=True)
+    (record,) = records.read(tmp_path)
+    assert (record.label, record.tries, record.precompile) == ("exception", 3, False)
 
 
 @pytest.mark.usefixtures("board")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -9,14 +10,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from toy_workloads import Toy
 
-from workloads import memory
+from workloads import memory, steady
 from workloads.base import Batch
 from workloads.errors import WorkloadError
 from workloads.measuring import Measurement, Protocol, measure
@@ -39,6 +41,23 @@ def _one_thread() -> Iterator[None]:
 
 def measured(spelled: str, workload: Toy | None = None, protocol: Protocol = SHORT, pipeline: str = "resident") -> Measurement:
     return measure(workload or Toy("only", 0), CompileSettings.parse(spelled), device=CPU, protocol=protocol, pipeline=pipeline)
+
+
+def test_no_full_collection_falls_among_timed_steps_and_the_collector_is_as_before_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, oldest = gc.get_threshold(), list[int]()
+
+    for name in ("first_pass", "grow"):
+        timed = getattr(steady, name)
+
+        def watched(*arguments: Any, timed: Callable[..., Any] = timed, **named: Any) -> Any:
+            oldest.append(gc.get_threshold()[2])
+            return timed(*arguments, **named)
+
+        monkeypatch.setattr(steady, name, watched)
+    measured("scope=eager")
+    assert len(oldest) == 2
+    assert min(oldest) > 10**6, "full collections that young ones must come before"
+    assert gc.get_threshold() == before
 
 
 def test_phases_come_in_order_and_figures_agree_with_each_other() -> None:
