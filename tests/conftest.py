@@ -27,6 +27,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also tests that take minutes each, which `make test-all` runs")
+    parser.addoption("--alone", choices=("no", "only"), help="none of the tests that `make test` runs alone, or only those")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -57,11 +58,13 @@ def chromium() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what runs `alone`, and puts workloads first: their files are the longest, and last one process would wait for them.
 
-    Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long` unless they are asked for.
+    Leaves out what `--alone` says. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long`
+    unless they are asked for.
     """
     for item in items:
         if item.path.parent.name in ALONE:
             item.add_marker("alone")
+    _choose(config, items)
     items.sort(key=lambda item: item.path.parent.name != "workloads")
     for marker, is_there, reason in (
         ("long", lambda: bool(config.getoption("--long")), "part of `make test-all`"),
@@ -72,6 +75,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marked and not is_there():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what `--alone` leaves out; that is no `-m`, because of two of those pytest takes the last."""
+    if which := config.getoption("--alone"):
+        parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
+        for item in items:
+            parts[(item.get_closest_marker("alone") is None) is (which == "no")].append(item)
+        items[:] = parts[True]
+        config.hook.pytest_deselected(items=parts[False])
 
 
 def _leave(session: pytest.Session) -> None:
