@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     unless they are asked for.
     """
     for item in items:
-        if item.path.parent.name in ALONE:
+        if item.path.parent.name in ALONE or item.get_closest_marker("gpu"):  # most hosts have one GPU
             item.add_marker("alone")
     _choose(config, items)
     items.sort(key=lambda item: item.path.parent.name != "workloads")
