@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,9 +58,9 @@ def config(**fields: Any) -> SweepConfig:
 def placed(placement: Placement, num_trials: int, num_workers: int = 1, *, expected: int | None = None) -> list[set[str]]:
     """Hosts of each of so many trials at once, whose placement groups are made as Ray Train makes them.
 
-    Once as many have their hosts as are expected, the others are given as long again, and a second at least.
+    Once as many have their hosts as are expected, Ray tries the others twice more, which takes it a second or two: what others
+    no longer hold it may know of only then.
     """
-    import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     from orchestrator import packing
@@ -76,16 +75,23 @@ def placed(placement: Placement, num_trials: int, num_workers: int = 1, *, expec
                 label = packing.chosen_label(str(number), bundle, num_workers) if packs else None
                 labels = [label] * num_workers if label else None
                 groups.append(placement_group([bundle] * num_workers, strategy=strategy(placement), bundle_label_selector=labels))
-            ready, began = [group.ready() for group in groups], time.monotonic()
-            ray.wait(ready, num_returns=expected or num_trials, timeout=20)
-            more_s = 0.0 if expected is None else max(1.0, time.monotonic() - began)
-            done, _ = ray.wait(ready, num_returns=num_trials, timeout=more_s)
-        tables = [placement_group_table(group) for group in groups if group.wait(1)]
-        assert len(done) == len(tables)
-        return [set(table["bundles_to_node_id"].values()) for table in tables]
+
+            def tables() -> list[dict[str, Any]]:
+                return list(map(placement_group_table, groups))
+
+            wait_until(lambda: sum(table["state"] == "CREATED" for table in tables()) >= (expected or num_trials), 60)
+            tries = 2 + max(table["stats"]["scheduling_attempt"] for table in tables())
+            wait_until(lambda: all(_is_settled(table, tries) for table in tables()), 60)
+        return [set(table["bundles_to_node_id"].values()) for table in tables() if table["state"] == "CREATED"]
     finally:
         for group in groups:
             remove_placement_group(group)
+
+
+def _is_settled(table: dict[str, Any], tries: int) -> bool:
+    """Whether a placement group has its hosts, or so many tries found none."""
+    stats = table["stats"]
+    return table["state"] == "CREATED" or (stats["scheduling_state"] == "NO_RESOURCES" and stats["scheduling_attempt"] >= tries)
 
 
 @pytest.mark.usefixtures("cluster")
