@@ -275,8 +275,10 @@ def _within(limit_s: float, call: Callable[[], Result]) -> Result:
     """What the call returns, unless it takes longer.
 
     Raises:
-        TimeoutError: it does; it is left to itself.
+        TimeoutError: it does, and is left to itself; or there is no time for it, and it does not begin.
     """
+    if limit_s <= 0:
+        raise TimeoutError("there is no time for it")
     outcome: list[Result] = []
     failure: list[Exception] = []
 
@@ -288,11 +290,11 @@ def _within(limit_s: float, call: Callable[[], Result]) -> Result:
 
     thread = threading.Thread(target=run, name="compile-cache", daemon=True)
     thread.start()
-    thread.join(max(0.0, limit_s))
+    thread.join(limit_s)
     if failure:
         raise failure[0]
     if not outcome:
-        raise TimeoutError(f"it took more than {max(0.0, limit_s):.0f} s")
+        raise TimeoutError(f"it took more than {limit_s:.0f} s")
     return outcome[0]
 
 

@@ -238,7 +238,10 @@ def test_a_trial_at_its_deadline_does_not_begin_to_publish(
     made(tmp_path)
     one = sharing_of(tmp_path)
     one.restore(60.0)
+    begun = list[object]()
+    monkeypatch.setattr(Sharing, "_put", lambda self, artifacts: begun.append(artifacts))
     assert one.publish(1.0) == {}
+    assert begun == []
     assert "published nothing" in capsys.readouterr().out
 
 
