@@ -16,7 +16,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Inductor believes /proc/cpuinfo, and does not compile three programs for each empty cache folder, for some 5 s of CPU time, to
-# find that its compiler knows the CPU's vector instructions. Read likewise.
+# find that its compiler knows the CPU's vector instructions. Read likewise; test_nothing_leaks.py does without.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 ALONE = ("chaos", "cluster", "orchestrator_parts", "sweeps", "workers")
