@@ -11,11 +11,14 @@ of it must label what goes wrong:
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from orchestrator import cli
+from orchestrator.errors import ConfigError
 from workloads.captioning import Captioning
 from workloads.measuring import Protocol, measure
 from workloads.settings import CompileSettings
@@ -40,8 +43,14 @@ class CaptioningCudnnOnly(CaptioningWithCudnn):
     learning_rate = Captioning.learning_rate
 
 
-def main() -> None:
-    """Prints both rates and their ratio."""
+def main() -> int:
+    """Prints both rates and their ratio; returns the command's exit code."""
+    return cli.run(_compare)
+
+
+def _compare() -> int:
+    if not torch.cuda.is_available():
+        raise ConfigError("cuDNN's attention needs a CUDA device, and this machine has none")
     settings = CompileSettings.parse("scope=eager,padding=max")
     protocol = Protocol(compared_steps=1, max_passes=3)
     rates: dict[str, list[float]] = {"off": [], "on": []}
@@ -51,7 +60,8 @@ def main() -> None:
             rates[name].append(1e3 / found.step_ms_median)
     off, on = (statistics.fmean(rates[name]) for name in ("off", "on"))
     print(f"{settings.label}, steps/s: cuDNN attention off {rates['off']}, on {rates['on']}; off/on {off / on:.4f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,14 +11,27 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from orchestrator import cli
 from orchestrator.errors import ConfigError
 from orchestrator.records import Status, TrialRecord, read
 
+PROG = "python -m benchmarks.source_tables"
 _MIB = 2**20
 _NOT_OPTIONS = ("scope=", "mode=", "cudagraphs=", "dynamic=static", "padding=", "pad_multiple=", "optimizer=", "inductor.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Print the tables of two sources, as Markdown."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRAIN [INFERENCE]")] = ()
+    """The folder of a sweep, or those of training and of inference."""
 
 
 def good(folder: Path) -> dict[str, TrialRecord]:
@@ -98,15 +111,15 @@ def _figure(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
-def main(folders: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _print(folders))
+    return cli.run(lambda: _print(cli.parse(Options, PROG, words).folders))
 
 
-def _print(folders: Sequence[str]) -> int:
+def _print(folders: Sequence[Path]) -> int:
     if len(folders) not in (1, 2):
         raise ConfigError("give the folder of a sweep, or those of training and of inference")
-    found = [good(Path(folder)) for folder in folders]
+    found = [good(folder) for folder in folders]
     for folder, records in zip(folders, found, strict=True):
         if not records:
             raise ConfigError(f"{folder} holds no good trial; name the folder of a sweep")

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from orchestrator import cli
 from orchestrator.errors import ConfigError
@@ -18,12 +22,21 @@ from orchestrator.records import Status, TrialRecord, read
 from workloads.settings import CompileSettings, Dynamic, Mode, Scope
 from workloads.spelling import spelled
 
+PROG = "python -m benchmarks.variations"
 _GIB = 2**30
 USUAL = "nothing"
 """Name of the row without anything varied."""
 
 Table = Mapping[tuple[str, str], TrialRecord]
 """Records by what is varied and by how it is compiled, the last good one of each; one that is not good where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Print what each varied thing does to eager and compiled steps, as Markdown."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER [FOLDER …]")] = ()
+    """Of sweeps of one workload and machine."""
 
 
 def table_of(records: Sequence[TrialRecord], *, num_workers: int | None = None) -> Table:
@@ -162,18 +175,18 @@ def _ratio(record: TrialRecord | None) -> str:
     return f"{record.speedup_eager:.2f} ({low:.2f} to {high:.2f}) times as fast as eager"
 
 
-def main(folders: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _print(folders))
+    return cli.run(lambda: _print(cli.parse(Options, PROG, words).folders))
 
 
-def _print(folders: Sequence[str]) -> int:
+def _print(folders: Sequence[Path]) -> int:
     if not folders:
         raise ConfigError("give the folder of a sweep, or several of one workload")
-    records = [record for folder in folders for record in read(Path(folder))]
+    records = [record for folder in folders for record in read(folder)]
     kinds = sorted({(record.workload, record.size) for record in records if record.status is Status.OK})
     if not kinds:
-        raise ConfigError(f"{', '.join(folders)} holds no good trial; name the folder of a sweep")
+        raise ConfigError(f"{', '.join(map(str, folders))} holds no good trial; name the folder of a sweep")
     for workload, size in kinds:
         of_kind = [record for record in records if (record.workload, record.size) == (workload, size)]
         table = table_of(of_kind)
