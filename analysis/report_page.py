@@ -28,8 +28,8 @@ from analysis.figures import break_even_data, break_even_figure, break_even_info
 from analysis.figures.setting_rows import notable
 from analysis.formatting import MISSING, gib, instant
 from analysis.load import SweepInfo, load, load_sweep
-from analysis.pareto import summary
-from analysis.recommend import recommend, sentences
+from analysis.pareto import choice_of, summary
+from analysis.recommend import Recommendation, recommend, sentences
 from analysis.report_charts import as_json, fronts, page_charts
 from analysis.report_failures import unusable
 from analysis.report_front import front_list
@@ -75,17 +75,19 @@ def report_page(folder: Path, *, version: str = "") -> str:
         "break_even": break_even_data(jobs) if jobs.settings else None,
         "table": table_data(headings, rows, _command(sweep)),
     }
+    recommended = _recommended(df, attempts)
+    named = found.best if recommended is None else choice_of(df, recommended.trial)
     plotly, script, theme = plotly_script(), _script(), _asset("theme.js")
     return _template().render(
         version=version,
         title=sweep.what or "sweep",
         where=_where(sweep),
-        said=_said(_recommended(df, attempts), verdict(df, found)),
+        said=_said([] if recommended is None else sentences(recommended), verdict(df, found)),
         has_jobs=bool(jobs.settings),
         has_warm=bool(jobs.settings) and break_even_data(jobs)["has_warm"],
         num_workers=max((setting.num_workers for setting in jobs.settings), default=1),
         samples_per_step=jobs.samples_per_step,
-        tiles=tiles(found, uncertain),
+        tiles=tiles(named, found.best_eager, uncertain),
         cautions=cautions(df, sweep),
         counts={str(status): count for status, count in found.counts.items()},
         prices=over.prices,
@@ -126,14 +128,13 @@ def _said(recommended: list[str], found: list[str]) -> list[str]:
     return [recommended[0], " ".join(recommended[1:]), " ".join(found)]
 
 
-def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> list[str]:
-    """The setting for a job of usual length and what it saves; nothing where no trial says how long a job would take."""
+def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> Recommendation | None:
+    """The setting for a job of usual length; None where no trial says how long a job would take."""
     contenders = notable(df).head(_MOST_CONTENDERS)["settings_key"]
     try:
-        found = recommend(df[df["settings_key"].isin(contenders)], Job(steps=_USUAL_STEPS), attempts=attempts)
+        return recommend(df[df["settings_key"].isin(contenders)], Job(steps=_USUAL_STEPS), attempts=attempts)
     except ConfigError:
-        return []
-    return sentences(found)
+        return None
 
 
 def _contents(charts: list[tuple[str, str]], *, has_jobs: bool) -> list[tuple[str, str]]:

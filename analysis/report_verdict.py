@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.formatting import duration, figure, gib, interval, number, times
-from analysis.pareto import Summary, break_even_s
+from analysis.pareto import Choice, break_even_s
 from analysis.remarks import remarks
 from analysis.uncertainty import chance
 from workloads.settings import Scope
@@ -24,18 +24,19 @@ class Tile(NamedTuple):
     under: str
 
 
-def tiles(found: Summary, uncertain: pd.DataFrame) -> list[Tile]:
-    """Gain, cost, memory and confidence of the fastest setting; none where it is eager or nothing is usable.
+def tiles(named: Choice | None, best_eager: Choice | None, uncertain: pd.DataFrame) -> list[Tile]:
+    """Gain, cost, memory and confidence of the setting that the verdict names first; none where it is eager or there is none.
 
     Args:
-        found: the sweep's `summary`.
+        named: that setting.
+        best_eager: as in the sweep's `summary`.
         uncertain: the `trials` of its `uncertain_front`.
     """
-    if found.best is None or found.best.trial["scope"] == Scope.EAGER:
+    if named is None or named.trial["scope"] == Scope.EAGER:
         return []
-    trial = found.best.trial
-    eager = None if found.best_eager is None else found.best_eager.trial
-    return [*_gain(trial, found.best.speedup), _cost(trial, eager), *_memory(trial, eager), _confidence(trial, uncertain)]
+    trial = named.trial
+    eager = None if best_eager is None else best_eager.trial
+    return [*_gain(trial, named.speedup), _cost(trial, eager), *_memory(trial, eager), _confidence(trial, uncertain)]
 
 
 def _gain(trial: pd.Series, speedup: float | None) -> list[Tile]:

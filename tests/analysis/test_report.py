@@ -45,6 +45,17 @@ def test_a_sweep_with_little_in_it_has_a_report_too(make_sweep: MakeSweep, recor
     assert "Verdict" in page_without_scripts(analysis.write_report(make_sweep(records)))
 
 
+def test_the_figures_at_a_glance_are_of_the_setting_that_the_verdict_names(make_sweep: MakeSweep) -> None:
+    fastest = trial("scope=full", 2970, 1000, peak_memory_bytes=9 * 2**30)
+    sooner = trial("scope=regional", 2960, 50, peak_memory_bytes=4 * 2**30)
+    page = page_without_scripts(analysis.write_report(make_sweep([trial("scope=eager", 2000, 1), fastest, sooner])))
+    lead = page[page.index('class="lead"') : page.index('class="tiles"')]
+    glance = page[page.index('class="tiles"') : page.index('class="finding"')]
+    assert "regional" in lead
+    for figure in ("1.48×", "50.0 s", "4.0 GiB"):
+        assert f"<b>{figure}</b>" in glance
+
+
 def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
     records = [
         trial("scope=full", 700, 50, trial_id=HOSTILE, numerics={"status": HOSTILE, "worst": HOSTILE}, environment_key=HOSTILE),
