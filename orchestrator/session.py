@@ -51,19 +51,28 @@ _LEAVING_S = 5.0
 def ray_session() -> Iterator[None]:
     """Connects to the cluster that `RAY_ADDRESS` names, or runs Ray here, on 127.0.0.1 alone, while the block lasts."""
     environment = _ENVIRONMENT | ({} if os.environ.get("RAY_ADDRESS") else _OF_A_LOCAL_SESSION)
-    before = {name: os.environ.get(name) for name in (*environment, SESSION)}
-    for name, value in environment.items():
-        os.environ.setdefault(name, value)
-    import ray  # only here: Ray reads some of these when it is imported
+    with _kept_environment(*environment):
+        for name, value in environment.items():
+            os.environ.setdefault(name, value)
+        import ray  # only here: Ray reads some of these when it is imported
 
-    own = ExitStack()
+        own = ExitStack()
+        try:
+            _connect(own)
+            with _no_echo():
+                yield
+        finally:
+            ray.shutdown()
+            own.close()
+
+
+@contextmanager
+def _kept_environment(*names: str) -> Iterator[None]:
+    """Puts these variables back as they were before the block."""
+    before = {name: os.environ.get(name) for name in names}
     try:
-        _connect(own)
-        with _no_echo():
-            yield
+        yield
     finally:
-        ray.shutdown()
-        own.close()
         for name, previous in before.items():
             if previous is None:
                 os.environ.pop(name, None)
@@ -86,18 +95,20 @@ def _connect(own: ExitStack) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             return
         folder = own.enter_context(_own_folder())
-        own.enter_context(_nothing_left())
+        session = own.enter_context(_nothing_left())
         ray_constants.ENABLE_RAY_CLUSTER = False  # as the variable above, for a process that has imported Ray already
-        ray.init(
-            address="local",
-            num_cpus=len(os.sched_getaffinity(0)),
-            resources={"host": 1.0},  # as each host of a cluster has, see placing.py
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-        )
+        with _kept_environment(SESSION):  # Ray's processes inherit it, and not what a tracker's library starts later
+            os.environ[SESSION] = session
+            ray.init(
+                address="local",
+                num_cpus=len(os.sched_getaffinity(0)),
+                resources={"host": 1.0},  # as each host of a cluster has, see placing.py
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+            )
     except Exception as error:  # Ray has no common class for these, and says in some of them only "Exception"
         what = f"no Ray cluster answers at RAY_ADDRESS={address}" if address else "Ray did not start on this host"
         advice = "start one or unset it" if address else "if the host is very busy, try again when it is less so"
@@ -107,16 +118,15 @@ def _connect(own: ExitStack) -> None:
 
 
 @contextmanager
-def _nothing_left() -> Iterator[None]:
-    """Ends what Ray started in the block and left behind.
+def _nothing_left() -> Iterator[str]:
+    """Ends what Ray started in the block and left behind, by the marker it yields; what else this process started may go on.
 
     Ray's processes end when their session does. One that is just ending itself may wait for ever for a lock that it holds, where
     Ray's core gives up its publisher (ray 2.60), and nobody knows of it any more.
     """
     session = uuid.uuid4().hex
-    os.environ[SESSION] = session  # put back with the other variables
     try:
-        yield
+        yield session
     finally:
         ends_at = time.monotonic() + _LEAVING_S
         while marked(session, SESSION) and time.monotonic() < ends_at:
