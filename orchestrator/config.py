@@ -80,7 +80,7 @@ class SearchConfig:
     num_trials: int | None = None
     """Trials in all, those of earlier runs included."""
     gpu_budget_s: float | None = None
-    """GPU-seconds that trials may take in all, those of earlier runs included."""
+    """GPU-seconds that trials and warm starts may take in all, those of earlier runs included."""
     learn_from: tuple[str, ...] = ()
     """Folders of earlier sweeps."""
     learn_anyway: bool = False

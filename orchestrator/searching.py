@@ -14,7 +14,7 @@ from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import ConfigError
 from orchestrator.failures import INFRASTRUCTURE
-from orchestrator.records import TrialRecord
+from orchestrator.records import TrialRecord, WarmStart
 from orchestrator.search import (
     Budget,
     Candidates,
@@ -87,6 +87,7 @@ class Search:
         self._max_length, self._stopping = max_length, stopping
         self._candidates = Candidates(config.settings)
         self._fresh = records.follow(folder).fresh
+        self._fresh_starts = records.follow_warm_starts(folder).fresh
         self._began = time.monotonic()
         self._tried: set[str] = set()
         self._under_way: dict[str, float] = {}
@@ -131,11 +132,14 @@ class Search:
 
     def may_start(self, setting: CompileSettings) -> bool:
         """Whether a proposal fits in the budget; one that does is under way from then on."""
-        expected_s = self._expected_s(setting)
+        fits = self.may_take(setting, self._expected_s(setting))
+        self._refused = 0 if fits else self._refused + 1
+        return fits
+
+    def may_take(self, setting: CompileSettings, expected_s: float) -> bool:
+        """The same of any trial: a member of the front that is measured again, or started warm, was not proposed."""
         if not self.allows(expected_s):
-            self._refused += 1
             return False
-        self._refused = 0
         self._under_way[setting.key] = expected_s * self._workers
         return True
 
@@ -153,6 +157,14 @@ class Search:
         for record in self.new_records():
             self.proposer.tell(asdict(record))
         self._under_way.clear()
+        self.count_repeats()
+
+    def count_repeats(self) -> None:
+        """Counts what trials took that were not proposed. Only while none that was is under way: the proposer is not told."""
+        repeats: list[TrialRecord | WarmStart] = [*self._fresh(), *self._fresh_starts()]
+        for record in repeats:
+            self._spending.spend(asdict(record))
+            self._under_way.pop(record.settings_key, None)
 
     def left(self) -> Left | None:
         """What settings that were not tried are expected to add to the hypervolume; None if there are none, or no front."""

@@ -103,26 +103,32 @@ class Stages:
         """
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
 
-        def may_take(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
+        def fits(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
+            if search is not None:
+                search.count_repeats()
             in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected(setting) < ends_at
             return in_time and (search is None or search.allows(expected(setting)))
 
+        def may_take(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
+            return fits(expected, setting) and (search is None or search.may_take(setting, expected(setting)))
+
         may_run, may_start = partial(may_take, self._expected_s), partial(may_take, self._expected_start_s)
+        run_fits, start_fits = partial(fits, self._expected_s), partial(fits, self._expected_start_s)
 
         def may_try(setting: CompileSettings) -> bool:
             return search.may_start(setting) if search else may_run(setting)
 
         def affordable(find: Callable[[], list[TrialRecord]]) -> list[TrialRecord]:
-            return [member for member in find() if may_run(CompileSettings.parse(member.settings_key))]
+            return [member for member in find() if run_fits(CompileSettings.parse(member.settings_key))]
 
         left = self.left()
         if search is not None and search.why_enough() is not None:
             left = []
         if not (
-            any(map(may_run, left))
+            any(map(run_fits, left))
             or affordable(self.to_measure_cold)
             or affordable(self.disturbed)
-            or any(map(may_start, self.to_start()))
+            or any(map(start_fits, self.to_start()))
         ):
             return False
         with own_folder("compile-sweep-tune-") as scratch:
@@ -176,7 +182,7 @@ class Stages:
                         for members in rounds(partial(affordable, self.disturbed)):
                             restores = self.config.caches is CachePolicy.SHARED
                             run(again(members, announcement(members)), may_start=may_run, alone=True, restores=restores)
-                        if starting := list(filter(may_start, self.to_start())):
+                        if starting := list(filter(start_fits, self.to_start())):
                             expected = {setting.key: self._expected_start_s(setting) for setting in starting}
                             view.expect_starts(expected, remaining.announced_starts(starting))
                             run(starting, may_start=may_start, alone=True, warm_start=True)

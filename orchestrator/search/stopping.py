@@ -68,11 +68,15 @@ class Spending:
 
     def tell(self, record: Record) -> None:
         """Counts a finished attempt."""
-        self.gpu_s += gpu_s(record)
+        self.spend(record)
         losses = self._aims.losses(record)
         after = extended(self._front, losses) if losses is not None and self._aims.is_usable(record) else self._front
         self.unmoved = 0 if after != self._front or not after else self.unmoved + 1
         self._front = after
+
+    def spend(self, record: Record) -> None:
+        """Counts what an attempt took that is no news of the front: a setting measured again, or started warm."""
+        self.gpu_s += gpu_s(record)
 
     def reason_to_stop(self, elapsed_s: float = 0.0) -> str | None:
         """Why no further trial should start, as a sentence; None if there is no reason.

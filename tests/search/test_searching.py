@@ -11,7 +11,7 @@ from orchestrator import records
 from orchestrator.config import SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
-from orchestrator.records import Status, TrialRecord
+from orchestrator.records import Status, TrialRecord, WarmStart
 from orchestrator.search import Learned, Searcher
 from orchestrator.search.outlook import Left
 from orchestrator.searching import MOST_REFUSED, Search, learned_for
@@ -115,6 +115,37 @@ def test_gpu_seconds_count_each_worker_compile_time_and_what_is_under_way(tmp_pa
     records.append(tmp_path, recorded(first, 100, num_workers=2, wall_s=20.0))
     list(asked.new_records())
     assert asked.may_start(second)  # it took 40 only
+
+
+def test_gpu_seconds_count_what_is_measured_again_and_started_warm(tmp_path: Path) -> None:
+    asked = search(tmp_path, gpu_budget_s=100, expected_s=30.0)
+    step(asked, tmp_path, 100)
+    step(asked, tmp_path, 110)  # 60 in all
+    first, second, third = SETTINGS[:3]
+    assert asked.may_take(first, 30.0)
+    assert not asked.may_take(second, 30.0), "beside the first, which is under way"
+    records.append(tmp_path, recorded(first, 100, wall_s=10.0))
+    asked.count_repeats()
+    assert asked.may_take(second, 30.0)
+    fields: dict[str, Any] = {"trial_id": "1", "settings": second.to_dict(), "settings_key": second.key, "status": Status.OK}
+    records.append(tmp_path, WarmStart(**fields, wall_s=10.0, retried_s=5.0))
+    asked.count_repeats()
+    assert asked.allows(15.0)
+    assert not asked.allows(16.0)
+    again = search(tmp_path, gpu_budget_s=100)
+    again.catch_up()
+    assert again.allows(15.0)
+    assert not again.allows(16.0), "those of earlier runs count"
+    assert asked.proposer.propose() == third, "nothing that was measured again is a proposal"
+
+
+def test_what_is_measured_again_leaves_it_to_the_search_why_it_ended(tmp_path: Path) -> None:
+    asked = search(tmp_path, stop="front stable for 2 trials")
+    for speed in (100, 90, 80):
+        step(asked, tmp_path, speed)
+    records.append(tmp_path, recorded(SETTINGS[1], 200))
+    asked.count_repeats()
+    assert asked.why_enough() == "the front has not moved for 2 trials"
 
 
 def test_after_many_proposals_that_do_not_fit_none_is_expected_to(tmp_path: Path) -> None:
