@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import dropwhile
 
 from orchestrator.failures import Label
-from orchestrator.records import TrialRecord, standing
+from orchestrator.records import LOST_TO_MACHINES, TrialRecord, standing
 from workloads.settings import CompileSettings
 
 MOST_ROUNDS = 3
@@ -18,14 +19,21 @@ def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side
         front: settings keys of the front there would be if noisy trials were as good as their figures, and those that shared
             their GPU were on it.
         done: the sweep's records, in order.
-        side_by_side: whether trials ran beside others; alone, a noisy one would be as noisy again.
+        side_by_side: whether trials ran beside others; one that is noisy alone would be as noisy again.
     """
     records = standing(done)
 
     def is_disturbed(record: TrialRecord) -> bool:
-        return record.contended or record.label == Label.GPU_SHARED or (side_by_side and record.stable is False)
+        noisy_beside_others = side_by_side and record.stable is False and not _was_repeated(record, done)
+        return record.contended or record.label == Label.GPU_SHARED or noisy_beside_others
 
     return [records[key] for key in front if is_disturbed(records[key])]
+
+
+def _was_repeated(record: TrialRecord, done: Sequence[TrialRecord]) -> bool:
+    """Whether its setting was measured again, and so alone: else only a cold trial repeats what has a record, a warm one."""
+    attempts = (other for other in done if other.settings_key == record.settings_key and other.label not in LOST_TO_MACHINES)
+    return len(list(dropwhile(lambda other: other.caches is not record.caches, attempts))) > 1
 
 
 def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.confirming import announcement, disturbed_members, rounds
 from orchestrator.failures import Label
-from orchestrator.records import Status, TrialRecord
+from orchestrator.records import Caches, Status, TrialRecord
 from workloads.settings import CompileSettings
 
 EAGER, REGIONAL, FULL = (CompileSettings.parse(f"scope={scope}").key for scope in ("eager", "regional", "full"))
@@ -30,6 +30,30 @@ def test_noisy_ones_are_measured_again_where_there_were_neighbours() -> None:
     assert disturbed_members([FULL], done, side_by_side=True) == done
     assert disturbed_members([FULL], done, side_by_side=False) == []
     assert "full, default, static (its steps were noisy)" in announcement(done)
+
+
+NOISY, DISTURBED = {"stable": False}, {"stable": False, "contended": True}
+WARM = {"stable": False, "caches": Caches.WARM}
+LOST = {"status": Status.FAILED, "label": Label.NODE_LOST}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "again"),
+    [
+        ([DISTURBED, NOISY], False),
+        ([NOISY, NOISY], False),
+        ([LOST, NOISY], True),
+        ([NOISY, LOST], True),
+        ([WARM, NOISY], True),  # cold because a warm one is only an estimate, beside others like that
+        ([WARM, NOISY, NOISY], False),
+        ([WARM, WARM], False),
+        ([NOISY, WARM], False),  # alone, with artifacts of its own
+    ],
+)
+def test_what_was_noisy_alone_too_is_not_measured_again(attempts: list[dict[str, Any]], again: bool) -> None:
+    others = [record(REGIONAL, **NOISY)] * 2
+    done = [*others, *(dataclasses.replace(record(FULL), **fields) for fields in attempts)]
+    assert [one.settings_key for one in disturbed_members([FULL], done, side_by_side=True)] == [FULL] * again
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
