@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -90,13 +91,22 @@ def _sweep(options: Options) -> int:
         tracking=tracking,
     )
     with kept.copying() if kept else nullcontext():
-        interrupted = _run(console, config, stages, output)
+        interrupted = _run(console, config, stages, output, _to_go_on(options, output))
     if kept is not None:
         console.print(f"results: {kept.location}", soft_wrap=True)
     return 130 if interrupted else 0
 
 
-def _run(console: Console, config: SweepConfig, stages: Stages, output: Path) -> bool:
+def _to_go_on(options: Options, output: Path) -> str:
+    """The command that takes the sweep up again: with what is each run's own, but a budget of time, which did not suffice."""
+    words = ["--resume", "--output", str(output)]
+    if options.max_concurrent is not None:
+        words += ["--max-concurrent", str(options.max_concurrent)]
+    left_out = {"--no-confirm": options.no_confirm, "--no-warm-start": options.no_warm_start}
+    return f"{PROG} {shlex.join([*words, *(word for word, given in left_out.items() if given)])}"
+
+
+def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, again: str) -> bool:
     """Runs the sweep, writes its report and tells how it went; returns whether a person stopped it."""
     search = stages.search()
     interrupted = stages.run(console, search)
@@ -104,7 +114,6 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path) ->
     trials = analysis.load(output)
     found = analysis.summary(trials)
     presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.noisy_steps(trials))
-    again = f"{PROG} --resume --output {output}"
     why = "stopped" if interrupted else "the time budget did not suffice for them"
     if search is not None:
         presenting.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)

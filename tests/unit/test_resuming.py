@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator import folder, presenting, sweep
+from orchestrator import cli, folder, presenting, sweep
 from orchestrator.config import SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
+from orchestrator.options import Options
 from orchestrator.search.named import Searcher
 from workloads.settings import CompileSettings
 
@@ -53,3 +55,30 @@ def test_a_search_learns_from_what_it_was_forced_to(resumed: Any) -> None:
 def test_whether_the_end_is_left_out_is_said_to_each_run(resumed: Any) -> None:
     config = resumed({"confirm": False, "warm_starts": False})
     assert (config.confirm, config.warm_starts) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--max-concurrent", "2"), ("--max-concurrent", "2", "--no-confirm", "--no-warm-start"), ("--searcher", "random")],
+)
+def test_the_command_to_go_on_repeats_what_is_each_runs_own_but_no_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    output = tmp_path / "my sweep"
+    settings = (
+        "--size",
+        "tiny",
+        "--device",
+        "cpu",
+        "--settings",
+        "scope=eager",
+        "--time-budget-s",
+        "1",
+    )  # too little for a trial
+    assert sweep.main([*settings, "--output", str(output), *words]) == 0
+    (command,) = (line.partition("go on with: ")[2] for line in capsys.readouterr().out.splitlines() if "go on with: " in line)
+    assert command.startswith(f"{sweep.PROG} ")
+    told, asked = (cli.parse(Options, sweep.PROG, given) for given in (shlex.split(command)[3:], words))
+    assert (told.resume, told.output, told.time_budget_s) == (True, output, None)
+    for own in ("max_concurrent", "no_confirm", "no_warm_start"):
+        assert getattr(told, own) == getattr(asked, own)
