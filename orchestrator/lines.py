@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from orchestrator import secrecy
@@ -21,8 +21,8 @@ from workloads.spelling import quoted
 Record = TypeVar("Record")
 
 _INTERVAL = tuple[float, float] | None
-_MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int, NoneType}, int: {int, NoneType}}
-"""Of lists and objects, the types whose values JSON may hold, by the type of their members; null: it was not finite."""
+_MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int}, int: {int}}
+"""Of lists and objects, the types whose values JSON may hold, by the type of their members."""
 _DEEPEST = 16
 
 
@@ -60,10 +60,12 @@ def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in kinds.items():
         if kind == _INTERVAL and values.get(name) is not None:
             low, high = values[name]
+            if not all(_is_of(end, float | None) for end in (low, high)):
+                raise TypeError(f"{name} is {quoted(values[name])}")
             # null: it was not finite, which an upper end is that the steps do not bound
             values[name] = None if low is None else (float(low), math.inf if high is None else float(high))
     for name, value in values.items():
-        if not _is_of(value, kinds[name]) or (isinstance(value, dict) and not _is_shallow(value, _DEEPEST)):
+        if not _is_of(value, kinds[name]) or (isinstance(value, dict) and not _is_sound(value, _DEEPEST)):
             raise TypeError(f"{name} is {quoted(value)}")
     return values
 
@@ -149,22 +151,26 @@ def _is_of(value: Any, kind: Any) -> bool:
     """Whether a JSON value is of a field's kind, and so are the members of a list or an object that names theirs."""
     if isinstance(kind, UnionType):
         return any(_is_of(value, one) for one in get_args(kind))
-    if kind is float:  # null is how a number that is not finite is written
-        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    if kind is float:  # 1e999 is an infinity that JSON's grammar allows
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if not isinstance(value, get_origin(kind) or kind):
         return False
     member = _MEMBERS.get(get_args(kind)[-1] if get_args(kind) else None)
-    members = value.values() if isinstance(value, dict) else value
-    return member is None or set(map(type, members)) <= member  # thousands of steps a record: no call for each
-
-
-def _is_shallow(value: Any, levels: int) -> bool:
-    """Whether nothing is nested deeper than what recurses through it can follow."""
-    if not isinstance(value, dict | list):
+    if member is None or isinstance(value, tuple):
         return True
-    return levels > 0 and all(_is_shallow(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, dict):  # figures by name, null where one was not finite
+        value = [one for one in value.values() if one is not None]
+    # thousands of steps a record: no call of ours for each
+    return set(map(type, value)) <= member and (str in member or all(map(math.isfinite, value)))
+
+
+def _is_sound(value: Any, levels: int) -> bool:
+    """Whether nothing is nested deeper than what recurses through it can follow, and no number infinite."""
+    if not isinstance(value, dict | list):
+        return not isinstance(value, float) or math.isfinite(value)
+    return levels > 0 and all(_is_sound(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value))
 
 
 def _integer(digits: str) -> int:

@@ -150,7 +150,7 @@ HOSTILE = st.text() | st.sampled_from(["a\nb\r\nc", "\u2028\u2029\x85\x0b\x0c", 
 @given(text=HOSTILE, number=st.floats())
 @settings(max_examples=200, deadline=None)
 def test_any_text_and_number_stay_one_line_and_survive(text: str, number: float) -> None:
-    written = record(reason=text, recompile_reasons=[text], numerics={text: text}, wall_s=number)
+    written = record(reason=text, recompile_reasons=[text], numerics={text: text}, compile_s=number)
     line = written.to_json()
     assert "\n" not in line
     assert "\r" not in line
@@ -160,14 +160,17 @@ def test_any_text_and_number_stay_one_line_and_survive(text: str, number: float)
     assert (again.reason, again.recompile_reasons, again.numerics) == (text, [text], {text: text})
 
 
-@given(numbers=st.lists(st.floats(), min_size=5, max_size=5))
+@given(numbers=st.lists(st.floats(), min_size=4, max_size=4), times=st.lists(st.floats(allow_nan=False, allow_infinity=False)))
 @settings(max_examples=100, deadline=None)
-def test_whatever_number_was_written_can_be_read(numbers: list[float]) -> None:
-    one, low, high, *steps = numbers
-    line = record(compile_s=one, wall_s=one, step_ms_ci95=(low, high), samples_per_s_ci95=(low, high), step_ms=steps).to_json()
+def test_whatever_figure_was_written_can_be_read(numbers: list[float], times: list[float]) -> None:
+    """Those that may not be finite; readings of a clock are."""
+    one, low, high, bound = numbers
+    intervals = {"step_ms_ci95": (low, high), "samples_per_s_ci95": (low, high)}
+    line = record(compile_s=one, bounds={"compile_s": bound}, wall_s=sum(times[:1]), step_ms=times, **intervals).to_json()
     again = TrialRecord.from_json(line)
+    assert again.step_ms == times
     if all(map(math.isfinite, numbers)):
-        assert (again.compile_s, again.step_ms_ci95, again.step_ms) == (one, (low, high), steps)
+        assert (again.compile_s, again.step_ms_ci95, again.bounds) == (one, (low, high), {"compile_s": bound})
     else:
         assert again.trial_id == "001-abcdef"
 
@@ -260,6 +263,20 @@ def without(name: str) -> str:
     return json.dumps({key: value for key, value in json.loads(record().to_json()).items() if key != name})
 
 
+def endless(**values: Any) -> str:
+    """A record's line with these values, of which infinities are spelled as JSON can."""
+    return changed(**values).replace("Infinity", "1e999")
+
+
+ENDLESS: dict[str, dict[str, Any]] = {
+    "time that every trial has": {"wall_s": math.inf},
+    "figure": {"mean_length": math.inf},
+    "end of an interval": {"step_ms_ci95": [1.0, math.inf]},
+    "step": {"step_ms": [1.0, -math.inf]},
+    "phase": {"compile_phases_s": {"dynamo": math.inf}},
+    "gap of the check": {"numerics": {"loss": {"gap": math.inf}}},
+}
+
 DAMAGED = [
     ("half a line", record().to_json()[:200], "not a whole JSON object"),
     ("an empty line", "", "not a whole JSON object"),
@@ -283,7 +300,12 @@ DAMAGED = [
     ("a bare NaN", changed(wall_s=math.nan), "not a whole JSON object"),
     ("words for a number", changed(wall_s="soon"), "not a trial record"),
     ("words for a count", changed(graphs="many"), "not a trial record"),
+    ("words for an interval", changed(step_ms_ci95=["1", "2"]), "step_ms_ci95 is ['1', '2']"),
     ("null for a list", changed(step_ms=None), "not a trial record"),
+    ("null for a time that every trial has", changed(wall_s=None), "wall_s is None"),
+    ("null for a step", changed(eager_step_ms=[None, 1.0]), "eager_step_ms is [None, 1.0]"),
+    ("null for a worker's memory", changed(peak_memory_bytes_by_rank=[None]), "peak_memory_bytes_by_rank is [None]"),
+    *((f"no finite {what}", endless(**values), "inf") for what, values in ENDLESS.items()),
     ("a number for a name", changed(trial_id=5), "not a trial record"),
     ("a number for a switch", changed(contended=1), "not a trial record"),
 ]
