@@ -77,10 +77,13 @@ def append(path: Path, text: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         count = os.write(descriptor, line)
-        if count != len(line):  # a full disk: take the part back, so that the log stays whole lines
+        try:
+            if count != len(line):
+                raise OSError(f"only {count} of {len(line)} bytes of a record fitted on the disk")
+            os.fsync(descriptor)  # some file systems notice only here that they are full
+        except OSError:  # take it back, so that the log stays whole lines, and one a record if the caller tries again
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
-            raise OSError(f"only {count} of {len(line)} bytes of a record fitted on the disk")
-        os.fsync(descriptor)
+            raise
     finally:
         os.close(descriptor)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import math
 import multiprocessing
+import os
 import resource
 import threading
 from collections.abc import Iterator
@@ -251,6 +253,26 @@ def test_a_record_that_does_not_fit_the_disk_leaves_the_log_as_it_was(tmp_path: 
     assert log.read_bytes() == before
     append(tmp_path, record("3"))
     assert [r.trial_id for r in read(tmp_path)] == ["1", "3"]
+
+
+def test_a_record_that_the_disk_refuses_only_when_it_is_synced_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, record("1"))
+    log = tmp_path / TRIALS_FILE
+    before = log.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            append(tmp_path, record("2"))
+    assert log.read_bytes() == before
+    append(tmp_path, record("2"))
+    assert [r.trial_id for r in read(tmp_path)] == ["1", "2"]
+
+
+def full_disk(descriptor: int) -> None:
+    """`os.fsync` where blocks are given out only when they are written, and there are none left."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def changed(**values: Any) -> str:
