@@ -17,6 +17,7 @@ from orchestrator import records, secrecy
 from orchestrator.config import IDENTITY, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import RecordsError, SweepFolderError
+from workloads.spelling import quoted
 
 SCHEMA_VERSION = 2
 LOGS = "logs"
@@ -83,6 +84,10 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         for name, kind in (("config", dict), ("environment", dict), ("environment_key", str), ("started_at", str)):
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} is no {kind.__name__}")
+        if not _are_runs(runs := values.get("runs", [])):
+            raise TypeError(f"runs is {quoted(runs)}, and not a list of objects that hold text or null")
+        if not _is_text_or_null(commit := values["environment"].get("commit")):
+            raise TypeError(f"commit is {quoted(commit)}")
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None
     return dict(values)
@@ -106,6 +111,14 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 def now(seconds_ago: float = 0.0) -> str:
     """ISO 8601 with its UTC offset, to the second."""
     return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
+
+
+def _are_runs(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(run, dict) and all(map(_is_text_or_null, run.values())) for run in value)
+
+
+def _is_text_or_null(value: object) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _described(config: SweepConfig, environment: Environment, commit: str | None, runs: list[dict[str, Any]]) -> dict[str, Any]:

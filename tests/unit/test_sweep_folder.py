@@ -191,6 +191,29 @@ def test_a_description_that_lacks_what_a_resume_needs_is_named(begun: Path, miss
     assert contents(begun) == before
 
 
+@pytest.mark.parametrize("runs", [5, None, "abc", {"a": 1}, [None], ["a"], [{"commit": 7}], [{"started_at": ["x"]}]])
+def test_earlier_runs_that_are_none_are_named_and_stay_as_they_are(begun: Path, runs: object) -> None:
+    (begun / SWEEP_FILE).write_text(json.dumps({**sweep_json(begun), "runs": runs}))
+    before = contents(begun)
+    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote \(runs is "):
+        resume(begun, config(), H200, None)
+    assert contents(begun) == before
+
+
+@pytest.mark.parametrize("commit", [7, ["c0ffee"], {"a": "b"}])
+def test_a_commit_that_would_become_no_earlier_run_is_named(begun: Path, commit: object) -> None:
+    described = sweep_json(begun)
+    (begun / SWEEP_FILE).write_text(json.dumps({**described, "environment": {**described["environment"], "commit": commit}}))
+    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote \(commit is "):
+        resume(begun, config(), H200, None)
+
+
+def test_a_description_from_before_earlier_runs_were_kept_is_taken_up(begun: Path) -> None:
+    (begun / SWEEP_FILE).write_text(json.dumps({k: v for k, v in sweep_json(begun).items() if k != "runs"}))
+    resume(begun, config(), H200, None)
+    assert [run["commit"] for run in sweep_json(begun)["runs"]] == ["c0ffee"]
+
+
 @pytest.mark.parametrize("start", [begin, resume])
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, start: Any) -> None:
     (tmp_path / "file").write_text("mine")
