@@ -17,7 +17,7 @@ import tyro
 from rich.console import Console
 
 from orchestrator import cli
-from orchestrator.config import Device
+from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.estimates import expected_s
@@ -82,6 +82,7 @@ def _check(options: Options) -> int:
     device = options.device or (Device.CUDA if environment.gpu else Device.CPU)
     if device is Device.CUDA and not environment.gpu:
         raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu")
+    check_seed(options.seed)
     sys.path.insert(0, os.getcwd())  # a user's module is named as it would be imported from here
     kind = load_workload(options.workload)
     size = options.size or (kind.sizes[0] if device is Device.CUDA else kind.sizes[-1])

@@ -171,8 +171,7 @@ class SweepConfig:
         for name in ("compile_deadline_s", "trial_deadline_s"):
             if (value := getattr(self, name)) > LONGEST_DEADLINE_S:
                 raise ConfigError(f"--{_flag(name)} {value:g} is too long; use {LONGEST_DEADLINE_S} (30 days) or less")
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"--seed {self.seed} is none; use a whole number from 0 to {2**32 - 1}")
+        check_seed(self.seed)
         if self.trial_deadline_s < self.compile_deadline_s:
             raise ConfigError(
                 f"--trial-deadline-s {self.trial_deadline_s:g} is below --compile-deadline-s {self.compile_deadline_s:g}, "
@@ -208,6 +207,16 @@ class SweepConfig:
         values["settings"] = [setting.key for setting in self.settings]
         values["excluded"] = [asdict(excluded) for excluded in self.excluded]
         return values
+
+
+def check_seed(seed: int) -> None:
+    """Refuses a seed that not every generator takes.
+
+    Raises:
+        ConfigError: it is below 0 or has more than 32 bits.
+    """
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed} is none; use a whole number from 0 to {2**32 - 1}")
 
 
 def shown(cache: str) -> str:

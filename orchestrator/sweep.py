@@ -19,7 +19,7 @@ from rich.console import Console
 import analysis
 from analysis.formatting import number
 from orchestrator import cli, folder, presenting, records, storage
-from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig
+from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig, check_seed
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.failures import Label
@@ -178,6 +178,7 @@ def _device(options: Options, stored: dict[str, Any], environment: Environment) 
 def _workload(options: Options, stored: dict[str, Any], device: Device) -> Workload:
     name: str = _first(options.workload, stored.get("workload"), "captioning")
     seed: int = _first(options.seed, stored.get("seed"), 0)
+    check_seed(seed)
     if ":" in name:  # a user's module is named as it would be imported from here; for others this folder's files are no code
         sys.path.insert(0, os.getcwd())
     found = load_workload(name)

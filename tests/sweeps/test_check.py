@@ -58,6 +58,8 @@ def test_what_does_not_work_is_said_and_the_exit_code_is_1() -> None:
         (["toy_workloads:Toy", "--backend", "inductr"], "no back-end 'inductr'"),
         (["toy_workloads:Toy", "--device", "cuda"], "needs a GPU"),
         (["toy_workloads:Toy", "--scopes", "fulll"], "--scopes"),
+        (["toy_workloads:Toy", "--seed", "-1"], "--seed -1 is none; use a whole number from 0 to 4294967295"),
+        (["captioning", "--seed", "9" * 30], f"--seed {'9' * 30} is none"),
     ],
 )
 def test_bad_input_is_one_sentence(

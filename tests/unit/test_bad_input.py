@@ -114,6 +114,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--explain", "scope"], "'scope' is no setting; write field=value"),
         (["--source", "scope=full", "--resume"], "--source looks at one setting and runs no sweep; leave out --resume"),
         (["--source", "scope=modular,parts.encodr.mode=default"], "no part 'encodr'; use one of encoder, decoder, loss"),
+        (["--seed", "-1"], "--seed -1 is none; use a whole number from 0 to 4294967295"),
+        (["--source", "scope=eager", "--seed", "-1"], "--seed -1 is none; use a whole number from 0 to 4294967295"),
+        (["--source", "scope=eager", "--seed", "9" * 30], f"--seed {'9' * 30} is none; use a whole number"),
+        (["--explain", "scope=eager", "--seed", "9" * 30], f"--seed {'9' * 30} is none; use a whole number"),
         (["--vary", "group_window"], "--vary group_window is no field with values; write it like group_window=1,100"),
         (["--vary", "autocast=bf16", "autocast=off"], "--vary autocast is given twice; give all its values at once"),
         (["--vary", "autocats=bf16"], "no setting is called 'autocats'; did you mean autocast?"),
@@ -206,6 +210,12 @@ def test_a_damaged_description_stops_a_resume_and_is_kept(theirs: Path, text: st
     before = contents(theirs)
     assert f"{theirs / SWEEP_FILE} is no sweep this version wrote" in refused(capsys, "--resume", "--output", str(theirs))
     assert contents(theirs) == before
+
+
+def test_a_seed_of_a_description_is_held_to_the_same(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    described = json.loads((theirs / SWEEP_FILE).read_text())
+    (theirs / SWEEP_FILE).write_text(json.dumps({**described, "config": {**described["config"], "seed": 10**30}}))
+    assert f"--seed {10**30} is none" in refused(capsys, "--resume", "--output", str(theirs))
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
