@@ -46,7 +46,7 @@ def test_every_recipe_over_lengths_begins_with_both_eager_baselines(recipe: str,
         ("modes", "gpt2", 3),
         ("modes", "gpt2-inference", 3),
         ("inference", "gpt2-inference", 16),
-        ("inference", "decoder", 16),
+        ("generation", "decoder", 11),
         ("inference", "layers-inference", 6),
         ("vision", "segmentation", 9),
         ("vision", "detection", 9),
@@ -70,6 +70,19 @@ def test_inference_varies_each_cause_alone_eager_and_compiled() -> None:
             assert CompileSettings.parse(f"scope={scope},{cause}") in chosen
     for compiled in ("workload.weights=frozen", "dynamic=true", "dynamic=mark", "mode=reduce-overhead,workload.weights=frozen"):
         assert CompileSettings.parse(f"scope=full,{compiled}") in chosen
+
+
+def test_generation_makes_one_graph_of_a_single_token_only_and_compiles_the_parts_of_all() -> None:
+    chosen = settings_of("generation", Target.of(load_workload("decoder")("base", 0), has_gpu=True))
+    whole = [setting for setting in chosen if setting.scope is Scope.FULL]
+    assert whole
+    assert all(dict(setting.workload or ())["new_tokens"] == 1 for setting in whole)
+    for compiled in (
+        "mode=reduce-overhead",
+        "workload.weights=bf16",
+        "mode=reduce-overhead,workload.new_tokens=1,workload.weights=bf16",
+    ):
+        assert CompileSettings.parse(f"scope=modular,{compiled}") in chosen
 
 
 def test_every_recipe_has_a_line_that_says_what_it_is() -> None:
@@ -129,7 +142,10 @@ def test_grid_holds_whatever_the_other_recipes_hold_in_the_fields_it_varies() ->
     ("name", "complaint"),
     [
         ("quickstrat", r"no recipe is called 'quickstrat'; did you mean quickstart\?"),
-        ("zzz", "no recipe is called 'zzz'; use one of quickstart, captioning, regional, modes, inference, vision, grid"),
+        (
+            "zzz",
+            "no recipe is called 'zzz'; use one of quickstart, captioning, regional, modes, inference, generation, vision, grid",
+        ),
     ],
 )
 def test_an_unknown_recipe_is_refused_with_what_there_is(name: str, complaint: str) -> None:
