@@ -4,56 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from begun_sweeps import SETTINGS, contents
 
 from orchestrator import folder as sweep_folder
 from orchestrator import sweep
-from orchestrator.config import CachePolicy, SearchConfig, SweepConfig
+from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, append
-from orchestrator.search import Searcher
-from orchestrator.stages import Stages
-from workloads.settings import CompileSettings
+from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
 
-SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full")))
-
-
-@pytest.fixture
-def theirs(tmp_path: Path) -> Path:
-    """The folder of a `tiny` captioning sweep of which one trial is recorded."""
-    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS)
-    sweep_folder.begin(tmp_path / "theirs", config, fingerprint(), None)
-    eager = SETTINGS[0]
-    done = TrialRecord(trial_id="001-a", settings=eager.to_dict(), settings_key=eager.key, status=Status.OK)
-    append(tmp_path / "theirs", done)
-    return tmp_path / "theirs"
-
-
-@pytest.fixture(autouse=True)
-def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From an empty folder; a mistake that is not noticed fails here instead of starting Ray."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
-    monkeypatch.setattr(Stages, "run", lambda *arguments: pytest.fail("the sweep was started"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on every machine."""
-    without = replace(fingerprint(), gpu=None, num_gpus=0)
-    monkeypatch.setattr(sweep, "fingerprint", lambda: without)
+pytestmark = pytest.mark.usefixtures("nothing_starts", "no_gpu")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -225,45 +189,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, resume: list[st
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.main(["--dry-run", "--size", "tiny"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert "eager, pad to max" in captured.out
-    assert "estimate:" in captured.out
-    assert list(Path.cwd().iterdir()) == []
-
-
-def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.main(["--dry-run", "--max-concurrent", "2", "--pipeline", "real"]) == 0
-    out = capsys.readouterr().out
-    assert "captioning (tiny) with its own loader" in out
-    assert "then members of the front that met contention again, alone" in out
-    assert sweep.main(["--dry-run", "--max-concurrent", "2", "--no-confirm"]) == 0
-    assert "contention" not in capsys.readouterr().out
-
-
-def test_a_field_is_varied_over_its_values(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--dry-run", "--settings", "scope=full", "scope=regional", "--vary", "group_window=1,10", "autocast=bf16,off"]
-    assert sweep.main(words) == 0
-    out = capsys.readouterr().out
-    assert "8 settings" in out
-    assert "regional, default, static, grouped 10, autocast off" in out
-
-
-def test_a_setting_is_printed_as_the_source_that_a_trial_would_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.main(["--source", "scope=full,optimizer=fused"]) == 0
-    out = capsys.readouterr().out
-    compile(out, "pasted.py", "exec")
-    assert "return torch.compile(model, dynamic=False)" in out
-
-
-def test_a_number_of_buckets_becomes_the_best_so_many(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.main(["--dry-run", "--settings", "num_buckets=3"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"full, default, buckets \d+/\d+/\d+ +3 ", out), out
-
-
 def test_a_store_that_trials_are_to_begin_with_is_asked_before_anything_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,40 +214,6 @@ def test_a_cache_whose_password_was_not_written_down_has_to_be_given_again(
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "caches cold, artifacts in {parent}/cache"),
-        (["--output", "deep/sweep"], "caches cold, artifacts in {here}/deep/cache"),
-        (["--cache", "mine"], "caches cold, artifacts in {here}/mine"),
-        (["--cache", "s3://bucket/mine"], "caches cold, artifacts in s3://bucket/mine"),
-        (["--cache", "none"], "artifacts are not kept"),
-        (
-            ["--caches", "auto"],
-            "caches auto, artifacts in {parent}/cache: compile times are warm, and the front is measured again cold",
-        ),
-    ],
-)
-def test_a_dry_run_says_where_artifacts_are_kept(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.main(["--dry-run", "--settings", "scope=full", *words]) == 0
-    here = Path.cwd()
-    assert line.format(here=here, parent=here / "results") in capsys.readouterr().out.splitlines()
-
-
-def test_a_resumed_sweep_keeps_its_cache_and_measures_cold_what_was_only_warm(
-    theirs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    full = SETTINGS[1]
-    warm = TrialRecord(trial_id="002-a", settings=full.to_dict(), settings_key=full.key, status=Status.OK, caches=Caches.WARM)
-    append(theirs, warm)
-    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs), "--caches", "shared", "--cache", "/mine"]) == 0
-    assert "0 settings" in capsys.readouterr().out
-    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 0
-    out = capsys.readouterr().out
-    assert "1 settings" in out
-    assert "artifacts are not kept" in out  # as the sweep began
-
-
 def test_what_another_environment_measured_is_learnt_from_only_if_that_is_said(
     theirs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,73 +232,6 @@ def test_what_another_environment_measured_is_learnt_from_only_if_that_is_said(
     complaint = refused(capsys, "--searcher", "gain", "--size", "tiny", "--learn-from", str(earlier))
     assert "environment key another instead of" in complaint
     assert "add --learn-anyway to try its best settings first" in complaint
-
-
-def test_a_dry_run_of_a_search_says_what_it_chooses_from_what_it_is_after_and_when_it_ends(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = [
-        "--dry-run",
-        "--size",
-        "tiny",
-        "--searcher",
-        "gain",
-        "--constraint",
-        "compile_s<=60",
-        "--stop",
-        "front stable for 6 trials",
-    ]
-    assert sweep.main([*words, "--gpu-budget-s", "1200", "--num-trials", "40"]) == 0
-    printed = capsys.readouterr().out
-    assert "recipe grid: captioning (tiny), 132 of 132 settings left to choose from" in printed
-    assert "searcher gain: samples_per_s:max, compile_s:min, peak_memory_bytes:min, within compile_s<=60" in printed
-    assert "until 40 trials or 1200 GPU-seconds or front stable for 6 trials, 1 at once, trials are stopped early" in printed
-    assert list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "searcher", "prunes"),
-    [
-        ([], "None", None),
-        (["--stop", "front stable for 6 trials"], "grid", "not stopped early"),  # the order stays the recipe's
-        (["--constraint", "compile_s<=60"], "grid", "are stopped early"),
-        (["--constraint", "compile_s<=60", "--prune", "off"], "grid", "not stopped early"),
-        (["--searcher", "random", "--prune", "off"], "random", "not stopped early"),
-    ],
-)
-def test_what_a_search_is_unless_it_is_said(
-    words: list[str], searcher: str, prunes: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep.main(["quickstart", "--dry-run", "--size", "tiny", *words]) == 0
-    printed = capsys.readouterr().out
-    assert (f"searcher {searcher}:" in printed) is (prunes is not None)
-    assert prunes is None or prunes in printed
-
-
-def test_a_resumed_search_goes_on_as_it_began(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    search = SearchConfig(
-        searcher=Searcher.RANDOM, objectives=("samples_per_s:max",), stop="front stable for 3 trials", prune=True
-    )
-    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, search=search)
-    sweep_folder.resume(theirs, config, fingerprint(), None)
-    capsys.readouterr()
-    assert sweep.main(["--resume", "--output", str(theirs), "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    assert "1 of 2 settings left to choose from" in printed
-    assert "searcher random: samples_per_s:max\nuntil front stable for 3 trials, 1 at once, trials are stopped early" in printed
-    assert sweep.main(["--resume", "--output", str(theirs), "--dry-run", "--searcher", "gain", "--prune", "off"]) == 0
-    printed = capsys.readouterr().out
-    assert "searcher gain: samples_per_s:max\nuntil front stable for 3 trials, 1 at once, trials are not stopped early" in printed
-
-
-def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = contents(theirs)
-    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 0
-    out = capsys.readouterr().out
-    assert "1 recorded already" in out
-    assert "full, default, static" in out
-    assert "eager, pad to max" not in out
-    assert contents(theirs) == before
 
 
 def in_a_process(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,14 @@
+"""Of folders that hold a sweep: its settings, and whether anything in them has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workloads.settings import CompileSettings
+
+SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full")))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

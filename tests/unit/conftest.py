@@ -1,0 +1,44 @@
+"""Fixtures of tests that give the sweep's command words and start no sweep."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from begun_sweeps import SETTINGS
+
+from orchestrator import folder as sweep_folder
+from orchestrator import sweep
+from orchestrator.config import SweepConfig
+from orchestrator.environment import fingerprint
+from orchestrator.records import Status, TrialRecord, append
+from orchestrator.stages import Stages
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """The folder of a `tiny` captioning sweep of which one trial is recorded."""
+    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS)
+    sweep_folder.begin(tmp_path / "theirs", config, fingerprint(), None)
+    eager = SETTINGS[0]
+    done = TrialRecord(trial_id="001-a", settings=eager.to_dict(), settings_key=eager.key, status=Status.OK)
+    append(tmp_path / "theirs", done)
+    return tmp_path / "theirs"
+
+
+@pytest.fixture
+def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty folder; a mistake that is not noticed fails here instead of starting Ray."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
+    monkeypatch.setattr(Stages, "run", lambda *arguments: pytest.fail("the sweep was started"))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on every machine."""
+    without = replace(fingerprint(), gpu=None, num_gpus=0)
+    monkeypatch.setattr(sweep, "fingerprint", lambda: without)
