@@ -7,9 +7,9 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from orchestrator.errors import ConfigError, sentence
+from orchestrator.errors import ConfigError, refuse_no_text, sentence
 from workloads.errors import CompileSweepError
 
 USAGE_ERROR = 2
@@ -19,6 +19,12 @@ _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 class Parser(argparse.ArgumentParser):
     """argparse, but a mistake is a `ConfigError` instead of the usage and an exit."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, of words that are text."""
+        words = sys.argv[1:] if args is None else args
+        refuse_no_text(words)
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raises the parser's complaint."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -77,14 +78,15 @@ def write_comparison(
         csp=_POLICY,
         css=Markup((files("analysis") / "templates" / "compare.css").read_text(encoding="utf-8")),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         temporary.write_text(page, encoding="utf-8", errors="replace")
         os.replace(temporary, path)
     except OSError as error:
         raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name another file with --output") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where there is no folder, there is nothing to remove
+            temporary.unlink(missing_ok=True)
     return path
 
 

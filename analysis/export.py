@@ -70,6 +70,7 @@ def _command(arguments: Sequence[str] | None) -> int:
     told = options.parse_args(arguments)
     folder, into = told.folder, told.output or told.folder
     timeout_s = None if told.timeout_s is None else amount(told.timeout_s)
+    job, bounds = _asked(told)  # before anything is written
     df = load(folder)
     failed = False
     for form in (name for name in _FORMS if name in told.only):
@@ -77,8 +78,8 @@ def _command(arguments: Sequence[str] | None) -> int:
         _published(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
         print(path)
     if BEST in told.only:
-        chosen, why, job = _chosen(told)
-        came = export_best(folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=job)
+        chosen, why, chosen_for = _chosen(told, job, bounds)
+        came = export_best(folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=chosen_for)
         print(*why, came.sentence, sep="\n")
         if failed := came.outcome is Outcome.FAILED:
             print(f"{BEST_FILE} is not offered")
@@ -141,7 +142,14 @@ def export_best(
     return came
 
 
-def _chosen(told: Namespace) -> tuple[pd.Series, list[str], Job | None]:
+def _asked(told: Namespace) -> tuple[Job, list[Constraint]]:
+    lengths = [count(words) for words in told.steps or [str(USUAL_STEPS)]]
+    if len(lengths) > 1:
+        raise ConfigError("best.py is for one job; give one length with --steps")
+    return job_of(told, lengths[0]), [Constraint.parse(words) for words in told.constraint]
+
+
+def _chosen(told: Namespace, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.Series, list[str], Job | None]:
     df, attempts = trials_of(told)
     if told.setting is not None:
         found = df[(df["settings_key"] == told.setting) & (df["status"] == Status.OK)]
@@ -150,11 +158,6 @@ def _chosen(told: Namespace) -> tuple[pd.Series, list[str], Job | None]:
                 f"the sweep has no usable trial of --setting {told.setting!r}; copy the key from its table or report"
             )
         return found.iloc[-1], [f"The setting asked for: “{found.iloc[-1]['settings_label']}”."], None
-    lengths = [count(words) for words in told.steps or [str(USUAL_STEPS)]]
-    if len(lengths) > 1:
-        raise ConfigError("best.py is for one job; give one length with --steps")
-    job = job_of(told, lengths[0])
-    bounds = [Constraint.parse(words) for words in told.constraint]
     found_best = recommend(df, job, constraints=bounds, attempts=attempts)
     return found_best.trial, sentences(found_best), job
 

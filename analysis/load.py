@@ -62,13 +62,8 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
         RecordsError: the folder or its `trials.jsonl` is missing, unreadable, or holds something else.
     """
     folder = Path(folder)
-    _check_folder(folder)
-    if not (folder / TRIALS_FILE).is_file():
-        raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEPT}")
-    try:
-        rows = list(_rows(records.read(folder), records.read_warm_starts(folder)))
-    except OSError as error:
-        raise RecordsError(f"{folder / TRIALS_FILE} cannot be read ({error.strerror}); make it readable") from None
+    _check_folder(folder, TRIALS_FILE)
+    rows = list(_rows(records.read(folder), records.read_warm_starts(folder)))
     columns = {name: _column(name, [row[name] for row in rows]) for name in COLUMNS}
     frame = pd.DataFrame(columns)
     if all_attempts:
@@ -86,10 +81,8 @@ def load_sweep(folder: str | Path) -> SweepInfo:
         RecordsError: the folder or its `sweep.json` is missing or unreadable, or the file is not a JSON object.
     """
     folder = Path(folder)
-    _check_folder(folder)
+    _check_folder(folder, SWEEP_FILE)
     path = folder / SWEEP_FILE
-    if not path.is_file():
-        raise RecordsError(f"{folder} holds no {SWEEP_FILE}; {_SWEPT}")
     try:
         values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
@@ -108,11 +101,16 @@ def load_sweep(folder: str | Path) -> SweepInfo:
     )
 
 
-def _check_folder(folder: Path) -> None:
-    if not folder.exists():
-        raise RecordsError(f"there is no folder {folder}; {_SWEPT}")
-    if not folder.is_dir():
-        raise RecordsError(f"{folder} is a file, not a sweep's folder; {_SWEPT}")
+def _check_folder(folder: Path, file: str) -> None:
+    try:
+        if not folder.exists():
+            raise RecordsError(f"there is no folder {folder}; {_SWEPT}")
+        if not folder.is_dir():
+            raise RecordsError(f"{folder} is a file, not a sweep's folder; {_SWEPT}")
+        if not (folder / file).is_file():
+            raise RecordsError(f"{folder} holds no {file}; {_SWEPT}")
+    except OSError as error:  # a folder that lets nobody in, a name too long
+        raise RecordsError(f"{folder} cannot be read ({error.strerror}); {_SWEPT}") from None
 
 
 def _rows(trials: Sequence[TrialRecord], starts: Sequence[WarmStart]) -> Iterator[dict[str, Any]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -216,11 +218,13 @@ def _export(options: ExportOptions) -> int:
     from workloads.compile_caches import bundle  # which loads torch
 
     content = bundle(fetched.artifacts)
-    part = options.file.with_name(f".{options.file.name}.part")
+    part = options.file.parent / f".{options.file.name}.part"
     try:
         part.write_bytes(content)
         part.replace(options.file)
     except OSError as error:
+        with suppress(OSError):  # where there is no folder, there is nothing to remove
+            part.unlink(missing_ok=True)
         raise CacheError(f"{options.file} cannot be written ({error.strerror})") from None
     print(f"# {len(fetched.artifacts)} artifacts, {len(content) / 1e6:.1f} MB, SHA-256 {hashlib.sha256(content).hexdigest()}")
     print(three_lines(str(options.file)))
@@ -296,6 +300,7 @@ def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Sid
     try:
         values = json.loads(Path(name).read_text(encoding="utf-8"))
         facts = {str(component): str(value) for component, value in values.items()}
+        "".join((*facts, *facts.values())).encode()  # raises where it cannot be printed
     except (OSError, ValueError, AttributeError, RecursionError):
         raise CacheError(f"{name} is no JSON object of components and values, as {PROG} explain compares") from None
     return Side(name=name, facts=facts)
@@ -319,7 +324,7 @@ def _find(manifests: Sequence[Manifest], name: str, store: ArtifactStore) -> Man
 def _open(options: Place, *, may_be_new: bool = False) -> ArtifactStore:
     if options.cache.startswith(("redis://", "rediss://")):
         raise CacheError("what Inductor keeps on Redis is Inductor's; this command is for folders and object stores")
-    if "://" not in options.cache and not may_be_new and not (options.cache and Path(options.cache).is_dir()):
+    if "://" not in options.cache and not may_be_new and not os.path.isdir(options.cache):
         raise CacheError(f"there is no folder {options.cache!r}; name one with --cache, or a URI")
     return open_store(options.cache, key=SigningKey.load(options.key_file))
 

@@ -87,12 +87,13 @@ def _check(options: Options) -> int:
     kind = load_workload(options.workload)
     size = options.size or (kind.sizes[0] if device is Device.CUDA else kind.sizes[-1])
     workload, facts = _described(kind, size, options.seed)
+    target = Target.of(workload, has_gpu=device is Device.CUDA)
+    to_try = _to_try(options, workload, target)
     console.print(f"{options.workload} ({size}) on {device}", style="bold")
     for line in facts:
         console.print(f"  {line}")
-    target = Target.of(workload, has_gpu=device is Device.CUDA)
     tried = []
-    for settings in _to_try(options, workload, target):
+    for settings in to_try:
         console.print(f"\n{settings.label}", style="bold")
         told = {"workload": options.workload, "size": size, "seed": options.seed, "device": str(device)}
         tried.append(_try(settings, {**told, "settings": settings.key, "protocol": SHORT}))

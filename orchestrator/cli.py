@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from orchestrator.errors import sentence
+from orchestrator.errors import refuse_no_text, sentence
 from workloads.errors import CompileSweepError
 
 Options = TypeVar("Options")
@@ -27,7 +27,9 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str]) -> Option
 
     Raises:
         UsageError: an unknown option or a value of the wrong kind.
+        ConfigError: a word that is no text.
     """
+    refuse_no_text(arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

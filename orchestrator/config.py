@@ -30,6 +30,10 @@ LONGEST_DEADLINE_S = 30 * 24 * 3600
 """Timers of the system take no number of seconds, and nothing of a sweep takes so long."""
 
 
+MOST_AT_ONCE = 10_000
+"""Ray counts what workers claim in ten-thousandths: of more, none could have its share."""
+
+
 HIDDEN = secrecy.HIDDEN
 """Stands for a cache's user and password wherever its address is written down."""
 
@@ -163,8 +167,7 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         for name in ("workers_per_trial", "max_concurrent"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{_flag(name)} {getattr(self, name)} is too few; use 1 or more")
+            check_count(name, getattr(self, name))
         for name in ("time_budget_s", "compile_deadline_s", "trial_deadline_s"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ConfigError(f"--{_flag(name)} {value:g} is no time; use a finite number of seconds above 0")
@@ -207,6 +210,18 @@ class SweepConfig:
         values["settings"] = [setting.key for setting in self.settings]
         values["excluded"] = [asdict(excluded) for excluded in self.excluded]
         return values
+
+
+def check_count(name: str, count: int) -> None:
+    """Refuses a number of trials or workers that cannot run side by side.
+
+    Raises:
+        ConfigError: it is below 1 or above `MOST_AT_ONCE`.
+    """
+    if count < 1:
+        raise ConfigError(f"--{_flag(name)} {count} is too few; use 1 or more")
+    if count > MOST_AT_ONCE:
+        raise ConfigError(f"--{_flag(name)} {count} is too many; use {MOST_AT_ONCE} or fewer")
 
 
 def check_seed(seed: int) -> None:

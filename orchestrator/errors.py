@@ -12,10 +12,13 @@ CompileSweepError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from orchestrator import secrecy
 from workloads.errors import CompileSweepError
 
 _LONGEST = 4000
+_SHOWN = 200
 
 
 class ConfigError(CompileSweepError):
@@ -44,6 +47,17 @@ class StorageError(CompileSweepError):
 
 class TrackingError(CompileSweepError):
     """A place of --log-to that does not answer, or lets nobody in."""
+
+
+def refuse_no_text(words: Iterable[str]) -> None:
+    """Refuses words of a command line that can be neither printed nor written down.
+
+    Raises:
+        ConfigError: one holds bytes that are no UTF-8, or a NUL.
+    """
+    for word in words:
+        if "\0" in word or word.encode("utf-8", "replace").decode() != word:
+            raise ConfigError(f"{word[:_SHOWN]!a} is no text in UTF-8; write it so, and rename the file if it is one's name")
 
 
 def sentence(error: BaseException) -> str:

@@ -97,13 +97,16 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
         what: a line is, for the complaint.
 
     Raises:
-        RecordsError: a line is not a whole record; says which, and that those before it are intact.
+        RecordsError: it cannot be read, or a line is not a whole record; says which, and that those before it are intact.
     """
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as log:
-        fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
-        text = log.read()
+    try:
+        if not path.exists():
+            return []
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as log:
+            fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
+            text = log.read()
+    except OSError as error:
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
     return list(_records(path, text, parse, what))
 
 

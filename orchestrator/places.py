@@ -31,7 +31,10 @@ def normalized(location: str) -> str:
         raise ValueError("can be at an empty place; name a folder or a URI")
     scheme, colon, _ = location.partition("://")
     if not colon:
-        return str(Path(location).expanduser().absolute())
+        try:
+            return str(Path(location).expanduser().absolute())
+        except RuntimeError:
+            raise ValueError(f"can be at {location}, for no user is called so; name a folder or a URI") from None
     if scheme in SCHEMES or (scheme.startswith(FSSPEC) and scheme != FSSPEC):
         return location
     raise ValueError(f"can be at {without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
@@ -45,6 +48,29 @@ def opened(uri: str) -> tuple[FileSystem, str]:
     """
     filesystem, root = _s3(uri) if uri.startswith("s3://") else FileSystem.from_uri(uri)
     return filesystem, root.rstrip("/")
+
+
+def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = False) -> None:
+    """Refuses a folder of this host that is none and cannot become one; an object store has no folders.
+
+    Args:
+        filesystem: where.
+        root: the folder.
+        to_write: whether it must let us write, too.
+
+    Raises:
+        OSError: it, or what is to hold it, is a file, lets nobody in or cannot be looked at.
+    """
+    if filesystem.type_name != "local":
+        return
+    for there in (path := Path(root or "/"), *path.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            there.stat()
+            break
+    if not there.is_dir():
+        raise NotADirectoryError(f"{there} is no folder")
+    if to_write and not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{there} is no folder that can be written to")
 
 
 def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) -> None:

@@ -71,7 +71,7 @@ class Ground:
         aims: the objectives and constraints.
 
     Raises:
-        ConfigError: no record of the table is of use.
+        ConfigError: no record of the table is of use, or none took any time.
     """
 
     def __init__(self, table: Table, aims: Aims) -> None:
@@ -84,6 +84,8 @@ class Ground:
         """From where hypervolumes are measured; see `objectives.reference_point`."""
         self._whole = hypervolume(front(usable), self.reference)
         self._gpu_s = table.gpu_s
+        if not self._gpu_s > 0:
+            raise ConfigError(f"no trial of {table.name} took any time, so there is no cost to compare; give another table")
 
     def pruning(self, patience: Patience) -> Prune:
         """Early stopping over the table's settings, for `replay`."""

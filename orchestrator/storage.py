@@ -130,8 +130,12 @@ class Storage:
 
         Raises:
             SweepFolderError: there is one.
-            StorageError: the storage does not answer.
+            StorageError: the storage does not answer, or is a folder that cannot be written to.
         """
+        try:
+            places.refuse_no_folder(*self._opened, to_write=True)
+        except _FAILURES as error:
+            raise self._unusable(error) from None
         if self.holds_sweep():
             raise SweepFolderError(
                 f"{self.location} holds a sweep already; add --resume to go on with it, or name another --storage or --output"
@@ -229,7 +233,9 @@ class Storage:
 
     @cached_property
     def _opened(self) -> tuple[FileSystem, str]:
-        return places.opened(self.uri)
+        filesystem, root = places.opened(self.uri)
+        places.refuse_no_folder(filesystem, root)
+        return filesystem, root
 
     @property
     def _filesystem(self) -> FileSystem:

@@ -34,11 +34,14 @@ def stored_config(output: Path) -> dict[str, Any]:
     """What `sweep.json` in the folder says the sweep was asked for; nothing if there is none.
 
     Raises:
-        RecordsError: it is no sweep that this version wrote.
+        RecordsError: it cannot be read, or is no sweep that this version wrote.
     """
     path = output / records.SWEEP_FILE
-    if not path.exists():
-        return {}
+    try:
+        if not path.exists():
+            return {}
+    except OSError as error:  # a folder that lets nobody in, a name too long
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
     config = dict(folder.read_sweep(output)["config"])
     for name, value in (*_misfits(config, _KINDS), *_misfits(_mapping(config.get("search")), _SEARCH_KINDS)):
         raise RecordsError(f"{path} is no sweep this version wrote ({name} is {quoted(value)}); name another --output")

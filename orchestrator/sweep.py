@@ -19,7 +19,7 @@ from rich.console import Console
 import analysis
 from analysis.formatting import number
 from orchestrator import cli, folder, presenting, records, storage
-from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig, check_seed
+from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig, check_count, check_seed
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.failures import Label
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: Options) -> int:
-    console = Console()
+    console = Console(emoji=False)  # a path is printed as it is, whatever stands between two colons
     if options.list:
         from orchestrator.listing import show
 
@@ -286,9 +286,12 @@ def _cache(options: Options, stored: dict[str, Any], output: Path) -> str | None
         raise ConfigError(f"--cache {options.cache!r} is no place; name a folder or a URI, or {NO_CACHE}")
     if options.cache == NO_CACHE or options.cache.startswith(REDIS):
         return None if options.cache == NO_CACHE else options.cache
-    from orchestrator.caches.durable import normalized  # which loads pyarrow
+    from orchestrator.caches.durable import normalized, refuse_no_folder  # which loads pyarrow
 
-    return normalized(options.cache)
+    location = normalized(options.cache)
+    if "://" not in location:
+        refuse_no_folder(location)
+    return location
 
 
 def _check_cache(config: SweepConfig) -> None:
@@ -344,8 +347,7 @@ def _one_setting(console: Console, options: Options, environment: Environment) -
     device = _device(options, {}, environment)
     workload = _workload(options, {}, device)
     workers = _first(options.workers_per_trial, 1)
-    if workers < 1:
-        raise ConfigError(f"--workers-per-trial {workers} is too few; use 1 or more")
+    check_count("workers_per_trial", workers)
     target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=workers)
     (setting,) = _given(f"--{asked}", [str(spelled)], (), target).settings
     if asked == "source":

@@ -49,6 +49,18 @@ def normalized(location: str) -> str:
         raise CacheError(f"no store {error}") from None
 
 
+def refuse_no_folder(location: str) -> None:
+    """Refuses what is to be a folder of this host and cannot be one.
+
+    Raises:
+        CacheError: it is a file, say, or lies below one.
+    """
+    try:
+        places.refuse_no_folder(*places.opened(location))
+    except (OSError, ArrowException, ValueError) as error:
+        raise _unusable(location, error) from None
+
+
 class DurableShelf:
     """A `Shelf` at a URI. It opens nothing before it is used, and then only as far as needed.
 
@@ -155,7 +167,9 @@ class DurableShelf:
 
     @cached_property
     def _opened(self) -> tuple[FileSystem, str]:
-        return places.opened(self._uri)
+        filesystem, root = places.opened(self._uri)
+        places.refuse_no_folder(filesystem, root)
+        return filesystem, root
 
     @property
     def _filesystem(self) -> FileSystem:
@@ -207,7 +221,11 @@ class DurableShelf:
         try:
             yield
         except (OSError, ArrowException, ImportError, ValueError) as error:
-            raise CacheError(f"the cache at {self.location} cannot be used: {places.brief(error)}") from None
+            raise _unusable(self.location, error) from None
+
+
+def _unusable(location: str, error: BaseException) -> CacheError:
+    return CacheError(f"the cache at {location} cannot be used: {places.brief(error)}")
 
 
 def _blob(digest: str) -> str:

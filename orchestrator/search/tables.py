@@ -66,8 +66,11 @@ def read_table(folder: Path) -> Table:
         RecordsError: there is no folder or log, it holds no record or one of another schema, or its trials are not all of one
             workload in one environment.
     """
-    if not (folder / TRIALS_FILE).is_file():
-        raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEEP}")
+    try:
+        if not (folder / TRIALS_FILE).is_file():
+            raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEEP}")
+    except OSError as error:
+        raise RecordsError(f"{folder} cannot be read ({error.strerror}); {_SWEEP}") from None
     found = records.standing(records.read(folder))
     if not found:
         raise RecordsError(f"{folder / TRIALS_FILE} holds no record; {_SWEEP}")
@@ -146,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def make() -> int:
         options = cli.parse(Options, PROG, words)
         table = write_table(options.sweep, options.table)
-        size = sum(file.stat().st_size for file in options.table.iterdir())
+        size = sum(file.lstat().st_size for file in options.table.iterdir())
         print(f"{options.table}: {len(table.rows)} settings of {table.workload}, {table.gpu_s:,.0f} GPU-seconds, {size:,} bytes")
         return 0
 

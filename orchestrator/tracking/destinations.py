@@ -51,7 +51,10 @@ class Destination:
             if not _PROJECT.fullmatch(where):
                 raise ConfigError(f"--log-to {shown(text)} is no W&B project; write wandb:PROJECT or wandb:ENTITY/PROJECT")
         elif "://" not in where and not where.startswith("databricks"):
-            where = str(Path(where).expanduser().absolute())
+            try:
+                where = str(Path(where).expanduser().absolute())
+            except RuntimeError:
+                raise ConfigError(f"--log-to {shown(text)} is no folder, for no user is called so; name another") from None
         elif service is Service.TENSORBOARD:
             raise ConfigError(f"--log-to {shown(text)} is no folder, and TensorBoard's event files go to one")
         return cls(service, where)

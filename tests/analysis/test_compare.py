@@ -244,7 +244,18 @@ def test_the_gate_is_an_exit_code_with_reasons(two: MakeTwo, capsys: pytest.Capt
     assert main([str(after), str(before), "--fail-on", "samples_per_s<-3%"]) == 0
 
 
-@pytest.mark.parametrize("arguments", [["--fail-on", "nonsense"], ["--output", "no/such/folder/page.html"], ["--wrong"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--fail-on", "nonsense"],
+        ["--output", "no/such/folder/page.html"],
+        ["--output", "/dev/null/page.html"],
+        ["--output", ""],
+        ["--output", "x" * 300],
+        ["--output", "a\0b"],
+        ["--wrong"],
+    ],
+)
 def test_bad_input_is_one_sentence_and_exit_code_2(
     two: MakeTwo, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:

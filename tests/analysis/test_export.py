@@ -202,3 +202,11 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     said = capsys.readouterr().err
     assert complaint in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--steps", "many"], ["--nodes", "0"], ["--constraint", "compile_s"]])
+def test_what_is_wrong_with_the_job_is_said_before_anything_is_written(make_sweep: MakeSweep, words: list[str]) -> None:
+    folder = make_sweep([toy()])
+    before = sorted(folder.iterdir())
+    assert main([str(folder), "--no-rerun", *words]) == 2
+    assert sorted(folder.iterdir()) == before

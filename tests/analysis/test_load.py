@@ -176,6 +176,7 @@ def test_parts_of_sweep_json_that_are_missing_or_odd_are_empty(make_sweep: MakeS
     [
         (lambda folder: (folder / "trials.jsonl").unlink(), "holds no trials.jsonl"),
         (lambda folder: (folder / "trials.jsonl").write_text('{"trial_id":'), "line 1"),
+        (lambda folder: (folder / "warm_starts.jsonl").mkdir(), "warm_starts.jsonl cannot be read \\(Is a directory\\)"),
         (lambda folder: (folder / "sweep.json").unlink(), "holds no sweep.json"),
         (lambda folder: (folder / "sweep.json").write_text("{"), "is not JSON"),
         (lambda folder: (folder / "sweep.json").write_text("[]"), "is not a JSON object"),
@@ -197,6 +198,8 @@ def test_a_missing_folder_and_a_file_in_its_place_are_told_apart(tmp_path: Path)
             read(tmp_path / "nowhere")
         with pytest.raises(RecordsError, match="is a file"):
             read(tmp_path / "file")
+        with pytest.raises(RecordsError, match="cannot be read \\(File name too long\\); give the folder"):
+            read(tmp_path / ("x" * 300))
 
 
 def test_a_figure_of_a_wrong_kind_is_refused_by_name(make_sweep: MakeSweep) -> None:

@@ -136,15 +136,35 @@ def test_explain_compares_trials_files_and_the_nearest(command: Command, folder:
         (("explain", "here"), "name what to compare it with"),
         (("explain", "never-there.json", "001-a"), "no JSON object"),
         (("export", "001-a", "no/such/folder/file"), "cannot be written"),
+        (("export", "001-a", ""), ". cannot be written"),
+        (("export", "001-a", "a\0b"), "is no text in UTF-8"),
     ],
 )
 def test_a_mistake_is_one_sentence(command: Command, words: tuple[str, ...], part: str) -> None:
     assert part in command(*words, code=2)
 
 
+def test_an_export_where_a_folder_is_leaves_nothing(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.iterdir())
+    assert "there cannot be written (Is a directory)" in command("export", "001-a", str(tmp_path / "there"), code=2)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_facts_that_cannot_be_printed_are_none(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "odd.json").write_text('{"torch": "\\ud800"}')
+    assert "no JSON object" in command("explain", str(tmp_path / "odd.json"), "001-a", code=2)
+
+
 @pytest.mark.parametrize(
     ("location", "part"),
-    [("no/such/folder", "no folder"), ("ftp://host/x", "no store can be at"), ("redis://host:6379", "Inductor's"), ("", "no")],
+    [
+        ("x" * 300, "no folder"),
+        ("no/such/folder", "no folder"),
+        ("ftp://host/x", "no store can be at"),
+        ("redis://host:6379", "Inductor's"),
+        ("", "no"),
+    ],
 )
 def test_a_place_that_is_none_is_one_sentence(
     location: str, part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +230,12 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_sweep(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(TrackingError, match="is no folder that can be written to"):
         Tracking([f"tensorboard:{tmp_path / 'file' / 'runs'}"], tmp_path)
+
+
+def test_mlflow_is_not_tried_in_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path))  # root may write everywhere
+    with pytest.raises(TrackingError, match="is no folder that can be written to"):
+        Tracking([f"mlflow:{tmp_path}"], tmp_path)
 
 
 def test_without_destinations_nothing_is_read_or_started(tmp_path: Path) -> None:

@@ -146,6 +146,18 @@ def test_aims_that_no_record_serves_are_refused(folder: Path) -> None:
         Ground(read_table(folder), Aims.parse([], ["compile_s<=0.01"]))
 
 
+def test_a_table_whose_trials_took_no_time_is_refused(tmp_path: Path) -> None:
+    table = read_table(write_sweep(tmp_path / "quick", [replace(record, wall_s=0.0) for record in DONE]))
+    with pytest.raises(ConfigError, match="no trial of quick took any time, so there is no cost to compare"):
+        Ground(table, AIMS)
+
+
+def test_a_table_is_written_beside_a_link_that_leads_nowhere(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "loop").symlink_to("loop")
+    assert write_table_main([str(folder), str(tmp_path / "tables")]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -159,6 +171,7 @@ def test_aims_that_no_record_serves_are_refused(folder: Path) -> None:
         (["TABLE", "--at-once", "0"], "--at-once 0 is too few"),
         (["TABLE", "--target", "98"], "--target 98 is no share"),
         (["TABLE", "--searcher", "best"], "invalid choice 'best'"),
+        (["x" * 300], "cannot be read (File name too long)"),
         (["OLD"], "schema version 1"),
     ],
 )

@@ -75,6 +75,7 @@ def test_bad_input_is_one_sentence(
     monkeypatch.setattr(check, "run_alone", lambda *arguments: pytest.fail("something ran"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert check.main(words) == 2
-    said = capsys.readouterr().err.strip()
-    assert named in said
-    assert len(said.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert named in captured.err
+    assert len(captured.err.splitlines()) == 1

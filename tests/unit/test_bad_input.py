@@ -45,6 +45,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--num-trials", "-3"], "--num-trials -3 is too few; use 1 or more"),
         (["--max-concurrent", "0"], "--max-concurrent 0 is too few"),
         (["--workers-per-trial", "0"], "--workers-per-trial 0 is too few"),
+        (["--max-concurrent", str(2**63)], f"--max-concurrent {2**63} is too many; use 10000 or fewer"),
+        (["--workers-per-trial", str(10**400)], "is too many; use 10000 or fewer"),
+        (["--source", "scope=eager", "--workers-per-trial", "10001"], "--workers-per-trial 10001 is too many"),
         (["--time-budget-s", "0"], "--time-budget-s 0 is no time"),
         (["--compile-deadline-s", "-1"], "--compile-deadline-s -1 is no time"),
         (["--compile-deadline-s", "nan"], "--compile-deadline-s nan is no time"),
@@ -70,6 +73,13 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--cache", "redis://localhost:6379"], "--cache redis://localhost:6379 is read while a trial compiles"),
         (["--cache", "ftp://host/cache"], "no store can be at ftp://host/cache"),
         (["--cache", ""], "--cache '' is no place; name a folder or a URI, or none"),
+        (["--cache", "~nobody-at-all/x"], "no store can be at ~nobody-at-all/x, for no user is called so"),
+        (["--storage", "~nobody-at-all/x"], "no results can be at ~nobody-at-all/x, for no user is called so"),
+        (["--log-to", "tensorboard:~nobody-at-all/x"], "is no folder, for no user is called so; name another"),
+        (["--output", "a\0b"], r"'a\x00b' is no text in UTF-8"),
+        (["--output", "caf\udce9"], r"'caf\udce9' is no text in UTF-8; write it so, and rename the file"),
+        (["--output", "x" * 300, "--resume"], "/sweep.json cannot be read (File name too long); name another --output"),
+        (["--searcher", "gain", "--learn-from", "x" * 300], "/trials.jsonl cannot be read (File name too long)"),
         (["captioning", "--explain", "scope=full"], "--explain looks at one setting and runs no sweep; leave out captioning"),
         (["--explain", "scope=full", "--settings", "scope=eager"], "runs no sweep; leave out --settings"),
         (["--explain", "scope=full", "--time-budget-s", "5"], "runs no sweep; leave out --time-budget-s"),
@@ -239,6 +249,35 @@ def in_a_process(repository: Path, *words: str) -> subprocess.CompletedProcess[s
     environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "orchestrator.sweep", *words]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_records_that_are_a_folder_stop_a_resume(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (theirs / TRIALS_FILE).unlink()
+    (theirs / TRIALS_FILE).mkdir()
+    before = contents(theirs)
+    assert f"{theirs / TRIALS_FILE} cannot be read (Is a directory)" in refused(capsys, "--resume", "--output", str(theirs))
+    assert contents(theirs) == before
+
+
+@pytest.mark.parametrize("option", ["--storage", "--cache"])
+@pytest.mark.parametrize(("place", "at"), [("file", "file"), ("file/below", "file"), ("loop", "loop")])
+def test_what_is_to_be_a_folder_and_cannot_is_refused_before_a_sweep(
+    option: str, place: str, at: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("mine")
+    Path("loop").symlink_to("loop")
+    said = refused(capsys, option, place)
+    assert f"{Path.cwd() / place} cannot be used: " in said
+    assert str(Path.cwd() / at) in said.partition("cannot be used")[2]
+    assert not Path("results").exists()
+
+
+def test_a_storage_below_a_file_is_refused_before_a_sweep_is_taken_up(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("mine")
+    before = contents(theirs)
+    said = refused(capsys, "--resume", "--output", str(theirs), "--storage", "file/below")
+    assert f"{Path.cwd()}/file is no folder" in said
+    assert contents(theirs) == before
 
 
 def test_a_process_ends_with_code_2_and_one_line(repository: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_number_of_buckets_becomes_the_best_so_many(capsys: pytest.CaptureFixt
         ([], "caches cold, artifacts in {parent}/cache"),
         (["--output", "deep/sweep"], "caches cold, artifacts in {here}/deep/cache"),
         (["--cache", "mine"], "caches cold, artifacts in {here}/mine"),
+        (["--cache", "a:b:[c]"], "caches cold, artifacts in {here}/a:b:[c]"),
         (["--cache", "s3://bucket/mine"], "caches cold, artifacts in s3://bucket/mine"),
         (["--cache", "none"], "artifacts are not kept"),
         (

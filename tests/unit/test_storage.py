@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -120,6 +121,15 @@ def test_a_storage_that_is_away_for_a_while_does_not_disturb(folder: Path, place
         (folder / "trials.jsonl").write_text("one\ntwo\n")
         place.unlink()
     assert (place / "trials.jsonl").read_text() == "one\ntwo\n"
+
+
+def test_one_that_cannot_be_written_to_is_refused_before_a_sweep(
+    folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(place))  # root may write everywhere
+    with pytest.raises(StorageError, match="is no folder that can be written to"):
+        Storage(str(place), folder).refuse_another()
 
 
 def test_one_that_stays_away_is_said_at_the_end(folder: Path, place: Path) -> None:

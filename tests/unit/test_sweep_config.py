@@ -29,6 +29,8 @@ def config(**fields: Any) -> SweepConfig:
     [
         ({"workers_per_trial": 0}, "--workers-per-trial 0 is too few; use 1 or more"),
         ({"max_concurrent": -1}, "--max-concurrent -1 is too few; use 1 or more"),
+        ({"workers_per_trial": 10_001}, "--workers-per-trial 10001 is too many; use 10000 or fewer"),
+        ({"max_concurrent": 2**64}, f"--max-concurrent {2**64} is too many; use 10000 or fewer"),
         ({"time_budget_s": 0.0}, "--time-budget-s 0 is no time"),
         ({"time_budget_s": -5.0}, "--time-budget-s -5 is no time"),
         ({"compile_deadline_s": 0.0}, "--compile-deadline-s 0 is no time"),
