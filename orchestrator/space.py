@@ -15,7 +15,7 @@ from workloads.errors import SettingsError, WorkloadError
 from workloads.options import Option, check_inference, check_options, lacks_gpu
 from workloads.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from workloads.shapes import length_grouped, optimal_buckets
-from workloads.spelling import Scalar, positive
+from workloads.spelling import Scalar, positive, spelled
 
 Candidate = Mapping[str, Any]
 """Fields of `CompileSettings` as a person would write them, valid or not, and `num_buckets`, which becomes `buckets`."""
@@ -42,6 +42,8 @@ class Target:
     """Its class's name, for messages."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """What settings may vary of the workload itself."""
+    job_options: frozenset[str] = frozenset()
+    """Those of them on which all settings of a sweep agree."""
     trains: bool = True
     """False for inference only."""
     num_workers: int = 1
@@ -65,6 +67,7 @@ class Target:
             attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
             workload=type(workload).__name__,
             options=workload.options,
+            job_options=workload.job_options,
             trains=workload.trains,
             num_workers=num_workers,
             needs_gpu=workload.needs_gpu,
@@ -133,6 +136,26 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
         if target.parts is not None and name.rpartition(".")[2] not in target.parts:
             return f"the workload has no part {name!r}; use one of {', '.join(target.parts)}"
     return None
+
+
+def refuse_several_jobs(settings: Iterable[CompileSettings], target: Target) -> None:
+    """Refuses settings that are not of one job: the fastest of them would be the one with the least to do.
+
+    Args:
+        settings: of one sweep.
+        target: what they were chosen for.
+
+    Raises:
+        SettingsError: they differ in what a sample is.
+    """
+    every = [dict(setting.workload or ()) for setting in settings]
+    for name in sorted(target.job_options):
+        values = {spelled(chosen[name]) if name in chosen else "its usual value" for chosen in every}
+        if len(values) > 1:
+            raise SettingsError(
+                f"workload.{name} changes what a sample is, so settings with {' and '.join(sorted(values))} cannot be compared; "
+                "give each value a sweep and an --output of its own"
+            )
 
 
 def _with_buckets(candidate: Candidate, target: Target) -> Candidate:

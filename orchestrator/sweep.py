@@ -27,7 +27,7 @@ from orchestrator.options import Options
 from orchestrator.recipes import find_recipe
 from orchestrator.search import Searcher
 from orchestrator.searching import learned_for
-from orchestrator.space import Choice, Target, choose, varied
+from orchestrator.space import Choice, Target, choose, refuse_several_jobs, varied
 from orchestrator.stages import Fronts, Stages
 from orchestrator.storage import Storage
 from orchestrator.stored import stored_config
@@ -204,6 +204,7 @@ def _configured(
         chosen = Choice(settings=tuple(CompileSettings.parse(str(key)) for key in stored["settings"]), excluded=())
     else:
         chosen = choose(varied(find_recipe(recipe)(target), _axes(options.vary)), target)
+    refuse_several_jobs((*chosen.settings, *map(CompileSettings.parse, map(str, stored.get("settings", ())))), target)
     pipeline = Pipeline(_first(options.pipeline, stored.get("pipeline"), Pipeline.RESIDENT))
     if pipeline is Pipeline.REAL and type(workload).loader is Workload.loader:
         raise ConfigError(f"--pipeline real needs a loader, and {type(workload).__name__} has none; write one, or use resident")

@@ -91,6 +91,8 @@ class Workload(ABC):
     """Of an exponential moving average (EMA) of the weights that a training step keeps; None keeps none."""
     options: ClassVar[Mapping[str, Option]] = {}
     """What settings may vary of the workload itself, as `workload.NAME=value`."""
+    job_options: ClassVar[frozenset[str]] = frozenset()
+    """Those of `options` that change what a sample is; settings of a sweep agree on them, or they would not compare."""
     needs_gpu: ClassVar[Mapping[tuple[str, Scalar], str]] = {}
     """Options with the values of theirs that need a GPU, and why."""
     chosen: Mapping[str, Scalar]

@@ -1,9 +1,8 @@
 """Captions written word by word: the captioning model as inference, with a static cache of keys and values.
 
 A step encodes a batch of images once and runs the decoder once a token, so scope=modular compiles the encoder and the decoder
-apart and leaves the loop to Python. `workload.new_tokens=1` times what comes before a first token is there; with more, tokens a
-second are what the whole takes. The next token is given, not picked from the scores: rounding would else send two runs different
-ways, and picking costs one argmax.
+apart and leaves the loop to Python. `workload.new_tokens=1` times what comes before a first token is there, a sweep of its own.
+The next token is given, not picked from the scores: rounding would else send two runs different ways; picking costs one argmax.
 """
 
 from __future__ import annotations
@@ -115,6 +114,7 @@ class Decoder(Synthetic):
         "new_tokens": int,
         **INFERENCE_OPTIONS,
     }
+    job_options = frozenset({"new_tokens"})
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:
         super().__init__(size, seed)

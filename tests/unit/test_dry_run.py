@@ -36,6 +36,19 @@ def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) ->
     assert "contention" not in capsys.readouterr().out
 
 
+def test_settings_of_two_jobs_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
+    decoder = ["--dry-run", "--workload", "decoder", "--size", "tiny"]
+    assert sweep.main([*decoder, "generation", "--vary", "workload.new_tokens=1,4"]) == 2
+    mixed = [*decoder, "--settings", "scope=eager", "scope=modular,workload.new_tokens=1"]
+    assert sweep.main(mixed) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "workload.new_tokens changes what a sample is" in line] == said
+    assert "1 and 4" in said[0]
+    assert "1 and its usual value" in said[1]
+    assert sweep.main([*decoder, "generation", "--vary", "workload.new_tokens=1"]) == 0
+    assert "new_tokens=1" in capsys.readouterr().out
+
+
 def test_a_field_is_varied_over_its_values(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--dry-run", "--settings", "scope=full", "scope=regional", "--vary", "group_window=1,10", "autocast=bf16,off"]
     assert sweep.main(words) == 0

@@ -46,7 +46,6 @@ def test_every_recipe_over_lengths_begins_with_both_eager_baselines(recipe: str,
         ("modes", "gpt2", 3),
         ("modes", "gpt2-inference", 3),
         ("inference", "gpt2-inference", 16),
-        ("generation", "decoder", 11),
         ("inference", "layers-inference", 6),
         ("vision", "segmentation", 9),
         ("vision", "detection", 9),
@@ -72,17 +71,17 @@ def test_inference_varies_each_cause_alone_eager_and_compiled() -> None:
         assert CompileSettings.parse(f"scope=full,{compiled}") in chosen
 
 
-def test_generation_makes_one_graph_of_a_single_token_only_and_compiles_the_parts_of_all() -> None:
-    chosen = settings_of("generation", Target.of(load_workload("decoder")("base", 0), has_gpu=True))
-    whole = [setting for setting in chosen if setting.scope is Scope.FULL]
-    assert whole
-    assert all(dict(setting.workload or ())["new_tokens"] == 1 for setting in whole)
-    for compiled in (
-        "mode=reduce-overhead",
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_generation_compiles_the_parts_and_leaves_the_loop_to_python(has_gpu: bool) -> None:
+    chosen = settings_of("generation", Target.of(load_workload("decoder")("base", 0), has_gpu=has_gpu))
+    assert {setting.scope for setting in chosen} == {Scope.EAGER, Scope.MODULAR}
+    for varied in (
         "workload.weights=bf16",
-        "mode=reduce-overhead,workload.new_tokens=1,workload.weights=bf16",
+        "workload.batch_size=1,workload.weights=bf16",
+        "workload.batch_size=512,workload.weights=bf16",
     ):
-        assert CompileSettings.parse(f"scope=modular,{compiled}") in chosen
+        assert CompileSettings.parse(f"scope=modular,{varied}") in chosen
+        assert (CompileSettings.parse(f"scope=modular,mode=reduce-overhead,{varied}") in chosen) is has_gpu
 
 
 def test_every_recipe_has_a_line_that_says_what_it_is() -> None:
