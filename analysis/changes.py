@@ -85,7 +85,7 @@ class Comparison(NamedTuple):
 
     pairs: Sequence[Pair]
     noise: Mapping[str, Noise]
-    """Figure → its noise between runs, from the repeated measurements of both sweeps."""
+    """Figure → its noise between runs, from what was repeated within either sweep; never from how the two differ."""
     only_before: Sequence[str]
     """Labels of settings without a record in the second sweep."""
     only_after: Sequence[str]
@@ -100,7 +100,7 @@ def compare(
     after: pd.DataFrame,
     *,
     sweeps: tuple[SweepInfo, SweepInfo] | None = None,
-    attempts: pd.DataFrame | None = None,
+    attempts: tuple[pd.DataFrame, pd.DataFrame] | None = None,
 ) -> Comparison:
     """The settings that both sweeps have records of, side by side.
 
@@ -108,7 +108,7 @@ def compare(
         before: trials as `load` returns them.
         after: those of the other sweep.
         sweeps: what the two `sweep.json` say.
-        attempts: every attempt of both, to see how settings scatter between runs.
+        attempts: every attempt of the one and of the other, to see how settings scatter between runs of one sweep.
 
     Raises:
         ConfigError: the sweeps are of different workloads, or have no setting in common.
@@ -122,8 +122,7 @@ def compare(
     shared = [key for key in first if key in second]
     if not shared:
         raise ConfigError("the sweeps have no setting with as many workers in common, so there is nothing to compare")
-    every = pd.concat([before, after], ignore_index=True) if attempts is None else attempts
-    between = {name: noise(every, name) for name in USUAL}
+    between = {name: noise(attempts or (before, after), name) for name in {**USUAL, **FIGURES}}
     gone = [key for key in first if key not in second]
     return Comparison(
         pairs=[_pair(first[key], second[key], between) for key in shared],

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup
 
 from analysis.arguments import Parser, run
@@ -103,9 +102,8 @@ def _command(arguments: Sequence[str] | None) -> int:
     options.add_argument("--markdown", action="store_true", help="print it as a table for a text instead")
     told = options.parse_args(arguments)
     rules = [Rule.parse(words) for words in told.fail_on]
-    folders = (told.before, told.after)
-    before, after = (load(folder) for folder in folders)
-    attempts = pd.concat([load(folder, all_attempts=True) for folder in folders], ignore_index=True)
+    before, after = load(told.before), load(told.after)
+    attempts = (load(told.before, all_attempts=True), load(told.after, all_attempts=True))
     sweeps = (load_sweep(told.before), load_sweep(told.after))
     comparison = compare(before, after, sweeps=sweeps, attempts=attempts)
     findings = check(comparison, rules)

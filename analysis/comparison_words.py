@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from analysis.changes import FIGURES, Change, Comparison, Pair, mean_change
 from analysis.fail_on import signed_percent
-from analysis.formatting import MISSING, figure, gib, text, times
+from analysis.formatting import MISSING, figure, gib, percent, text, times
 from orchestrator.objectives import Goal
 from orchestrator.records import Status
 
@@ -54,7 +54,20 @@ def sentences(comparison: Comparison) -> list[str]:
     kinds = Counter(news.kind for pair in comparison.pairs for news in pair.news)
     told = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
     said.append(f"Settings with other changes: {told}." if told else "Nothing beside figures changed.")
+    said.append(noise_sentence(comparison))
     return said
+
+
+def noise_sentence(comparison: Comparison) -> str:
+    """By how much runs of one setting are taken to differ, and how that is known, of the figures that are compared."""
+    by_origin: dict[str, list[str]] = {}
+    for name in FIGURES:
+        if any(name in pair.changes for pair in comparison.pairs):
+            noise = comparison.noise[name]
+            size = f" {percent(noise.relative)}" if noise.relative or noise.repeats else ""
+            by_origin.setdefault(noise.origin, []).append(TITLES[name] + size)
+    told = "; ".join(f"{', '.join(names)} ({origin})" for origin, names in by_origin.items())
+    return f"Noise between runs of one setting: {told or 'no figure is in both'}."
 
 
 def status_of(pair: Pair) -> str:

@@ -2,13 +2,13 @@
 
 A figure errs in two ways. *Within a run* it scatters as its record's 95 % interval says, which is a bootstrap over the run's
 timed steps. *Between runs* the same setting comes out differently, which no single run can show: that is taken from settings
-measured more than once, or, where there are too few of them, from what this project's benchmarks saw (`USUAL`). A draw moves
-each figure by both, as a normal deviation of its logarithm, so that no draw is negative.
+measured more than once in one sweep, or, where there are too few of them, from what this project's benchmarks saw (`USUAL`). A
+draw moves each figure by both, as a normal deviation of its logarithm, so that no draw is negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -40,11 +40,12 @@ class Noise(NamedTuple):
     repeats: int
     """Repeated measurements it was found from; 0 where it is the usual one."""
 
-    def __str__(self) -> str:
-        origin = (
-            f"from {self.repeats} repeated measurements" if self.repeats else "as usual; no setting was repeated often enough"
-        )
-        return f"{percent(self.relative)} between runs ({origin})"
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        if self.repeats:
+            return f"from {self.repeats} repeated measurements within one sweep"
+        return "as usual on an H200, for too few settings were repeated within one sweep" if self.relative else "none is known"
 
 
 _UNBOUNDED = float(np.log(10))
@@ -71,15 +72,18 @@ USUAL: Mapping[str, Noise] = MappingProxyType(
 compiles nothing, lay between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04 %, of two sweeps by 0.9 %."""
 
 
-def noise(attempts: pd.DataFrame, name: str) -> Noise:
+def noise(attempts: pd.DataFrame | Sequence[pd.DataFrame], name: str) -> Noise:
     """How much the figure differs between runs of the same setting.
 
     Args:
-        attempts: what `load` returns with `all_attempts`; of one attempt each, the usual noise comes back.
+        attempts: what `load` returns with `all_attempts`; of one attempt each, the usual noise comes back. Of several sweeps,
+            one frame each: runs of a setting in different sweeps are no repeats, for what lies between the sweeps may be a
+            change.
         name: a column of figures; one that is not in `USUAL` counts as exact where nothing was repeated.
     """
     usual = USUAL.get(name, EXACT)
-    groups = _repeated(attempts, name)
+    sweeps = [attempts] if isinstance(attempts, pd.DataFrame) else attempts
+    groups = [values for sweep in sweeps for values in _repeated(sweep, name)]
     freedom = sum(len(values) - 1 for values in groups)
     if freedom < ENOUGH_REPEATS:
         return usual

@@ -44,9 +44,10 @@ def two(tmp_path: Path) -> MakeTwo:
         return path
 
     def make(
-        before: Sequence[TrialRecord], after: Sequence[TrialRecord], first: dict[str, Any] | None = None, **second: Any
-    ) -> tuple[Path, Path]:
-        return folder("a", before, first or {}), folder("b", after, second)
+        before: Sequence[TrialRecord], after: Sequence[TrialRecord], first: dict[str, Any] | None = None, *, name: str = "",
+        **second: Any,
+    ) -> tuple[Path, Path]:  # fmt: skip
+        return folder(f"a{name}", before, first or {}), folder(f"b{name}", after, second)
 
     return make
 
@@ -67,6 +68,59 @@ def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: Make
     assert regional.changes["compile_s"].share == pytest.approx(1.0)
     low, high = regional.changes["compile_s"].low, regional.changes["compile_s"].high
     assert 0.6 < low < 1 < high < 1.5
+
+
+def several(rate: float = 1.0, *, compiles: float = 1.0, runs: Sequence[float] = (1.0,)) -> list[TrialRecord]:
+    """Eight settings whose throughput is known to ±1 %, each run as often as `runs` has factors of its figures."""
+    return [
+        trial(
+            f"scope=full,inductor.epilogue_fusion={at}", (800 + 10 * at) * rate * run, (60 + at) * compiles / run,
+            trial_id=f"{at}-{run}-{rate}", environment_key="same",
+        )
+        for run in runs
+        for at in range(8)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rate", "compiles"), [(0.97, 1.0), (0.8, 1.0), (0.1, 1.0), (1.0, 1.25), (1.0, 10.0)])
+def test_a_change_of_all_settings_alike_is_no_noise(
+    two: MakeTwo, capsys: pytest.CaptureFixture[str], rate: float, compiles: float
+) -> None:
+    """Each setting is in both sweeps, of one environment, once: what lies between those two is the change itself."""
+    folders = two(several(), several(rate, compiles=compiles))
+    rule = "samples_per_s<-2%" if rate < 1 else "compile_s>+15%"
+    assert main([*map(str, folders), "--fail-on", rule]) == 1
+    assert capsys.readouterr().out.count(f"FAILS {rule}") == 8
+    assert main([*map(str, reversed(folders)), "--fail-on", rule]) == 0
+    frames = [analysis.load(folder) for folder in folders]
+    name = rule[: rule.index("_s") + 2]
+    assert all(pair.changes[name].is_significant for pair in compare(*frames).pairs), "nor without every attempt"
+
+
+def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs of one setting differ by 10 % in A and in B, and the two sweeps by 5 %, which is then nothing."""
+    folders = two(several(runs=(1.1, 1.0)), several(0.95, runs=(1.1, 1.0)))
+    assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 0
+    out = capsys.readouterr().out
+    (told,) = [line for line in out.splitlines() if line.startswith("Noise between runs")]
+    assert "samples/s 6.7 %" in told
+    assert "compile s 6.7 %" in told
+    assert told.endswith("(from 16 repeated measurements within one sweep).")
+    once = two(several(), several(0.95), name="once")
+    assert main([*map(str, once), "--fail-on", "samples_per_s<-3%"]) == 1
+
+
+def test_the_text_the_table_and_the_page_say_where_the_noise_is_from(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = two(several(), several())
+    told = (
+        "Noise between runs of one setting: samples/s 0.5 %, compile s 5.0 % (as usual on an H200, for too few settings were "
+        "repeated within one sweep); vs eager interleaved, peak memory (none is known)."
+    )
+    assert main([*map(str, folders)]) == 0
+    assert told in capsys.readouterr().out
+    assert main([*map(str, folders), "--markdown"]) == 0
+    assert f"- {told}\n" in capsys.readouterr().out
+    assert told in (folders[1] / "compare.html").read_text()
 
 
 def test_memory_has_no_noise_so_any_change_of_it_counts(two: MakeTwo) -> None:
