@@ -18,6 +18,7 @@ import pandas as pd
 
 from analysis.formatting import percent
 from analysis.pareto import floats, usable
+from orchestrator.objectives import INTERVALS
 from orchestrator.records import Caches
 
 DRAWS = 1000
@@ -64,6 +65,7 @@ USUAL: Mapping[str, Noise] = MappingProxyType(
         "warm_compile_s": _COMPILE,
         "warm_start_s": _COMPILE,
         "samples_per_s": _RATE,
+        "samples_per_s_per_worker": _RATE,
         "tokens_per_s": _RATE,
         "step_ms_median": _RATE,
     }
@@ -92,14 +94,19 @@ def noise(attempts: pd.DataFrame | Sequence[pd.DataFrame], name: str) -> Noise:
 
 
 def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[np.float64]:
-    """Standard deviation of each trial's figure, relative to it: its interval's and the noise between runs, together."""
+    """Standard deviation of each trial's figure, relative to it: its interval's and the noise between runs, together.
+
+    A figure without an interval of its own has that of the one it is a multiple of (`INTERVALS`), as useful tokens a second have
+    that of samples a second.
+    """
     values = floats(trials[name])
     within = np.zeros(len(trials))
-    if f"{name}_low" in trials:
-        low, high = floats(trials[f"{name}_low"]), floats(trials[f"{name}_high"])
+    of = INTERVALS.get(name, (name,))[0]
+    if {of, f"{of}_low", f"{of}_high"} <= set(trials.columns):
+        centre, low, high = (floats(trials[column]) for column in (of, f"{of}_low", f"{of}_high"))
         with np.errstate(divide="ignore", invalid="ignore"):
-            below = np.where(low > 0, np.log(values / low), np.nan)
-            above = np.where(np.isfinite(high), np.log(high / values), np.nan)
+            below = np.where(low > 0, np.log(centre / low), np.nan)
+            above = np.where(np.isfinite(high), np.log(high / centre), np.nan)
         # Of an interval that reaches down to 0, or has no upper end, the other end stands for both.
         width = np.where(np.isnan(below), above, below) + np.where(np.isnan(above), below, above)
         is_unbounded = np.isnan(width) & (low <= 0) & (high == np.inf)

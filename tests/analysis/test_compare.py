@@ -225,6 +225,17 @@ def test_beyond_the_limit_but_within_noise_is_said_and_passes(two: MakeTwo) -> N
     assert "within noise" in finding.sentence
 
 
+@pytest.mark.parametrize("name", ["samples_per_s", "samples_per_s_per_worker", "tokens_per_s"])
+def test_what_is_a_multiple_of_the_throughput_has_its_interval(two: MakeTwo, name: str) -> None:
+    def known_to_7_percent(rate: float) -> TrialRecord:
+        return trial(FULL, rate, 60, samples_per_s_per_worker=rate, samples_per_s_ci95=(0.93 * rate, 1.07 * rate))
+
+    found = compared(two([known_to_7_percent(800)], [known_to_7_percent(760)]))
+    (finding,) = check(found, [Rule.parse(f"{name}<-3%")])
+    assert not finding.fails
+    assert "(95 %: −14.1 % to +5.0 %)" in finding.sentence
+
+
 def test_what_broke_keeps_no_rule_about_its_figures(two: MakeTwo) -> None:
     broken = trial(REGIONAL, status=Status.INFEASIBLE, label="compile-deadline", reason="too long")
     found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 800, 60), broken]))

@@ -165,6 +165,23 @@ def test_an_end_of_an_interval_that_says_nothing_leaves_the_other(
     assert off[0] == pytest.approx(deviation, rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["tokens_per_s", "samples_per_s_per_worker"])
+@pytest.mark.parametrize("ends", [(855.0, 950.0), (0.0, 1200.0), (800.0, np.inf), (0.0, np.inf)])
+def test_a_multiple_of_the_throughput_is_known_no_better_than_it(
+    make_sweep: MakeSweep, name: str, ends: tuple[float, float]
+) -> None:
+    """Tokens are samples times a constant, and workers are a constant: relative to itself each errs alike."""
+    df = frame(make_sweep, [trial(FULL, 900, 60, samples_per_s_ci95=ends, samples_per_s_per_worker=450, num_workers=2)])
+    off, of_samples = (deviations(df, one, noise(df, one))[0] for one in (name, "samples_per_s"))
+    assert off == of_samples > 0.025
+
+
+def test_near_ties_by_samples_are_near_ties_by_tokens(make_sweep: MakeSweep) -> None:
+    df = frame(make_sweep, [wide(FULL, 900, 60, 0.1), wide(REGIONAL, 880, 61, 0.1)])
+    by_tokens = uncertain_front(df, {"tokens_per_s": "max", "compile_s": "min"}).trials
+    assert list(by_tokens["ties"]) == [2, 2]
+
+
 def test_draws_are_the_same_in_every_call(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep())
     assert (front_probability(df).dropna() == front_probability(df).dropna()).all()
