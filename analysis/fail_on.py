@@ -90,11 +90,12 @@ def check(comparison: Comparison, rules: Sequence[Rule]) -> list[Finding]:
     """Every setting that breaks a rule, or would but for noise.
 
     Raises:
-        ConfigError: a rule that no setting can be judged by, since none has its figure.
+        ConfigError: a rule that no setting can be judged by, since none has its figure, and none broke or lost it.
     """
     found = []
     for rule in rules:
-        if rule.kind is None and not any(_judged(rule, pair, comparison) for pair in comparison.pairs):
+        is_judged = comparison.unfinished or any(_judged(rule, pair, comparison) for pair in comparison.pairs)
+        if rule.kind is None and not is_judged:
             raise ConfigError(f"--fail-on {rule.words!r}: no setting has a figure for {rule.name} in both sweeps to be judged by")
         for pair in comparison.pairs:
             found += _of_news(rule, pair) if rule.kind else _of_figure(rule, pair, comparison)
@@ -108,6 +109,8 @@ def check(comparison: Comparison, rules: Sequence[Rule]) -> list[Finding]:
 
 
 def _judged(rule: Rule, pair: Pair, comparison: Comparison) -> bool:
+    if _of_figure(rule, pair, comparison):
+        return True  # also for what it has no figure any more
     if not rule.is_change:
         return number(pair.after.get(rule.name)) is not None
     return change(pair.before, pair.after, rule.name, comparison.noise) is not None

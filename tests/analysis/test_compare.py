@@ -245,6 +245,38 @@ def test_what_broke_keeps_no_rule_about_its_figures(two: MakeTwo) -> None:
     assert check(found, [Rule.parse("failures")])[0].fails
 
 
+@pytest.mark.parametrize("rule", ["samples_per_s<-3%", "compile_s>2min", "warm_start_s>+10%"])
+def test_a_gate_fails_where_nothing_is_left_to_judge_by(two: MakeTwo, capsys: pytest.CaptureFixture[str], rule: str) -> None:
+    broken = [trial(name, status=Status.FAILED, label="exception", reason="boom") for name in (FULL, REGIONAL)]
+    folders = two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], broken)
+    assert main([*map(str, folders), "--fail-on", rule, "--fail-on", "failures"]) == 1
+    assert capsys.readouterr().out.count(f"FAILS {rule}: ") == 2
+    assert "The gate fails: 4 reasons" in (folders[1] / "compare.html").read_text()
+
+
+def test_a_gate_fails_where_every_setting_lost_its_figure(two: MakeTwo) -> None:
+    found = compared(two([trial(FULL, 800, 60)], [trial(FULL, 800, 6, caches=Caches.WARM)]))
+    (finding,) = check(found, [Rule.parse("compile_s>+15%")])
+    assert finding.fails
+    assert "no compile_s any more" in finding.sentence
+
+
+def test_what_was_usable_in_neither_judges_no_rule(two: MakeTwo) -> None:
+    broken = [trial(FULL, status=Status.FAILED, label="exception", reason="boom")]
+    found = compared(two(broken, broken))
+    with pytest.raises(ConfigError, match="no setting has a figure for samples_per_s"):
+        check(found, [Rule.parse("samples_per_s<-3%")])
+
+
+def test_a_planned_setting_without_a_record_fails_also_where_nothing_else_is_left(two: MakeTwo) -> None:
+    broken = trial(FULL, status=Status.FAILED, label="exception", reason="boom")
+    planned = [broken.settings_key, trial(REGIONAL).settings_key]
+    found = compared(two([broken, trial(REGIONAL, 700, 20)], [broken], planned=planned))
+    (finding,) = check(found, [Rule.parse("samples_per_s<-3%")])
+    assert finding.fails
+    assert finding.sentence == "planned, but without a record"
+
+
 def test_what_was_stopped_early_is_no_failure_but_keeps_no_rule_about_figures(two: MakeTwo) -> None:
     stopped = trial(REGIONAL, status=Status.STOPPED, label="dominated", reason="at best 100 samples/s")
     found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 800, 60), stopped]))
