@@ -42,10 +42,15 @@ class Change(NamedTuple):
     share: float | None
     """After over before, less 1; None if it was 0."""
     low: float | None
-    """Lower end of the share's 95 % interval."""
+    """Lower end of the share's 95 % interval; None where the share says nothing, see `is_ratio`."""
     high: float | None
     is_significant: bool
     """Whether the interval leaves out 0; for figures without noise, whether there is any change."""
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the share says something: neither figure is 0, nor so small that it is mostly noise."""
+        return self.low is not None
 
 
 class Kind(StrEnum):
@@ -138,33 +143,45 @@ def change(before: pd.Series, after: pd.Series, name: str, between: Mapping[str,
     """How the figure changed from one row to the other; None where one of them has none.
 
     The interval is that of a ratio: each figure's own 95 % interval and the noise between runs, of both, as deviations of the
-    logarithm.
+    logarithm. Where one of them is 0, or mostly noise (`Noise.near_floor`), their difference counts instead.
     """
     first, second = number(before.get(name)), number(after.get(name))
     if first is None or second is None:
         return None
-    if first <= 0 or second <= 0:
-        floor = math.sqrt(2) * Z95 * between.get(name, EXACT).floor
-        share = None if first == 0 else second / first - 1
-        return Change(first, second, share, None, None, abs(second - first) > floor)
-    off = deviations(pd.DataFrame([before, after]).infer_objects(), name, between.get(name, EXACT))
+    noise = between.get(name, EXACT)
+    share = None if first == 0 else second / first - 1
+    if min(first, second) <= 0 or min(first, second) < noise.near_floor:
+        both = math.hypot(noise.floor, noise.floor, noise.relative * first, noise.relative * second)
+        return Change(first, second, share, None, None, abs(second - first) > Z95 * both)
+    off = deviations(pd.DataFrame([before, after]).infer_objects(), name, noise)
     half = Z95 * float(np.sqrt((off**2).sum()))
-    ratio = math.log(second / first)
-    low, high = math.exp(ratio - half) - 1, math.exp(ratio + half) - 1
-    return Change(first, second, second / first - 1, low, high, abs(ratio) > half)
+    ratio = math.log(second) - math.log(first)
+    return Change(first, second, share, _share(ratio - half), _share(ratio + half), abs(ratio) > half)
 
 
 def mean_change(pairs: Sequence[Pair], name: str) -> float | None:
-    """Geometric mean of the figure's change over the settings that are usable in both, less 1; None without any."""
-    ratios = [
-        math.log1p(found.share)
-        for pair in pairs
-        if (found := pair.changes.get(name)) is not None and found.share is not None and found.share > -1 and _usable(pair)
-    ]
-    return math.expm1(float(np.mean(ratios))) if ratios else None
+    """Geometric mean of the figure's change over `ratios`, less 1; None without any."""
+    logarithms = [math.log(found.after) - math.log(found.before) for found in ratios(pairs, name)]
+    return _share(float(np.mean(logarithms))) if logarithms else None
 
 
-def _usable(pair: Pair) -> bool:
+def ratios(pairs: Sequence[Pair], name: str) -> list[Change]:
+    """The figure's changes of the settings that are usable in both, and of which a ratio says something.
+
+    A compile time near zero is left out: by logarithms the noise of eager's, which compiles nothing, outweighs all others.
+    """
+    found = [pair.changes[name] for pair in pairs if name in pair.changes and is_usable(pair)]
+    return [one for one in found if one.is_ratio]
+
+
+def _share(logarithm: float) -> float:
+    """The change by which a ratio's logarithm grows; infinite beyond any float."""
+    with np.errstate(over="ignore"):
+        return float(np.expm1(logarithm))
+
+
+def is_usable(pair: Pair) -> bool:
+    """Whether the setting is ok in both sweeps."""
     return bool(pair.before["status"] == Status.OK) and bool(pair.after["status"] == Status.OK)
 
 

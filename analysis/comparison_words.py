@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.changes import FIGURES, Change, Comparison, Pair, mean_change
+from analysis.changes import FIGURES, Change, Comparison, Pair, is_usable, mean_change, ratios
 from analysis.fail_on import signed_percent
-from analysis.formatting import MISSING, figure, gib, percent, text, times
+from analysis.formatting import figure, gib, percent, text, times
 from orchestrator.objectives import Goal
 from orchestrator.records import Status
 
@@ -22,6 +22,8 @@ TITLES = {
 """What a figure of `FIGURES` is called."""
 
 _WRITERS = {"peak_memory_bytes": gib, "speedup_eager": times}
+_UNITS = {"compile_s": " s", "warm_start_s": " s"}
+"""Of differences that are told instead of ratios."""
 
 
 class Cell(NamedTuple):
@@ -42,15 +44,11 @@ def sentences(comparison: Comparison) -> list[str]:
     """What changed, in words."""
     said = []
     for name, goal in FIGURES.items():
-        if (mean := mean_change(comparison.pairs, name)) is None:
+        if not (usable := [pair for pair in comparison.pairs if name in pair.changes and is_usable(pair)]):
             continue
-        usable = [pair for pair in comparison.pairs if name in pair.changes and not status_of(pair)]
         better, worse = (_count(usable, name, goal, way) for way in ("better", "worse"))
-        settings = "the one setting" if len(usable) == 1 else f"the {len(usable)} settings"
-        said.append(
-            f"{TITLES[name]}: {signed_percent(mean)}, the geometric mean of {settings} usable in both; "
-            f"beyond noise {better} better, {worse} worse."
-        )
+        mean = _mean(mean_change(comparison.pairs, name), len(ratios(comparison.pairs, name)), len(usable))
+        said.append(f"{TITLES[name]}: {mean}; beyond noise {better} better, {worse} worse.")
     kinds = Counter(news.kind for pair in comparison.pairs for news in pair.news)
     told = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
     said.append(f"Settings with other changes: {told}." if told else "Nothing beside figures changed.")
@@ -70,6 +68,16 @@ def noise_sentence(comparison: Comparison) -> str:
     return f"Noise between runs of one setting: {told or 'no figure is in both'}."
 
 
+def _mean(mean: float | None, of: int, usable: int) -> str:
+    settings = "the one setting" if usable == 1 else f"the {usable} settings"
+    near_0 = f"{'is' if usable - of == 1 else 'are'} too near 0 for a ratio"
+    if mean is None:
+        return f"no mean, for {settings} usable in both {near_0}"
+    which = settings if of == usable else f"{of} of {settings}"
+    rest = "" if of == usable else f", for {usable - of} {near_0}"
+    return f"{signed_percent(mean)}, the geometric mean of {which} usable in both{rest}"
+
+
 def status_of(pair: Pair) -> str:
     """What the setting was in both sweeps; empty if it was usable in both."""
     words = [str(row["status"]) + (f" ({label})" if (label := text(row["label"])) else "") for row in (pair.before, pair.after)]
@@ -83,7 +91,8 @@ def cell_of(name: str, found: Change) -> Cell:
     write = _WRITERS.get(name, figure)
     is_exact = found.low is None or found.low == found.high
     between = "" if is_exact else f"{signed_percent(found.low)} to {signed_percent(found.high)}"
-    change = MISSING if found.share is None else signed_percent(found.share) if found.share else "unchanged"
+    difference = f"{'−' if found.after < found.before else '+'}{write(abs(found.after - found.before))}{_UNITS.get(name, '')}"
+    change = "unchanged" if found.after == found.before else signed_percent(found.share) if found.is_ratio else difference
     return Cell(write(found.before), write(found.after), change, between, _verdict(FIGURES[name], found), _mark(found))
 
 

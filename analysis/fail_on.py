@@ -6,6 +6,7 @@ that was usable and is not any more breaks every rule about its figures, because
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -135,14 +136,20 @@ def _of_figure(rule: Rule, pair: Pair, comparison: Comparison) -> list[Finding]:
         sentence = f"{rule.name} is {figure(has)}"
         return [Finding(rule.words, pair.label, sentence, True)] if rule.exceeds(has) else []
     found = change(pair.before, pair.after, rule.name, comparison.noise)
-    moved = None if found is None else found.share if rule.is_relative else found.after - found.before
-    if found is None or moved is None or not rule.exceeds(moved):
+    if found is None or not rule.exceeds(_share(found) if rule.is_relative else found.after - found.before):
         return []
     return [Finding(rule.words, pair.label, _moved(rule.name, found), found.is_significant)]
 
 
+def _share(found: Change) -> float:
+    """The change relative to what was before; of anything from 0 it is beyond every limit."""
+    if found.share is None:
+        return math.copysign(math.inf, found.after) if found.after else 0.0
+    return found.share
+
+
 def _moved(name: str, found: Change) -> str:
-    share = "" if found.share is None else f", {signed_percent(found.share)}"
+    share = f", {signed_percent(found.share)}" if found.is_ratio else ""
     span = "" if found.low is None else f" (95 %: {signed_percent(found.low)} to {signed_percent(found.high)})"
     noise = "" if found.is_significant else "; within noise, so it does not fail"
     return f"{name} from {figure(found.before)} to {figure(found.after)}{share}{span}{noise}"

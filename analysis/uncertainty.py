@@ -42,12 +42,20 @@ class Noise(NamedTuple):
     """Repeated measurements it was found from; 0 where it is the usual one."""
 
     @property
+    def near_floor(self) -> float:
+        """A figure under this is mostly noise, and a logarithm's would reach across decades: there it adds up instead."""
+        return self.floor / _LOGARITHMIC_UP_TO
+
+    @property
     def origin(self) -> str:
         """Where it comes from, in words."""
         if self.repeats:
             return f"from {self.repeats} repeated measurements within one sweep"
         return "as usual on an H200, for too few settings were repeated within one sweep" if self.relative else "none is known"
 
+
+_LOGARITHMIC_UP_TO = 0.5
+"""Relative deviation by the floor alone above which draws are normal in the figure itself, cut off at zero."""
 
 _UNBOUNDED = float(np.log(10))
 """Deviation of the logarithm of a figure whose interval is all that is not negative."""
@@ -105,8 +113,8 @@ def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[n
     if {of, f"{of}_low", f"{of}_high"} <= set(trials.columns):
         centre, low, high = (floats(trials[column]) for column in (of, f"{of}_low", f"{of}_high"))
         with np.errstate(divide="ignore", invalid="ignore"):
-            below = np.where(low > 0, np.log(centre / low), np.nan)
-            above = np.where(np.isfinite(high), np.log(high / centre), np.nan)
+            below = np.where(low > 0, np.log(centre) - np.log(low), np.nan)
+            above = np.where(np.isfinite(high), np.log(high) - np.log(centre), np.nan)
         # Of an interval that reaches down to 0, or has no upper end, the other end stands for both.
         width = np.where(np.isnan(below), above, below) + np.where(np.isnan(above), below, above)
         is_unbounded = np.isnan(width) & (low <= 0) & (high == np.inf)
@@ -142,15 +150,10 @@ def drawn(
         between = noise(trials if attempts is None else attempts, like.get(name, name))
         values, relative = floats(trials[name]), deviations(trials, name, between)
         unit = chance.standard_normal((count, len(trials)))
-        # Near its floor a figure is mostly noise, and a logarithm's would reach across decades: there it adds up instead.
-        near_floor = values < between.floor / _LOGARITHMIC_UP_TO
+        near_floor = values < between.near_floor
         added = np.maximum(values + unit * np.hypot(between.floor, between.relative * values), 0.0)
         found[:, :, at] = np.where(near_floor, added, values * np.exp(unit * np.where(near_floor, 0.0, relative)))
     return found
-
-
-_LOGARITHMIC_UP_TO = 0.5
-"""Relative deviation by the floor alone above which draws are normal in the figure itself, cut off at zero."""
 
 
 def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]]:

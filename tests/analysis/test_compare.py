@@ -12,8 +12,9 @@ import pytest
 from sweep_folders import ENVIRONMENT, trial
 
 import analysis
-from analysis.changes import Kind, change, compare
+from analysis.changes import Kind, change, compare, mean_change
 from analysis.compare import main
+from analysis.comparison_words import sentences
 from analysis.fail_on import Rule, check
 from analysis.uncertainty import USUAL
 from orchestrator.errors import ConfigError
@@ -142,6 +143,67 @@ def test_compile_times_near_zero_are_noise(two: MakeTwo) -> None:
     assert from_zero.share is None
     assert not from_zero.is_significant
     assert compared_series(0.0, 5.0).is_significant
+
+
+@pytest.mark.parametrize("before", [1e-300, 0.0009, 0.002, 0.01, 0.9])
+def test_a_compile_time_near_zero_is_compared_by_seconds(two: MakeTwo, capsys: pytest.CaptureFixture[str], before: float) -> None:
+    """Eager compiles nothing, and takes what a record rounds to: of that a ratio has no meaning, and its interval no end."""
+    found = compared_series(before, 0.8)
+    assert not found.is_significant
+    assert found.low is None
+    assert compared_series(before, 5.0).is_significant
+    assert compared_series(5.0, before).is_significant
+    folders = two([trial(EAGER, 500, before), trial(FULL, 800, 60)], [trial(EAGER, 500, before + 0.79), trial(FULL, 800, 60)])
+    assert main([*map(str, folders), "--fail-on", "compile_s>+15%"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"  compile s: [\d.]+ → [\d.]+, \+0\.790 s\n", out)
+    assert re.search(r"passes .*compile_s from [\d.]+ to [\d.]+; within noise, so it does not fail", out)
+    assert max(float(share.replace(",", "")) for share in re.findall(r"([\d.,]+) %", out)) < 100
+
+
+@pytest.mark.parametrize("before", [0.0, 0.0009, 0.5])
+def test_what_took_next_to_nothing_and_takes_seconds_breaks_a_rule(two: MakeTwo, before: float) -> None:
+    found = compared(two([trial(EAGER, 500, before)], [trial(EAGER, 500, 20)]))
+    (finding,) = check(found, [Rule.parse("compile_s>+15%")])
+    assert finding.fails
+    assert "%" not in finding.sentence
+
+
+def test_a_count_that_was_0_is_beyond_any_share(two: MakeTwo) -> None:
+    found = compared(two([trial(FULL, 800, 60, graph_breaks=0)], [trial(FULL, 800, 60, graph_breaks=2)]))
+    assert [finding.fails for finding in check(found, [Rule.parse("graph_breaks>+10%"), Rule.parse("graph_breaks>+1")])] == [
+        True
+    ] * 2
+    assert check(found, [Rule.parse("graph_breaks<-10%")]) == []
+    assert check(compared(two(*[[trial(FULL, 800, 60)]] * 2, name="same")), [Rule.parse("graph_breaks>+0%")]) == []
+
+
+def test_the_mean_of_compile_times_is_of_those_that_compile(two: MakeTwo) -> None:
+    """Eager's 0.02 and 0.9 s would make it +114 %."""
+    before = [trial(EAGER, 500, 0.02), *several()[:4]]
+    found = compared(two(before, [trial(EAGER, 500, 0.9), *several()[:4]]))
+    assert mean_change(found.pairs, "compile_s") == 0
+    told = {sentence.split(": ")[0]: sentence for sentence in sentences(found)}
+    assert told["compile s"].startswith(
+        "compile s: +0.0 %, the geometric mean of 4 of the 5 settings usable in both, for 1 is too"
+    )
+    assert told["samples/s"].startswith("samples/s: +0.0 %, the geometric mean of the 5 settings usable in both; beyond")
+
+
+@pytest.mark.parametrize("before", [0.0, 0.02])
+def test_without_a_setting_that_compiles_there_is_no_mean(two: MakeTwo, before: float) -> None:
+    found = compared(two([trial(EAGER, 500, before)], [trial(EAGER, 500, 0.9)]))
+    assert mean_change(found.pairs, "compile_s") is None
+    assert (
+        "compile s: no mean, for the one setting usable in both is too near 0 for a ratio; beyond noise 0 better, 0 worse."
+        in sentences(found)
+    )
+
+
+def test_an_interval_down_to_next_to_nothing_is_no_crash(two: MakeTwo) -> None:
+    ends = (5e-324, 1e308)
+    folders = two(*[[trial(FULL, rate, 60, samples_per_s_ci95=ends, stable=False)] for rate in (1e-200, 1e200)])
+    assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 0
 
 
 def compared_series(before: float, after: float) -> Any:
