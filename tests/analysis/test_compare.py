@@ -423,6 +423,40 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        (".", "error: . is a folder; name a file with --output\n"),
+        ("..", "error: .. is a folder; name a file with --output\n"),
+        ("/", "error: / is a folder; name a file with --output\n"),
+        ("b", "error: b is a folder; name a file with --output\n"),
+        ("a/sweep.json/page.html", "error: a/sweep.json/page.html cannot be written (Not a directory); name another"),
+        ("none/page.html", "error: none/page.html cannot be written (No such file or directory); name another"),
+        (251 * "x" + ".html", "x.html cannot be written (File name too long); name another"),
+        (300 * "x" + "/page.html", "x/page.html cannot be written (File name too long); name another"),
+        ("a\0.html", "cannot be written (embedded null byte); name another"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_one_sentence_and_leaves_nothing(
+    two: MakeTwo, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, output: str, complaint: str
+) -> None:
+    before, _ = two([trial(FULL, 800, 60)], [trial(FULL, 700, 60)])
+    monkeypatch.chdir(before.parent)
+    held = sorted(before.parent.rglob("*"))
+    assert main(["a", "b", "--output", output]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+    assert sorted(before.parent.rglob("*")) == held
+
+
+def test_a_page_may_have_the_longest_name_there_is(two: MakeTwo) -> None:
+    before, after = two([trial(FULL, 800, 60)], [trial(FULL, 700, 60)])
+    page = before.parent / (250 * "x" + ".html")
+    assert main([str(before), str(after), "--output", str(page)]) == 0
+    assert "what changed" in page.read_text()
+
+
 def test_a_folder_that_is_none_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none"), str(tmp_path)]) == 2
     assert "there is no folder" in capsys.readouterr().err
