@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from sweep_folders import ENVIRONMENT, trial
 
@@ -16,7 +18,7 @@ from analysis.changes import Kind, change, compare, mean_change
 from analysis.compare import main
 from analysis.comparison_words import sentences
 from analysis.fail_on import Rule, check
-from analysis.uncertainty import USUAL
+from analysis.uncertainty import RESIDENT, USUAL, noise
 from orchestrator.errors import ConfigError
 from orchestrator.records import SCHEMA_VERSION, Caches, Status, TrialRecord, append
 
@@ -124,9 +126,60 @@ def test_the_text_the_table_and_the_page_say_where_the_noise_is_from(two: MakeTw
     assert told in (folders[1] / "compare.html").read_text()
 
 
-def test_memory_has_no_noise_so_any_change_of_it_counts(two: MakeTwo) -> None:
+def test_memory_on_a_gpu_has_no_noise_so_any_change_of_it_counts(two: MakeTwo) -> None:
     more = trial(FULL, 800, 60, peak_memory_bytes=18 * 2**30 + 2**20)
     assert compared(two([trial(FULL, 800, 60)], [more])).pairs[0].changes["peak_memory_bytes"].is_significant
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.0002, False), (0.013, False), (-0.013, False), (0.03, True), (-0.03, True)])
+def test_memory_on_a_cpu_differs_between_runs(
+    two: MakeTwo, capsys: pytest.CaptureFixture[str], share: float, counts: bool
+) -> None:
+    """There it is what the process had resident, which no two runs have alike."""
+    before, after = (trial(FULL, 800, 60, device="cpu", peak_memory_bytes=round(2**30 * size)) for size in (1.0, 1 + share))
+    folders = two([before], [after])
+    rule = f"peak_memory_bytes{'>+' if share > 0 else '<-'}0%"
+    assert main([*map(str, folders), "--fail-on", rule]) == counts
+    assert "peak memory 0.5 % (as usual on CPUs, for too few" in capsys.readouterr().out
+
+
+def test_memory_on_a_cpu_scatters_as_the_sweep_itself_says(two: MakeTwo) -> None:
+    def runs(size: float) -> list[TrialRecord]:
+        return [
+            trial(f"scope=full,inductor.epilogue_fusion={at}", 800, 60, device="cpu", trial_id=f"{at}-{run}-{size}",
+                  peak_memory_bytes=round(2**30 * size * run))
+            for run in (1.1, 1.0) for at in range(6)
+        ]  # fmt: skip
+
+    folders = two(runs(1.0), runs(1.05))
+    attempts = (analysis.load(folders[0], all_attempts=True), analysis.load(folders[1], all_attempts=True))
+    found = compare(*map(analysis.load, folders), attempts=attempts)
+    assert found.noise["peak_memory_bytes"].relative == pytest.approx(0.0674, abs=0.0001)
+    assert not any(pair.changes["peak_memory_bytes"].is_significant for pair in found.pairs)
+
+
+def test_what_repeats_alike_scatters_by_nothing_at_all(two: MakeTwo) -> None:
+    folders = two(several(runs=(1.0, 0.99)), several())
+    found = noise([analysis.load(folder, all_attempts=True) for folder in folders], "peak_memory_bytes")
+    assert (found.relative, found.repeats) == (0.0, 8)
+
+
+def test_the_usual_memory_noise_on_a_cpu_is_that_of_the_committed_sweeps() -> None:
+    """Each setting in two or three of them, whose versions are the same; no sweep of them repeats a setting."""
+    root = Path(__file__).parents[2]
+    live = root / "docs" / "results" / "search" / "live-captioning-tiny-cpu"
+    table = root / "benchmarks" / "tables" / "captioning-tiny-cpu"
+    sweeps = [analysis.load(folder).query("status == 'ok'") for folder in (live / "gain", live / "random", table)]
+    several = pd.concat(sweeps).groupby("settings_key")["peak_memory_bytes"]
+    logarithms = [np.log(sizes.astype(float)) for _, sizes in several if len(sizes) > 1]
+    freedom = sum(len(one) - 1 for one in logarithms)
+    assert (len(logarithms), freedom) == (12, 14)
+    squares = sum(((one - one.mean()) ** 2).sum() for one in logarithms)
+    assert RESIDENT.relative == pytest.approx((squares / freedom) ** 0.5, rel=0.1)
+    found = compare(analysis.load(live / "gain"), analysis.load(live / "random"))
+    assert not any(
+        pair.changes["peak_memory_bytes"].is_significant for pair in found.pairs if "peak_memory_bytes" in pair.changes
+    )
 
 
 @pytest.mark.parametrize("ends", [(0.0, 2.4), (0.01, 2.39), (0.0, float("inf"))])
@@ -207,8 +260,6 @@ def test_an_interval_down_to_next_to_nothing_is_no_crash(two: MakeTwo) -> None:
 
 
 def compared_series(before: float, after: float) -> Any:
-    import pandas as pd
-
     return change(pd.Series({"compile_s": before}), pd.Series({"compile_s": after}), "compile_s", USUAL)
 
 
