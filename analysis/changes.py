@@ -127,7 +127,8 @@ def compare(
     shared = [key for key in first if key in second]
     if not shared:
         raise ConfigError("the sweeps have no setting with as many workers in common, so there is nothing to compare")
-    between = {name: noise(attempts or (before, after), name) for name in {**USUAL, **FIGURES}}
+    every = (before, after) if attempts is None else attempts
+    between = {name: noise(every, name) for name in {**USUAL, **FIGURES}}
     gone = [key for key in first if key not in second]
     return Comparison(
         pairs=[_pair(first[key], second[key], between) for key in shared],
