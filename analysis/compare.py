@@ -83,11 +83,10 @@ def write_comparison(
             raise SweepFolderError(f"{path} is a folder; name a file with --output")
         temporary.write_text(page, encoding="utf-8", errors="replace")
         os.replace(temporary, path)
-    except (OSError, ValueError) as error:  # ValueError: of a name with a character that none may have
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise SweepFolderError(f"{path} cannot be written ({reason}); name another file with --output") from None
+    except OSError as error:
+        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name another file with --output") from None
     finally:
-        with suppress(OSError, ValueError):  # where there is no folder, there is nothing to remove
+        with suppress(OSError):  # where there is no folder, there is nothing to remove
             temporary.unlink(missing_ok=True)
     return path
 
