@@ -17,11 +17,16 @@ MOST_SOURCES = 300
 """Rows that keep the Python of their setting: a page of 10,000 has no room for all."""
 
 
+_IN_A_UNIT = {"GiB": 2**30, "%": 0.01}
+"""Of the frame's own unit, in each unit of a heading that is not the frame's."""
+
+
 class Cell(NamedTuple):
-    """A figure as written, and the number it sorts by (None sorts last)."""
+    """A figure as written, and the number behind it."""
 
     text: str
     sort: float | None
+    """In the heading's unit, as the filter takes it too; None sorts last."""
     under: str = ""
     """Written small under it: its 95 % interval, or how much of a tolerance it uses."""
     note: str = ""
@@ -48,11 +53,12 @@ class Heading(NamedTuple):
     def cell(self, trial: pd.Series) -> Cell:
         """This column's cell of a trial's row."""
         value = trial[self.name]
+        known = number(value)
         between = ""
         if f"{self.name}_low" in trial:
             between = interval(trial[f"{self.name}_low"], trial[f"{self.name}_high"])
         note = phases_note(trial) if self.name == "compile_s" else ""
-        return Cell(self.write(value), number(value), between, note)
+        return Cell(self.write(value), None if known is None else known / _IN_A_UNIT.get(self.unit, 1), between, note)
 
 
 class Row(NamedTuple):

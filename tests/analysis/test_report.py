@@ -14,7 +14,7 @@ from sweep_folders import MakeSweep, trial
 import analysis
 from analysis import report
 from analysis.formatting import interval
-from analysis.report_table import table
+from analysis.report_table import table, table_data
 from orchestrator.errors import SweepFolderError
 from orchestrator.records import Status, TrialRecord
 
@@ -87,6 +87,20 @@ def test_a_trial_measured_with_the_real_pipeline_says_how_long_it_waits(make_swe
     _, (row,) = table(analysis.load(make_sweep(records)))
     assert [cell.text for heading, cell in row.columns if heading.title == "data wait"] == ["2.1"]
     assert [remark.text for remark in row.remarks] == ["real pipeline, 2.1 % waiting"]
+
+
+def test_a_figure_s_number_is_in_the_unit_of_its_heading(make_sweep: MakeSweep) -> None:
+    record = trial(
+        "scope=full", 900, 50, peak_memory_bytes=40 * 2**30, clock_drift=0.191, pipeline="real", data_wait_share=0.02, outliers=2
+    )
+    headings, rows = table(analysis.load(make_sweep([record])))
+    data = table_data(headings, rows, "command")
+    numbers = {column["title"]: cell[:2] for column, cell in zip(data["columns"], data["rows"][0]["cells"], strict=True)}
+    for title, expected in (
+        ("peak memory", ["40.0", 40.0]), ("clock drift", ["19.1", 19.1]), ("data wait", ["2.0", 2.0]), ("outliers", ["2", 2.0]),
+        ("throughput", ["900", 900.0]), ("compile", ["50.0", 50.0]),
+    ):  # fmt: skip
+        assert numbers[title] == expected, title
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def test_the_filter_takes_words_fields_and_figures(browser: sync_api.Browser, ma
         field = visit.page.locator("#filter")
         for text, expected in (
             ("regional", 2), ("scope=full", 2), ("optimizer=comp", 0), ("compile<20", 3),
-            ("compile<20 throughput>=600", 2), ("", 6),
+            ("compile<20 throughput>=600", 2), ("peak-memory<=18", 6), ("peak-memory<18", 0), ("clock-drift>0.3", 4),
+            ("clock-drift>0.5", 0), ("", 6),
         ):  # fmt: skip
             field.fill(text)
             assert visit.page.locator("#trials tbody tr").count() == expected, text
