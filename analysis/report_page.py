@@ -25,7 +25,6 @@ from markupsafe import Markup
 from analysis.break_even import Job
 from analysis.columns import COMPILE_PHASES
 from analysis.figures import break_even_data, break_even_figure, break_even_info, plotly_script
-from analysis.figures.setting_rows import notable
 from analysis.formatting import MISSING, gib, instant
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.pareto import choice_of, summary
@@ -45,8 +44,6 @@ from orchestrator.records import SWEEP_FILE
 _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "break_even.js", "page.js")
 _USUAL_STEPS = 100_000
 """Length of the job that the verdict recommends a setting for."""
-_MOST_CONTENDERS = 200
-"""Settings that are drawn from for a recommendation: the front's, then the fastest."""
 
 
 def report_page(folder: Path, *, version: str = "") -> str:
@@ -130,9 +127,8 @@ def _said(recommended: list[str], found: list[str]) -> list[str]:
 
 def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> Recommendation | None:
     """The setting for a job of usual length; None where no trial says how long a job would take."""
-    contenders = notable(df).head(_MOST_CONTENDERS)["settings_key"]
     try:
-        return recommend(df[df["settings_key"].isin(contenders)], Job(steps=_USUAL_STEPS), attempts=attempts)
+        return recommend(df, Job(steps=_USUAL_STEPS), attempts=attempts)
     except ConfigError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
@@ -13,7 +14,9 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis import report
+from analysis.break_even import Job
 from analysis.formatting import interval
+from analysis.recommend import recommend, sentences
 from analysis.report_table import table, table_data
 from orchestrator.errors import SweepFolderError
 from orchestrator.records import Status, TrialRecord
@@ -54,6 +57,20 @@ def test_the_figures_at_a_glance_are_of_the_setting_that_the_verdict_names(make_
     assert "regional" in lead
     for figure in ("1.48×", "50.0 s", "4.0 GiB"):
         assert f"<b>{figure}</b>" in glance
+
+
+def test_of_many_settings_the_verdict_says_what_the_command_does(make_sweep: MakeSweep) -> None:
+    """Also against eager and `torch.compile(model)` as it comes, which more than 200 settings leave behind."""
+    ahead = [trial(f"scope=regional,dynamic=mark,group_window={n}", 1000 + n, 5, trial_id=f"{n}") for n in range(1, 211)]
+    folder = make_sweep([*ahead, trial("scope=eager", 300, 9, trial_id="eager"), trial("scope=full", 400, 60, trial_id="plain")])
+    df, attempts = analysis.load(folder), analysis.load(folder, all_attempts=True)
+    expected = sentences(recommend(df, Job(steps=100_000), attempts=attempts))
+    assert "the best eager setting (“eager, pad to max”" in " ".join(expected)
+    assert "torch.compile(model) as it comes (“full, default, static”" in " ".join(expected)
+    assert "takes least of 212 settings" in " ".join(expected)
+    page = html.unescape(page_without_scripts(analysis.write_report(folder)))
+    assert f'<p class="lead">{expected[0]}</p>' in page
+    assert f'<p class="finding">{" ".join(expected[1:])}</p>' in page
 
 
 def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
