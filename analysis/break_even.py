@@ -115,7 +115,7 @@ def samples_per_step(df: pd.DataFrame) -> int:
     """Samples of a worker's step, found from trials whose throughput and mean step are of the same batches.
 
     Raises:
-        ConfigError: no trial has both.
+        ConfigError: no trial has both, or none whose batches were resident.
     """
     trials = usable(df, "samples_per_s")
     resident = trials[(trials["pipeline"] != "real").fillna(True).to_numpy(dtype=bool)]
@@ -124,6 +124,11 @@ def samples_per_step(df: pd.DataFrame) -> int:
         for rate, step_ms, workers in zip(resident["samples_per_s"], resident["step_ms"], resident["num_workers"], strict=True)
         if step_ms
     ]
+    if not found and resident.empty and not trials.empty:
+        raise ConfigError(
+            "every usable trial took its batches from the workload's own loader, so that its throughput holds waits which its "
+            "step times leave out, and how many samples a step has cannot be told; sweep with --pipeline resident for that"
+        )
     if not found:
         raise ConfigError("no usable trial has both a throughput and its step times, from which to tell how long a step is")
     return max(1, round(float(np.median(found))))

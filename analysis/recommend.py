@@ -130,7 +130,11 @@ def sentences(found: Recommendation) -> list[str]:
         rates = span(trial["samples_per_s_low"], trial["samples_per_s_high"], "samples/s")
         said.append(f"Its steps were noisy: its throughput may be {rates}.")
     said.append(_confidence(found))
-    said += [f"{left} usable settings do not keep {constraint}." for constraint, left in found.excluded.items() if left]
+    said += [
+        f"{left} usable setting{' does' if left == 1 else 's do'} not keep {constraint}."
+        for constraint, left in found.excluded.items()
+        if left
+    ]
     return said
 
 

@@ -106,7 +106,7 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
         info: what `break_even_info` returned.
     """
     if not info.settings:
-        return empty_figure("No usable trial has both a throughput and its step times.")
+        return empty_figure("No usable trial tells how long a job would take.")
     chart = go.Figure(layout=base_layout())
     steps = np.geomspace(MIN_STEPS, MAX_STEPS, _CURVE_POINTS)
     base = info.settings[info.baseline or 0]

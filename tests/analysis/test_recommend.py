@@ -154,6 +154,28 @@ def test_a_sweep_without_a_usable_trial_is_said_so(make_sweep: MakeSweep, capsys
     assert "no trial is usable" in capsys.readouterr().err
 
 
+def test_where_every_batch_came_from_a_loader_that_is_the_reason(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(make_sweep([trial(PLAIN, 800, 60, pipeline="real"), trial(EAGER, 500, 1, pipeline="real")]))]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: every usable trial took its batches from the workload's own loader")
+    assert "--pipeline resident" in said
+    assert "has both" not in said
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("compile_s<=120", "1 usable setting does not keep compile_s<=120."),
+        ("compile_s<=60", "2 usable settings do not keep compile_s<=60."),
+    ],
+)
+def test_how_many_settings_do_not_keep_a_constraint_is_said(make_sweep: MakeSweep, bound: str, said: str) -> None:
+    found = recommend(analysis.load(make_sweep(RECORDS)), Job(steps=1000), constraints=[Constraint.parse(bound)])
+    assert sentences(found)[-1] == said
+
+
 def test_repeated_settings_widen_or_narrow_the_interval(make_sweep: MakeSweep) -> None:
     """Compile times between 40 and 80 s: a job of many restarts is that uncertain."""
     records = [trial(PLAIN, 800, seconds) for seconds in (40, 80, 45, 75, 50, 70, 60)]
