@@ -18,6 +18,9 @@ from workloads.settings import Padding, Scope
 _ALIKE = ("group_window", "autocast", "matmul_precision", "attention")
 """Settings beside padding that eager obeys as well: with another value it computes something else."""
 
+_COMPARABLE = ("environment_key", "num_workers", "pipeline")
+"""What trials must share for the rate of one to be a multiple of the other's."""
+
 DEFAULT_OBJECTIVES: Mapping[str, Goal] = MappingProxyType({"samples_per_s": Goal.MAX, "compile_s": Goal.MIN})
 
 
@@ -27,7 +30,9 @@ class Choice(NamedTuple):
     trial: pd.Series
     """Its row of the frame."""
     speedup: float | None
-    """Its samples per second over the best eager trial's; None without a usable eager trial."""
+    """Its samples per second over those of `eager`; None without one."""
+    eager: pd.Series | None
+    """The best usable eager trial of its environment, number of workers and input pipeline."""
 
 
 class Summary(NamedTuple):
@@ -133,9 +138,8 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
     `speedup_eager`, measured within the trial itself, fills that gap. Which eager trial is the fastest goes by what is
     `assured`, as everywhere; rates are compared as measured.
     """
-    measured = usable(df, "samples_per_s")
-    eager = _fastest_first(measured[measured["scope"] == Scope.EAGER])
-    peers = _joined(df, "environment_key", "num_workers", "pipeline")
+    eager = _eager_fastest_first(df)
+    peers = _joined(df, *_COMPARABLE)
     padding = df["padding"].astype("string").where(df["padding"] != Padding.BUCKETS, str(Padding.LONGEST))
     multiple = df["pad_multiple"].fillna(df["bucket_size"]).astype("string").fillna("")
     shortest = df["dynamic_min"].where((df["dynamic_min"] > df["pad_multiple"]).fillna(False)).astype("string").fillna("")
@@ -172,17 +176,18 @@ def summary(df: pd.DataFrame) -> Summary:
     compiled = compiled[compiled["scope"] != Scope.EAGER]
     counts = with_speedups["status"].value_counts()
     return Summary(
-        best=_first(fastest),
-        quickest=_first(compiled.sort_values("compile_s", kind="stable")),
-        knee=_choice(knee(pareto_front(with_speedups))),
-        best_eager=_first(fastest[fastest["scope"] == Scope.EAGER]),
+        best=_first(with_speedups, fastest),
+        quickest=_first(with_speedups, compiled.sort_values("compile_s", kind="stable")),
+        knee=_choice(with_speedups, knee(pareto_front(with_speedups))),
+        best_eager=_first(with_speedups, fastest[fastest["scope"] == Scope.EAGER]),
         counts={status: int(counts.get(str(status), 0)) for status in Status},
     )
 
 
 def choice_of(df: pd.DataFrame, trial: pd.Series) -> Choice:
     """A trial of the frame, by a row that was made of its own, with what it gains over the best eager one that stands."""
-    return Choice(trial, number(speedup_over_eager(standing(df)).at[trial.name, "speedup_best_eager"]))
+    with_speedups = speedup_over_eager(standing(df))
+    return Choice(trial, number(with_speedups.at[trial.name, "speedup_best_eager"]), _eager_peer(with_speedups, trial))
 
 
 def _fastest_first(measured: pd.DataFrame) -> pd.DataFrame:
@@ -279,9 +284,21 @@ def floats(column: pd.Series) -> npt.NDArray[np.float64]:
     return column.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def _first(df: pd.DataFrame) -> Choice | None:
-    return None if df.empty else _choice(df.iloc[0])
+def _eager_fastest_first(df: pd.DataFrame) -> pd.DataFrame:
+    measured = usable(df, "samples_per_s")
+    return _fastest_first(measured[measured["scope"] == Scope.EAGER])
 
 
-def _choice(trial: pd.Series | None) -> Choice | None:
-    return None if trial is None else Choice(trial, number(trial["speedup_best_eager"]))
+def _eager_peer(df: pd.DataFrame, trial: pd.Series) -> pd.Series | None:
+    """The eager trial that a trial's `speedup_best_eager` is over."""
+    eager, comparable = _eager_fastest_first(df), _joined(df, *_COMPARABLE)
+    peers = eager[comparable[eager.index] == comparable.at[trial.name]]
+    return None if peers.empty else peers.iloc[0]
+
+
+def _first(df: pd.DataFrame, ranked: pd.DataFrame) -> Choice | None:
+    return None if ranked.empty else _choice(df, ranked.iloc[0])
+
+
+def _choice(df: pd.DataFrame, trial: pd.Series | None) -> Choice | None:
+    return None if trial is None else Choice(trial, number(trial["speedup_best_eager"]), _eager_peer(df, trial))

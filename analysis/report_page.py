@@ -84,7 +84,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         has_warm=bool(jobs.settings) and break_even_data(jobs)["has_warm"],
         num_workers=max((setting.num_workers for setting in jobs.settings), default=1),
         samples_per_step=jobs.samples_per_step,
-        tiles=tiles(named, found.best_eager, uncertain),
+        tiles=tiles(named, uncertain),
         cautions=cautions(df, sweep),
         counts={str(status): count for status, count in found.counts.items()},
         prices=over.prices,

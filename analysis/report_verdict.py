@@ -24,18 +24,16 @@ class Tile(NamedTuple):
     under: str
 
 
-def tiles(named: Choice | None, best_eager: Choice | None, uncertain: pd.DataFrame) -> list[Tile]:
+def tiles(named: Choice | None, uncertain: pd.DataFrame) -> list[Tile]:
     """Gain, cost, memory and confidence of the setting that the verdict names first; none where it is eager or there is none.
 
     Args:
         named: that setting.
-        best_eager: as in the sweep's `summary`.
         uncertain: the `trials` of its `uncertain_front`.
     """
     if named is None or named.trial["scope"] == Scope.EAGER:
         return []
-    trial = named.trial
-    eager = None if best_eager is None else best_eager.trial
+    trial, eager = named.trial, named.eager
     return [*_gain(trial, named.speedup), _cost(trial, eager), *_memory(trial, eager), _confidence(trial, uncertain)]
 
 

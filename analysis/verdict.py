@@ -143,9 +143,9 @@ def _none_usable(df: pd.DataFrame, found: Summary) -> str:
     return sentence if labels.empty else f"{sentence} The most frequent label is {labels.index[0]}."
 
 
-def _compiled_wins(best: Choice, eager: Choice) -> list[str]:
-    trial, base = best.trial, eager.trial
-    if best.speedup is None:
+def _compiled_wins(best: Choice, best_eager: Choice) -> list[str]:
+    trial, base = best.trial, best.eager
+    if base is None:
         return [
             f"The fastest setting is {_name(trial)}, at {_rate(trial)}; no eager trial is comparable with it.",
             *_cost(trial),
@@ -153,8 +153,9 @@ def _compiled_wins(best: Choice, eager: Choice) -> list[str]:
     if base["samples_per_s"] > trial["samples_per_s"]:
         first = f"The fastest setting is {_name(trial)}, at {_rate(trial)}. The best eager one, {_reaches(base, trial)}."
         return [first, *_cost(trial), *_interleaved(trial)]
+    among = "" if base.name == best_eager.trial.name else " of the same environment, workers and pipeline"
     first = (
-        f"The fastest setting is {_name(trial)}, at {_rate(trial)}: {times(best.speedup)} the best eager setting "
+        f"The fastest setting is {_name(trial)}, at {_rate(trial)}: {times(best.speedup)} the best eager setting{among} "
         f"({_name(base)}, {_rate(base)})."
     )
     sentences = [first, *_cost(trial)]

@@ -9,6 +9,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.load import SweepInfo
+from analysis.report_verdict import tiles
 from analysis.verdict import cautions, verdict
 from orchestrator.records import Caches, Status, TrialRecord
 
@@ -123,6 +124,38 @@ def test_gain_and_name_of_the_best_eager_setting_are_of_one_trial(make_sweep: Ma
     ]
     words = judge(make_sweep, records)
     assert "at 1,800 samples/s: 2.00× the best eager setting (“eager, pad to longest ×8”, 900 samples/s)" in words
+
+
+def test_the_gain_is_over_the_best_eager_setting_of_the_same_environment(make_sweep: MakeSweep) -> None:
+    """As in a sweep that went on elsewhere: the fastest eager trial of all ran on a host twice as fast."""
+    records = [
+        trial("scope=eager", 900, 0.5, environment_key="quick", peak_memory_bytes=30 * 2**30),
+        trial("scope=eager,padding=longest", 500, 0.5, environment_key="slow", peak_memory_bytes=20 * 2**30),
+        trial("scope=full", 1000, 50, environment_key="slow", peak_memory_bytes=19 * 2**30),
+    ]
+    df = analysis.load(make_sweep(records))
+    found = analysis.summary(df)
+    first, second, *_ = verdict(df, found)
+    assert first == (
+        "The fastest setting is “full, default, static”, at 1,000 samples/s: 2.00× the best eager setting of the same "
+        "environment, workers and pipeline (“eager, pad to longest ×8”, 500 samples/s)."
+    )
+    assert "paid back after about 100 s" in second  # 1000 (t - 50) = 500 (t - 0.5) at 99.5 s
+    shown = {tile.caption: tile for tile in tiles(found.best, analysis.uncertain_front(df).trials)}
+    assert shown["Gain"].figure == "2.00×"
+    assert "paid back after about 100 s" in shown["Cost"].under
+    assert shown["Memory"].under == "−1.0 GiB against the best eager setting"
+
+
+def test_without_an_eager_trial_of_its_environment_a_gain_is_not_known(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=eager", 900, 0.5, environment_key="a"), trial("scope=full", 1000, 50, environment_key="b")]
+    df = analysis.load(make_sweep(records))
+    found = analysis.summary(df)
+    assert "no eager trial is comparable with it" in verdict(df, found)[0]
+    shown = {tile.caption: tile for tile in tiles(found.best, analysis.uncertain_front(df).trials)}
+    assert "eager on the same batches in turn" in shown["Gain"].under
+    assert shown["Cost"].under == "of cold compiling"
+    assert shown["Memory"].under == ""
 
 
 def test_a_setting_behind_by_the_low_end_of_its_interval_is_said_so(make_sweep: MakeSweep) -> None:
