@@ -23,6 +23,7 @@ from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
 from analysis.break_even import Job
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
+from analysis.pareto import standing
 from analysis.recommend import job_of, parser, recommend, sentences, trials_of
 from analysis.report import renew_report
 from analysis.report_next import RERUN_FILE
@@ -152,14 +153,27 @@ def _asked(told: Namespace) -> tuple[Job, list[Constraint]]:
 def _chosen(told: Namespace, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.Series, list[str], Job | None]:
     df, attempts = trials_of(told)
     if told.setting is not None:
-        found = df[(df["settings_key"] == told.setting) & (df["status"] == Status.OK)]
-        if found.empty:
-            raise ConfigError(
-                f"the sweep has no usable trial of --setting {told.setting!r}; copy the key from its table or report"
-            )
-        return found.iloc[-1], [f"The setting asked for: “{found.iloc[-1]['settings_label']}”."], None
+        trial = _asked_for(df, told.setting)
+        return trial, [f"The setting asked for: “{trial['settings_label']}”."], None
     found_best = recommend(df, job, constraints=bounds, attempts=attempts)
     return found_best.trial, sentences(found_best), job
+
+
+def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:
+    """The setting's usable trial that counts."""
+    counted = standing(df)
+    named = counted[counted["settings_key"] == key]
+    usable = named[named["status"] == Status.OK]
+    if not usable.empty:
+        return usable.iloc[-1]
+    if named.empty:
+        why = "there is none; copy the key from its table or report"
+    else:
+        trial = named.iloc[-1]
+        why = (
+            f"measured {trial['caches']} it is {trial['status']}, {text(trial['label']) or 'for no known reason'}; choose another"
+        )
+    raise ConfigError(f"the sweep has no usable trial of --setting {key!r}: {why}")
 
 
 def _plain(df: pd.DataFrame, *, also: type = dict) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.formatting import duration, figure, interval, number, percent, span, text, times, upper_end
 from analysis.load import SweepInfo
-from analysis.pareto import Choice, Summary, assured, break_even_s, is_noisy, pareto_front, speedup_over_eager, usable
+from analysis.pareto import Choice, Summary, assured, break_even_s, is_noisy, pareto_front, speedup_over_eager, standing, usable
 from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE, has_drifted
 from orchestrator.records import Status
 from workloads.settings import Scope
@@ -21,6 +21,16 @@ def verdict(df: pd.DataFrame, found: Summary) -> list[str]:
     """
     if df.empty:
         return ["No trial has finished yet, so there is nothing to choose from."]
+    return [*_findings(df, found), *_refuted(df)]
+
+
+def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
+    """What a reader must know before trusting the figures; none if there is nothing."""
+    return [*_on_the_sweep(df, sweep), *_on_the_measuring(df)]
+
+
+def _findings(df: pd.DataFrame, found: Summary) -> list[str]:
+    """What there is to choose from, the best first."""
     if found.best is None:
         return [_none_usable(df, found)]
     best = found.best.trial
@@ -41,9 +51,29 @@ def verdict(df: pd.DataFrame, found: Summary) -> list[str]:
     return [*_compiled_wins(found.best, found.best_eager), *_others(found, best)]
 
 
-def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
-    """What a reader must know before trusting the figures; none if there is nothing."""
-    return [*_on_the_sweep(df, sweep), *_on_the_measuring(df)]
+def _refuted(df: pd.DataFrame) -> list[str]:
+    """On settings faster with warm caches than any compiled one that counts, and not usable when measured cold."""
+    counted = standing(df)
+    warm = usable(df.drop(index=counted.index), "samples_per_s")
+    rates = assured(warm, "samples_per_s", at_most=False)
+    faster = warm[rates > assured(_compiled(counted), "samples_per_s", at_most=False).max(initial=0.0)]
+    sentences = []
+    for _, trial in faster.iterrows():
+        same = (counted["settings_key"] == trial["settings_key"]) & (counted["num_workers"] == trial["num_workers"])
+        cold = counted[same.to_numpy(dtype=bool)].iloc[0]
+        if cold["status"] != Status.OK:
+            outcome = " ".join(filter(None, (str(cold["status"]), f"({label})" if (label := text(cold["label"])) else "")))
+            sentences.append(
+                f"{_name(trial)} reached {_rate(trial)} when it began with warm caches, but does not count: measured cold it is "
+                f"{outcome}."
+            )
+    return sentences
+
+
+def _compiled(df: pd.DataFrame) -> pd.DataFrame:
+    """The usable compiled trials among these."""
+    measured = usable(df, "samples_per_s")
+    return measured[(measured["scope"] != Scope.EAGER).to_numpy(dtype=bool)]
 
 
 def noisy_steps(df: pd.DataFrame) -> list[str]:
@@ -177,8 +207,7 @@ def _interleaved(trial: pd.Series) -> list[str]:
 
 def _eager_wins(df: pd.DataFrame, best: pd.Series) -> str:
     sentence = f"No compiled setting beats eager: the fastest is {_name(best)}, at {_rate(best)}."
-    measured = usable(df, "samples_per_s")
-    compiled = measured[(measured["scope"] != Scope.EAGER).to_numpy(dtype=bool)]
+    compiled = _compiled(standing(df))
     if compiled.empty:
         return f"{sentence} None of the compiled settings is usable."
     runner_up = compiled.iloc[int(assured(compiled, "samples_per_s", at_most=False).argmax())]

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from analysis.figures.chart_style import base_layout, empty_figure
 from analysis.formatting import figure
-from analysis.pareto import pareto_front
+from analysis.pareto import pareto_front, standing
 from orchestrator.records import Status
 
 ROW_PX = 46
@@ -32,9 +32,14 @@ class RowName(NamedTuple):
 
 
 def notable(df: pd.DataFrame) -> pd.DataFrame:
-    """The usable trials `load` returned with `on_front` beside their columns: the front's first, then the fastest."""
+    """The usable trials that count with `on_front` beside their columns: the front's first, then the fastest.
+
+    Args:
+        df: trials as `load` returns them; of a setting's cold and warm one the cold one counts, as in `standing`.
+    """
     front = pareto_front(df).index
-    usable = df[df["status"] == Status.OK].sort_values("samples_per_s", ascending=False, kind="stable")
+    counted = standing(df)
+    usable = counted[counted["status"] == Status.OK].sort_values("samples_per_s", ascending=False, kind="stable")
     marked = usable.assign(on_front=usable.index.isin(front))
     return marked.sort_values("on_front", ascending=False, kind="stable")
 

@@ -16,7 +16,7 @@ import analysis
 from analysis.best_script import Outcome, best_script, rerun
 from analysis.export import main, to_csv, to_parquet
 from orchestrator.errors import ConfigError
-from orchestrator.records import Status, TrialRecord
+from orchestrator.records import Caches, Status, TrialRecord
 
 EAGER, FULL = "scope=eager,padding=longest", "scope=full,options.epilogue_fusion=on"
 
@@ -157,6 +157,17 @@ def test_a_setting_can_be_named_instead_of_recommended(make_sweep: MakeSweep, ca
     capsys.readouterr()
     assert main([str(folder), "--only", "best", "--setting", "scope=full"]) == 2
     assert "no usable trial of --setting" in capsys.readouterr().err
+
+
+def test_a_setting_that_is_not_usable_cold_is_refused_with_the_reason(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warm = trial(FULL, 900, 6, caches=Caches.WARM, trial_id="warm", source=SOURCE)
+    cold = trial(FULL, status=Status.INFEASIBLE, label="diverges", trial_id="cold", source=SOURCE)
+    folder = make_sweep([toy(), warm, cold])
+    assert main([str(folder), "--only", "best", "--no-rerun", "--setting", warm.settings_key]) == 2
+    assert "measured cold it is infeasible, diverges; choose another" in capsys.readouterr().err
+    assert not (folder / "best.py").exists()
 
 
 def test_tables_read_back_as_they_were(make_sweep: MakeSweep, tmp_path: Path) -> None:

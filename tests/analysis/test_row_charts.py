@@ -65,6 +65,20 @@ def test_memory_ascends_and_leaves_room_for_the_device(make_sweep: MakeSweep) ->
     assert "21 % of the device" in figure.data[0].hovertext[1]
 
 
+def test_a_setting_that_is_not_usable_cold_is_in_no_row_for_its_warm_trial(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full", 900, 6, caches=Caches.WARM, trial_id="warm"),
+        trial("scope=full", status=Status.INFEASIBLE, label="diverges", trial_id="cold"),
+        trial("scope=regional", 800, 5, caches=Caches.WARM, trial_id="warm only"),
+        trial("scope=modular", 700, 50),
+    ]
+    df = analysis.load(make_sweep(records))
+    names = ["regional, default, static", "modular, default, static"]
+    assert sorted(bar.settings_label for bar in memory_info(df).bars) == sorted(names)
+    assert sorted(row.settings_label for row in step_times_info(df).rows) == sorted(names)
+    assert sorted(line.settings_label for line in parallel_info(df).lines) == sorted(names)
+
+
 def test_trials_side_by_side_have_lanes_of_their_own(make_sweep: MakeSweep) -> None:
     def at(second: int, name: str, **fields: object) -> TrialRecord:
         return trial(

@@ -181,6 +181,34 @@ def test_an_eager_setting_behind_by_the_low_end_of_its_interval_is_said_so(make_
     )
 
 
+def test_a_setting_that_is_not_usable_cold_is_none_to_name_and_the_reason_is_said(make_sweep: MakeSweep) -> None:
+    refuted = [
+        trial("scope=full", 900, 6, caches=Caches.WARM, trial_id="warm"),
+        trial("scope=full", 950, 50, status=Status.INFEASIBLE, label="diverges", trial_id="cold"),
+    ]
+    words = judge(make_sweep, [trial("scope=eager", 800, 0.5), trial("scope=regional", 700, 9), *refuted])
+    assert "The best compiled one, “regional, default, static”, reaches 700 samples/s." in words
+    assert words.endswith(
+        "“full, default, static” reached 900 samples/s when it began with warm caches, but does not count: measured cold it is "
+        "infeasible (diverges)."
+    )
+
+
+def test_where_the_only_compiled_setting_is_not_usable_cold_the_reason_is_said(make_sweep: MakeSweep) -> None:
+    warm = trial("scope=full", 500, 6, caches=Caches.WARM, trial_id="warm")
+    cold = trial("scope=full", status=Status.FAILED, label="worker-died", trial_id="cold")
+    eager = [trial("scope=eager", 800, 0.5), trial("scope=eager,padding=longest", 700, 0.5)]
+    words = judge(make_sweep, [*eager, warm, cold])
+    assert "None of the compiled settings is usable." in words
+    assert words.endswith("measured cold it is failed (worker-died).")
+
+
+def test_a_slower_setting_that_is_not_usable_cold_is_not_worth_a_word(make_sweep: MakeSweep) -> None:
+    warm = trial("scope=regional", 500, 6, caches=Caches.WARM, trial_id="warm")
+    cold = trial("scope=regional", status=Status.INFEASIBLE, label="diverges", trial_id="cold")
+    assert "measured cold" not in judge(make_sweep, [trial("scope=eager", 800, 0.5), trial("scope=full", 900, 50), warm, cold])
+
+
 def test_a_noisy_setting_that_is_ahead_at_its_low_end_is_the_best(make_sweep: MakeSweep) -> None:
     df = analysis.load(
         make_sweep([trial("scope=eager", 600, 0), trial("scope=full", 900, 50), noisy("scope=regional", 1281, 1257, 80)])
