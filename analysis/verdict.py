@@ -167,9 +167,12 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
 
 
 def _none_usable(df: pd.DataFrame, found: Summary) -> str:
-    failed, infeasible = found.counts[Status.FAILED], found.counts[Status.INFEASIBLE]
-    sentence = f"No trial is usable: of {len(df)}, {infeasible} infeasible and {failed} failed."
-    labels = df["label"].value_counts()
+    failed, infeasible, stopped = (found.counts[status] for status in (Status.FAILED, Status.INFEASIBLE, Status.STOPPED))
+    outcomes = f"{infeasible} infeasible and {failed} failed"
+    if stopped:
+        outcomes = f"{infeasible} infeasible, {failed} failed and {stopped} stopped early"
+    sentence = f"No trial is usable: of {sum(found.counts.values())}, {outcomes}."
+    labels = standing(df)["label"].value_counts()
     return sentence if labels.empty else f"{sentence} The most frequent label is {labels.index[0]}."
 
 

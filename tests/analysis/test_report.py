@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweep_folders import MakeSweep, trial
+from sweep_folders import MakeSweep, trial, typical_trials
 
 import analysis
 from analysis import report
@@ -71,6 +71,13 @@ def test_of_many_settings_the_verdict_says_what_the_command_does(make_sweep: Mak
     page = html.unescape(page_without_scripts(analysis.write_report(folder)))
     assert f'<p class="lead">{expected[0]}</p>' in page
     assert f'<p class="finding">{" ".join(expected[1:])}</p>' in page
+
+
+def test_the_head_counts_what_was_stopped_early_where_something_was(make_sweep: MakeSweep) -> None:
+    stopped = trial("scope=regional,dynamic=true", status=Status.STOPPED, label="dominated", trial_id="stopped")
+    page = page_without_scripts(analysis.write_report(make_sweep([*typical_trials(), stopped])))
+    assert "6 ok · 2 infeasible · 1 failed · 1 stopped early" in page
+    assert "stopped early" not in page_without_scripts(analysis.write_report(make_sweep(name="none")))
 
 
 def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:

@@ -33,6 +33,10 @@ def test_the_best_setting_its_gain_and_its_cost_come_first(make_sweep: MakeSweep
     [
         ([], "No trial has finished yet"),
         ([trial("scope=full", status=Status.FAILED, label="oom")], "of 1, 0 infeasible and 1 failed. The most"),
+        (
+            [trial("scope=full", status=Status.STOPPED, label="dominated"), trial("scope=regional", status=Status.FAILED)],
+            "No trial is usable: of 2, 0 infeasible, 1 failed and 1 stopped early. The most frequent label is dominated.",
+        ),
         ([trial("scope=full", 700, 50)], "nothing to compare it with"),
         ([trial("scope=full", 700, 50), trial("scope=regional", 650, 9)], "no eager trial is usable"),
         ([trial("scope=eager", 700, 0), trial("scope=full", 650, 50)], "No compiled setting beats eager"),
