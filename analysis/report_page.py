@@ -81,6 +81,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         where=_where(sweep),
         said=_said([] if recommended is None else sentences(recommended), verdict(df, found)),
         has_jobs=bool(jobs.settings),
+        has_baseline=jobs.baseline is not None,
         has_warm=bool(jobs.settings) and break_even_data(jobs)["has_warm"],
         num_workers=max((setting.num_workers for setting in jobs.settings), default=1),
         samples_per_step=jobs.samples_per_step,

@@ -80,6 +80,16 @@ def test_the_head_counts_what_was_stopped_early_where_something_was(make_sweep: 
     assert "stopped early" not in page_without_scripts(analysis.write_report(make_sweep(name="none")))
 
 
+def test_without_an_eager_trial_break_even_says_what_its_multiples_are_of(make_sweep: MakeSweep) -> None:
+    compiled = [trial("scope=full", 900, 60), trial("scope=regional", 800, 9)]
+    note = "Lower is better: 1 is what the {} takes."
+    page = page_without_scripts(analysis.write_report(make_sweep(compiled)))
+    assert note.format("setting with the quickest step") in page
+    assert "best eager setting takes" not in page
+    with_eager = analysis.write_report(make_sweep([*compiled, trial("scope=eager", 500, 0.5)], name="with eager"))
+    assert note.format("best eager setting") in page_without_scripts(with_eager)
+
+
 def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
     records = [
         trial("scope=full", 700, 50, trial_id=HOSTILE, numerics={"status": HOSTILE, "worst": HOSTILE}, environment_key=HOSTILE),
