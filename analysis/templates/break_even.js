@@ -25,7 +25,7 @@ const reignsOf = (settings, job) => {
   for (;;) {
     const next = settings.filter((one) => one.step_s < at.step_s)
       .map((one) => ({ setting: one, from: Math.floor((startsOf(one, job) - startsOf(at, job)) / (at.step_s - one.step_s)) + 1 }))
-      .sort((a, b) => a.from - b.from || a.setting.step_s - b.setting.step_s)[0];
+      .sort((a, b) => a.from - b.from || totalOf(a.setting, job, a.from) - totalOf(b.setting, job, b.from) || a.setting.step_s - b.setting.step_s)[0];
     if (!next) return found;
     next.from = Math.max(next.from, found[found.length - 1].from);
     if (next.from === found[found.length - 1].from) found.pop();

@@ -13,6 +13,7 @@ from sweep_folders import MakeSweep, trial, warm_start
 
 import analysis
 from analysis.break_even import Job, costs
+from analysis.recommend import recommend
 from orchestrator.records import Status, TrialRecord, append
 
 pytestmark = pytest.mark.browser
@@ -93,6 +94,25 @@ def test_the_slider_names_the_setting_that_takes_least_as_the_analysis_does(
         sync_api.expect(visit.page.locator("#job-answer")).to_contain_text(f"({seconds:,.0f})")
         assert visit.errors == []
     assert len(named) >= 3
+
+
+def test_of_settings_that_catch_up_at_one_length_the_page_names_the_shortest(
+    browser: sync_api.Browser, make_sweep: MakeSweep
+) -> None:
+    """Both compiled ones pass eager at 11 steps; the one with the quicker steps takes longer until 411."""
+    records = [trial("scope=eager", 64, 0.0), trial("scope=regional", 128, 5.05), trial("scope=full", 64 / 0.499, 5.4609)]
+    folder = make_sweep(records)
+    ranges = [
+        (reign.from_steps, reign.trial["settings_label"]) for reign in recommend(analysis.load(folder), Job(steps=100)).reigns
+    ]
+    assert [start for start, _ in ranges] == [1, 11, 411]
+    with Visit(browser, analysis.write_report(folder)) as visit:
+        assert visit.page.locator("#job-flips b").all_inner_texts() == [label for _, label in ranges]
+        first, second, third = visit.page.locator("#job-flips li").all_inner_texts()
+        assert first.startswith("up to 10 steps")
+        assert second.startswith("from 11 steps")
+        assert third.startswith("from 411 steps")
+        assert visit.errors == []
 
 
 def test_the_filter_takes_words_fields_and_figures(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
