@@ -104,7 +104,7 @@ HEADINGS = (
     Heading("step_ms_median", "step", "ms", figure, "mean of the batches' median steps"),
     Heading("tokens_per_s", "useful tokens", "tokens/s", figure, "padding not counted", True),
     Heading("mean_length", "mean length", "tokens", whole, "padded length of the timed batches", True),
-    Heading("peak_memory_bytes", "peak memory", "GiB", _plain_gib, "most allocated by worker 0"),
+    Heading("peak_memory_bytes", "peak memory", "GiB", _plain_gib, "most allocated on a worker's device, the worst of them"),
     Heading("peak_reserved_bytes", "peak reserved", "GiB", _plain_gib, "most held by torch's allocator", True),
     Heading("compile_peak_memory_bytes", "compile memory", "GiB", _plain_gib, "most allocated during the warm-up", True),
     Heading("cudagraph_pool_bytes", "CUDA-graph pool", "GiB", _plain_gib, "held by the pool of CUDA graphs", True),

@@ -78,7 +78,7 @@ def memory_figure(info: MemoryInfo) -> go.Figure:
         info: what `memory_info` returned.
     """
     names = [RowName(bar.settings_label, gib(bar.peak_bytes), bar.on_front) for bar in info.bars]
-    chart = rows_figure(names, x_title="memory of worker 0 (GiB)", nothing="No usable trial says what memory it needed.")
+    chart = rows_figure(names, x_title="memory, worst of workers (GiB)", nothing="No usable trial says what memory it needed.")
     if not names:
         return chart
     chart.add_trace(_allocated(info))

@@ -15,6 +15,7 @@ from sweep_folders import MakeSweep, trial, typical_trials
 import analysis
 from analysis import report
 from analysis.break_even import Job
+from analysis.figures import memory_figure, memory_info
 from analysis.formatting import interval
 from analysis.recommend import recommend, sentences
 from analysis.report_table import table, table_data
@@ -88,6 +89,19 @@ def test_without_an_eager_trial_break_even_says_what_its_multiples_are_of(make_s
     assert "best eager setting takes" not in page
     with_eager = analysis.write_report(make_sweep([*compiled, trial("scope=eager", 500, 0.5)], name="with eager"))
     assert note.format("best eager setting") in page_without_scripts(with_eager)
+
+
+def test_memory_is_said_to_be_that_of_the_worst_worker(make_sweep: MakeSweep) -> None:
+    record = trial("scope=full", 900, 60, num_workers=2, peak_memory_bytes=2**34, peak_memory_bytes_by_rank=[2**33, 2**34])
+    folder = make_sweep([record])
+    df = analysis.load(folder)
+    heading = next(heading for heading in table(df)[0] if heading.name == "peak_memory_bytes")
+    axis = memory_figure(memory_info(df)).layout.xaxis.title.text
+    page = page_without_scripts(analysis.write_report(folder))
+    method = page[page.index("<dt>peak memory</dt>") :]
+    for words in (heading.meaning, axis, method[: method.index("</dd>")]):
+        assert "worst of" in words
+        assert "worker 0" not in words
 
 
 def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
