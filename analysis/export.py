@@ -30,7 +30,7 @@ from analysis.report_next import RERUN_FILE
 from analysis.table import markdown_table
 from orchestrator.errors import ConfigError, SweepFolderError
 from orchestrator.objectives import Constraint
-from orchestrator.records import Status
+from orchestrator.records import SWEEP_FILE, Status
 
 USUAL_STEPS = 100_000
 
@@ -115,10 +115,10 @@ def export_best(
         job: the job it was chosen for.
 
     Raises:
-        ConfigError: the record holds no source.
+        ConfigError: the record holds no source, or `sweep.json` has a seed that is none.
         SweepFolderError: nothing can be written there.
     """
-    seed = int(load_sweep(folder).config.get("seed") or 0)
+    seed = _seed(folder)
     came = Rerun(Outcome.NOT_RUN, "Not run again before it was written.", {})
     if run_it:
         came = rerun(trial, best_script(trial, seed=seed), timeout_s=timeout_s)
@@ -157,6 +157,14 @@ def _chosen(told: Namespace, job: Job, bounds: Sequence[Constraint]) -> tuple[pd
         return trial, [f"The setting asked for: “{trial['settings_label']}”."], None
     found_best = recommend(df, job, constraints=bounds, attempts=attempts)
     return found_best.trial, sentences(found_best), job
+
+
+def _seed(folder: Path) -> int:
+    """The seed of the sweep's batches."""
+    seed = load_sweep(folder).config.get("seed")
+    if seed is not None and type(seed) is not int:
+        raise ConfigError(f"{folder / SWEEP_FILE} has the seed {seed!r}, which is no whole number; put the sweep's own there")
+    return seed or 0
 
 
 def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:

@@ -159,6 +159,23 @@ def test_a_setting_can_be_named_instead_of_recommended(make_sweep: MakeSweep, ca
     assert "no usable trial of --setting" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seed", ["abc", [1], math.inf, 1.5, True])
+def test_a_seed_that_is_none_is_one_sentence(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str], seed: object) -> None:
+    folder = make_sweep([toy()], config={"seed": seed})
+    assert main([str(folder), "--only", "best", "--no-rerun"]) == 2
+    said = capsys.readouterr().err
+    assert f"sweep.json has the seed {seed!r}, which is no whole number" in said
+    assert said.count("\n") == 1
+    assert not (folder / "best.py").exists()
+
+
+@pytest.mark.parametrize(("config", "seed"), [({"seed": 7}, 7), ({}, 0), ({"seed": None}, 0)])
+def test_the_script_has_the_seed_of_the_sweep(make_sweep: MakeSweep, config: dict[str, Any], seed: int) -> None:
+    folder = make_sweep([toy()], config=config)
+    assert main([str(folder), "--only", "best", "--no-rerun"]) == 0
+    assert f"seed={seed}," in (folder / "best.py").read_text()
+
+
 def test_a_setting_that_is_not_usable_cold_is_refused_with_the_reason(
     make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
