@@ -219,7 +219,7 @@ def _with_starts(df: pd.DataFrame, job: Job) -> pd.DataFrame:
         raise ConfigError("no trial is usable, so nothing is known of what a job would take")
     alike = (trials["num_workers"] == trials["num_workers"].mode().max()).to_numpy(dtype=bool)
     trials, cold = trials[alike], cold[alike]
-    warm = _warm_starts(trials, df)
+    warm = warm_compiling_s(trials, df)
     known = warm.notna()
     if job.starts is Starts.COLD:
         warm, known = cold, trials["compile_s"].notna()  # else it is a warm trial's estimate
@@ -228,11 +228,16 @@ def _with_starts(df: pd.DataFrame, job: Job) -> pd.DataFrame:
     return trials.assign(first_s=first.astype("Float64"), again_s=again.astype("Float64"), starts_known=known)
 
 
-def _warm_starts(trials: pd.DataFrame, df: pd.DataFrame) -> pd.Series:
-    """Seconds that a start with a setting's own artifacts takes beyond its steps; NA where none was measured.
+def warm_compiling_s(trials: pd.DataFrame, df: pd.DataFrame) -> pd.Series:
+    """Seconds that a start with a setting's own artifacts takes to restore them and compile the rest; NA where none was measured.
 
-    A recorded warm start, less what its warm-up's steps take, which the trial's own warm-up tells; else a warm trial; eager,
-    which compiles nothing, starts as ever.
+    It stands beside `compile_s` of a cold one: neither holds the warm-up's steps nor what loading takes. A recorded warm
+    start, less what its warm-up's steps take, which the trial's own warm-up tells; else a warm trial; eager, which compiles
+    nothing, starts as ever.
+
+    Args:
+        trials: a row a setting and number of workers, as `standing` gives them.
+        df: all trials, as `load` returns them.
     """
     steps_s = trials["warmup_s"].fillna(trials["warm_warmup_s"]) - trials["compile_s"].fillna(trials["warm_compile_s"])
     started = (trials["warm_start_restore_s"].fillna(0) + trials["warm_start_warmup_s"] - steps_s).clip(lower=0)

@@ -204,9 +204,10 @@ def _caches(df: pd.DataFrame) -> Chart | None:
     if not info.rows:
         return None
     return Chart(
-        "caches", "What compile caches save", "Caches", "Cold compile time and warm start of each setting",
-        "A warm start is a fresh process with the setting's own artifacts, up to the point where nothing is left to compile. "
-        f"The hover has hits and misses.{_no_room(info.num_left_out)}",
+        "caches", "What compile caches save", "Caches", "Cold compile time of each setting, and what a warm start takes instead",
+        "A cold start compiles all; a warm one, a fresh process with the setting's own artifacts, restores them and compiles the "
+        "rest. What both take besides is left out, importing and building the model and the warm-up's steps: the table's warm "
+        f"start holds that as well. The hover has hits and misses.{_no_room(info.num_left_out)}",
         as_json(charts.cache_figure(info)),
     )  # fmt: skip
 

@@ -57,7 +57,7 @@ def _cost(trial: pd.Series, eager: pd.Series | None) -> Tile:
     if paid_back is not None:
         under.append(f"paid back after about {duration(paid_back)}")
     if (warm := number(trial["warm_start_s"])) is not None:
-        under.append(f"{figure(warm, 's')} when started warm")
+        under.append(f"{figure(warm, 's')} for a whole warm start")
     return Tile("Cost", figure(compile_s, "s"), ", ".join(under))
 
 

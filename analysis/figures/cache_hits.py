@@ -1,4 +1,4 @@
-"""What compile caches are worth: cold compile against a start from artifacts, with hits and misses."""
+"""What compile caches are worth: cold compiling against restoring what was compiled, with hits and misses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
+from analysis.break_even import warm_compiling_s
 from analysis.figures.chart_style import SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import MISSING, figure, number, percent, times, whole
+from analysis.pareto import standing
 from orchestrator.records import Caches, Status
 from workloads.settings import Scope
 
@@ -25,7 +27,7 @@ class CacheRow(NamedTuple):
     """Its cold compile time, or the estimate of a warm trial."""
     is_estimate: bool
     warm_s: float
-    """Its latest warm start, or the compile time of a warm trial."""
+    """What its latest warm start, or else a warm trial, took to restore artifacts and compile the rest."""
     hits: float | None
     misses: float | None
     saved_s: float | None
@@ -48,23 +50,23 @@ class CacheInfo(NamedTuple):
 
 def cache_info(df: pd.DataFrame) -> CacheInfo:
     """What to show of the trials `load` returned: settings with a warm start, or a trial that began with warm caches."""
-    usable = df[(df["status"] == Status.OK) & (df["scope"] != Scope.EAGER)]
-    started_warm = usable["warm_start_s"].notna() | (usable["caches"] == Caches.WARM)
-    usable = usable[usable["settings_key"].isin(usable.loc[started_warm, "settings_key"])]
+    trials = standing(df)
+    trials = trials[(trials["status"] == Status.OK) & (trials["scope"] != Scope.EAGER)]
+    usable = df[df["status"] == Status.OK]
+    warm_trials = {
+        (trial["settings_key"], trial["num_workers"]): trial for _, trial in usable[usable["caches"] == Caches.WARM].iterrows()
+    }
     rows = []
-    for _, trials in usable.groupby(["settings_key", "num_workers"], sort=False):
-        cold, warm = trials[trials["caches"] == Caches.COLD], trials[trials["caches"] == Caches.WARM]
-        of_warm = warm.iloc[0] if len(warm) else None
-        started = number(trials.iloc[0]["warm_start_s"])
-        warm_s = started if started is not None else None if of_warm is None else number(of_warm["warm_compile_s"])
+    for (_, trial), warm_s in zip(trials.iterrows(), map(number, warm_compiling_s(trials, usable)), strict=True):
         if warm_s is None:
             continue
-        measured = number(cold.iloc[0]["compile_s"]) if len(cold) else None
+        of_warm = warm_trials.get((trial["settings_key"], trial["num_workers"]))
+        measured = number(trial["compile_s"])
         estimated = None if of_warm is None else number(of_warm["cold_equivalent_s"])
-        counted = trials.iloc[0] if of_warm is None else of_warm
+        counted = trial if of_warm is None else of_warm
         rows.append(
             CacheRow(
-                settings_label=str(trials.iloc[0]["settings_label"]),
+                settings_label=str(trial["settings_label"]),
                 cold_s=estimated if measured is None else measured,
                 is_estimate=measured is None,
                 warm_s=warm_s,
@@ -78,13 +80,13 @@ def cache_info(df: pd.DataFrame) -> CacheInfo:
 
 
 def cache_figure(info: CacheInfo) -> go.Figure:
-    """The chart: seconds to the right, a setting's cold compile over its warm start, the most saved on top.
+    """The chart: seconds to the right, a setting's cold compiling over what a warm start takes instead, the most saved on top.
 
     Args:
         info: what `cache_info` returned.
     """
     names = [RowName(row.settings_label, _saved(row), on_front=False) for row in info.rows]
-    chart = rows_figure(names, x_title="seconds until nothing is left to compile", nothing="No trial began with warm caches.")
+    chart = rows_figure(names, x_title="seconds of restoring and compiling", nothing="No trial began with warm caches.")
     if names:
         cold = [(place, row) for place, row in enumerate(info.rows) if row.cold_s is not None]
         chart.update_layout(barmode="overlay")

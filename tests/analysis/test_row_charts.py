@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sweep_folders import MakeSweep, trial, typical_trials, warm_start
 
 import analysis
 from analysis.figures import (
+    break_even_info,
     cache_figure,
     cache_info,
     effects_figure,
@@ -176,21 +179,43 @@ def test_parallel_coordinates_need_two_settings(make_sweep: MakeSweep) -> None:
 
 
 def test_caches_compare_a_cold_compile_with_a_warm_start(make_sweep: MakeSweep) -> None:
+    found = {"restore_s": 2.0, "cache_hits": 30, "cache_misses": 10, "cache_saved_s": 80.0}
     records = [
         trial("scope=full", 900, 100, trial_id="cold"),
-        trial("scope=full", 900, 9, trial_id="warm", caches=Caches.WARM, cache_hits=30, cache_misses=10, cache_saved_s=80.0),
+        trial("scope=full", 900, 7, trial_id="warm", caches=Caches.WARM, **found),
         trial("scope=regional", 700, 30, trial_id="other"),
         trial("scope=modular", 600, 30, trial_id="never started warm"),
     ]
     folder = make_sweep(records)
-    append(folder, warm_start("scope=regional", 12.0))
+    steps_s = 10 * 64 / 700  # of the warm-up, cold or warm
+    start = {"restore_s": 1.5, "load_s": 8.0, "warmup_steps": 10, "warmup_s": 2.5 + steps_s}
+    append(folder, replace(warm_start("scope=regional", 12.0 + steps_s), **start))
     info = cache_info(analysis.load(folder))
     assert [(row.cold_s, row.warm_s, row.hits, row.hit_share) for row in info.rows] == [
-        (100.0, 9.0, 30.0, 0.75), (30.0, 12.0, None, None),
+        (100.0, 9.0, 30.0, 0.75), (30.0, pytest.approx(4.0), None, None),
     ]  # fmt: skip
     hover = cache_figure(info).data[0].hovertext[0]
     assert "30 hits, 10 misses (75.0 % hit)" in hover
+    assert cache_figure(info).layout.xaxis.title.text == "seconds of restoring and compiling"
     assert cache_info(analysis.load(folder).iloc[:0]).rows == []
+
+
+def test_caches_save_what_break_even_reckons_with(make_sweep: MakeSweep) -> None:
+    """Also where a whole warm start, with loading and steps, takes longer than compiling cold."""
+    folder = make_sweep([trial("scope=full", 300, 3.3), trial("scope=eager", 250, 0.3)])
+    append(folder, replace(warm_start("scope=full", 8.0), restore_s=0.5, load_s=4.0, warmup_s=0.5 + 10 * 64 / 300))
+    df = analysis.load(folder)
+    (row,) = cache_info(df).rows
+    reckoned = next(setting for setting in break_even_info(df).settings if setting.label == row.settings_label)
+    assert (row.cold_s, row.warm_s) == (reckoned.cold_s, pytest.approx(reckoned.warm_s)) == (3.3, pytest.approx(1.0))
+    name = cache_figure(cache_info(df)).layout.annotations[0].text.replace("\u00a0", " ")
+    assert "3.30× quicker" in name
+
+
+def test_a_warm_trial_alone_shows_its_estimate(make_sweep: MakeSweep) -> None:
+    warm = trial("scope=full", 900, 7, caches=Caches.WARM, restore_s=2.0, cold_equivalent_s=95.0)
+    (row,) = cache_info(analysis.load(make_sweep([warm]))).rows
+    assert (row.cold_s, row.is_estimate, row.warm_s) == (95.0, True, 9.0)
 
 
 def test_effects_and_shares_say_what_a_change_is_worth(make_sweep: MakeSweep) -> None:
