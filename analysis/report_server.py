@@ -94,7 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
 
     def do_GET(self) -> None:
-        if (self.headers.get("Host") or "").rpartition(":")[0] not in _NAMES:
+        name, _, port = (self.headers.get("Host") or "").partition(":")  # browsers leave out port 80
+        if name not in _NAMES or not (port.isdecimal() or port == ""):
             self._answer(HTTPStatus.FORBIDDEN, "This server answers only to its own address.", "text/plain")
             return
         path = unquote(urlsplit(self.path).path)

@@ -65,7 +65,15 @@ def test_a_page_from_elsewhere_cannot_read_it_under_another_name(make_sweep: Mak
     with serving(make_sweep()) as server:
         answer = get(server, "/", host=f"evil.example:{server.server_address[1]}")
         assert (answer.status, "Verdict" in answer.words) == (403, False)
+        for name in ("localhost:80:80", "127.0.0.1:evil.example", "evil.example", "[::1]:80", ""):
+            assert get(server, "/", host=name).status == 403, name
         assert get(server, "/", host=f"localhost:{server.server_address[1]}").status == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_on_port_80_a_browser_names_no_port(make_sweep: MakeSweep, host: str) -> None:
+    with serving(make_sweep()) as server:
+        assert get(server, "/", host=host).status == 200
 
 
 def test_the_version_and_the_page_change_with_a_record(make_sweep: MakeSweep) -> None:
