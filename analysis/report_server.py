@@ -1,8 +1,9 @@
 """The report as a page that follows its sweep: served on this machine only, made anew when a record is added.
 
 The server gives the page at `/`, `best.py` and `compare.html` if they lie beside it, the trials' logs under `/logs/`, and at
-`/version` a digest of the folder's state, which the page asks for every two seconds. It answers nothing but GET and HEAD, and
-only to a browser that knows it as 127.0.0.1 or localhost: a page from elsewhere cannot read it through a name of its own.
+`/version` that of the page, for which an open one asks every two seconds. While the folder cannot be read, that stays, and the
+reason is in a second line and on the page. It answers nothing but GET and HEAD, and only to a browser that knows it as 127.0.0.1
+or localhost: a page from elsewhere cannot read it through a name of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
 from workloads.errors import CompileSweepError
 
 ADDRESS = "127.0.0.1"
+NOT_READ = "not up to date: "
+"""On the page before the reason why the folder cannot be read, there and in `page.js`."""
+_LIVE = '<span id="live" role="status">{}</span>'
+"""Of the page, where it says that it follows its sweep."""
 _NAMES = ("127.0.0.1", "localhost")
 _MOST_LOG_BYTES = 4 * 2**20
 """Of a longer log the end is shown."""
@@ -36,28 +41,46 @@ class LivePage:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._state = ""
         self._version = ""
         self._page = ""
+        self._problem = ""
 
     def version(self) -> str:
-        """A digest of the size and time of the records' files."""
-        return _digest(*map(_state, (self._folder / name for name in (SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, *LINKED))))
-
-    def page(self) -> str:
-        """The page for what the folder holds now; where that cannot be read, the last page that could.
+        """The version of `page`; where the folder cannot be read any more, that and, in a second line, why.
 
         Raises:
             CompileSweepError: it cannot be read, and never could.
         """
         with self._lock:
-            version = self.version()
-            if version != self._version:
-                try:
-                    self._page, self._version = report_page(self._folder, version=version), version
-                except CompileSweepError:
-                    if not self._page:
-                        raise
-            return self._page
+            self._renew()
+            return f"{self._version}\n{self._problem}" if self._problem else self._version
+
+    def page(self) -> str:
+        """The page for what the folder holds now; where that cannot be read, the last page that could, with the reason.
+
+        Raises:
+            CompileSweepError: it cannot be read, and never could.
+        """
+        with self._lock:
+            self._renew()
+            if not self._problem:
+                return self._page
+            return self._page.replace(_LIVE.format("watching"), _LIVE.format(html.escape(NOT_READ + self._problem)), 1)
+
+    def _renew(self) -> None:
+        """Makes the page anew if the folder's state is another; a state that cannot be read is not tried twice."""
+        names = (SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, *LINKED)
+        state = _digest(*(_state(self._folder / name) for name in names))
+        if state == self._state:
+            return
+        try:
+            self._page, self._version, self._problem = report_page(self._folder, version=state), state, ""
+        except CompileSweepError as error:
+            if not self._page:
+                raise
+            self._problem = " ".join(str(error).split())
+        self._state = state
 
 
 class ReportServer(ThreadingHTTPServer):

@@ -8,14 +8,16 @@ const watch = () => {
   const note = document.getElementById("live");
   const look = async () => {
     try {
-      const version = await (await fetch("version", { cache: "no-store" })).text();
+      const answer = await fetch("version", { cache: "no-store" });
+      if (!answer.ok) throw new Error(answer.statusText);
+      const [version, problem] = (await answer.text()).split("\n");
       if (version !== root.dataset.version) {
         if (!document.querySelector(".hovertext, input:focus, button:focus")) {
           location.reload();
           return;
         }
         note.textContent = "new trials have finished; the page follows when you are done here";
-      } else note.textContent = "watching";
+      } else note.textContent = problem ? `not up to date: ${problem}` : "watching";
     } catch {
       note.textContent = "the server of this page has ended";
     }

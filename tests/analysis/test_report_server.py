@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import os
 import signal
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from playwright import sync_api
@@ -19,7 +20,8 @@ from report_browser import FLAGS
 from sweep_folders import MakeSweep, trial
 
 from analysis import report
-from analysis.report_server import ReportServer
+from analysis.report_page import report_page
+from analysis.report_server import LivePage, ReportServer
 from orchestrator.records import Status, append
 
 
@@ -90,13 +92,51 @@ def test_the_version_and_the_page_change_with_a_record(make_sweep: MakeSweep) ->
         assert "5,000 samples/s" in page
 
 
-def test_a_record_half_written_leaves_the_page_that_was(make_sweep: MakeSweep) -> None:
+def test_a_record_that_cannot_be_read_leaves_the_page_that_was_and_its_version_and_says_why(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     with serving(folder) as server:
-        before = get(server, "/").words
-        with (folder / "trials.jsonl").open("a") as log:
-            log.write('{"schema_version": 2, "trial_id"')
-        assert get(server, "/") == Answer(200, before, "text/html; charset=utf-8")
+        before, version = get(server, "/").words, get(server, "/version").words
+        damage(folder)
+        for _ in range(2):
+            told, problem = get(server, "/version").words.split("\n")
+            assert told == version
+            assert "trials.jsonl line 10" in problem
+            note = f'<span id="live" role="status">not up to date: {html.escape(problem)}</span>'
+            expected = before.replace('<span id="live" role="status">watching</span>', note)
+            assert expected != before
+            assert get(server, "/") == Answer(200, expected, "text/html; charset=utf-8")
+        damage(folder, undo=True)
+        append(folder, trial("scope=full,mode=max-autotune,dynamic=mark", 5000, 1, trial_id="new"))
+        after = get(server, "/version").words
+        assert after not in (version, "")
+        assert "\n" not in after
+        page = get(server, "/").words
+        assert f'data-version="{after}"' in page
+        assert "not up to date" not in page.partition("<nav")[0]
+
+
+def test_a_state_that_cannot_be_read_is_not_tried_again_and_again(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_sweep()
+    live = LivePage(folder)
+    live.page()
+    tries = []
+
+    def counted(*arguments: Any, **options: Any) -> str:
+        tries.append(arguments)
+        return report_page(*arguments, **options)
+
+    monkeypatch.setattr("analysis.report_server.report_page", counted)
+    damage(folder)
+    assert len({live.version() for _ in range(3)}) == 1
+    live.page()
+    assert len(tries) == 1
+
+
+def damage(folder: Path, *, undo: bool = False) -> None:
+    """Begins a record and does not end it, as a tenth line; or takes that back."""
+    log = folder / "trials.jsonl"
+    half = '{"schema_version": 2, "trial_id"'
+    log.write_text(log.read_text().removesuffix(half) if undo else log.read_text() + half)
 
 
 def test_logs_are_text_and_nothing_outside_them_is_served(make_sweep: MakeSweep) -> None:
@@ -150,6 +190,32 @@ def test_a_folder_or_port_that_cannot_be_served_is_refused(
 def test_a_port_without_watching_is_refused(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(make_sweep()), "--port", "0"]) == 2
     assert "--watch" in capsys.readouterr().err
+
+
+@pytest.mark.browser
+def test_an_open_page_says_what_cannot_be_read_stays_and_follows_when_it_can_be(chromium: str, make_sweep: MakeSweep) -> None:
+    folder = make_sweep()
+    with serving(folder) as server, sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page()
+        loads: list[str] = []
+        page.on("load", lambda loaded: loads.append(loaded.url))
+        page.goto(server.url)
+        note = page.locator("#live")
+        sync_api.expect(note).to_have_text("watching")
+        damage(folder)
+        sync_api.expect(note).to_contain_text("not up to date: ", timeout=30_000)
+        sync_api.expect(note).to_contain_text("trials.jsonl line 10")
+        page.wait_for_timeout(5_000)  # two more looks
+        assert loads == [server.url]
+        page.reload()
+        sync_api.expect(note).to_contain_text("trials.jsonl line 10")
+        damage(folder, undo=True)
+        append(folder, trial("scope=full,mode=max-autotune,dynamic=mark", 5000, 1, trial_id="new"))
+        sync_api.expect(page.locator("#trials tbody")).to_contain_text("5,000", timeout=30_000)
+        sync_api.expect(note).to_have_text("watching")
+        assert len(loads) == 3
+        browser.close()
 
 
 @pytest.mark.browser
