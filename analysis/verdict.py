@@ -6,10 +6,23 @@ import pandas as pd
 
 from analysis.formatting import duration, figure, interval, number, percent, span, text, times, upper_end
 from analysis.load import SweepInfo
-from analysis.pareto import Choice, Summary, assured, break_even_s, is_noisy, pareto_front, speedup_over_eager, standing, usable
+from analysis.pareto import (
+    Choice,
+    Summary,
+    assured,
+    break_even_s,
+    choice_of,
+    is_noisy,
+    pareto_front,
+    speedup_over_eager,
+    standing,
+    usable,
+)
 from analysis.remarks import CLOCK_DRIFT_LIMIT, DISAGREEMENT_LIMIT, REAL_PIPELINE, has_drifted
 from orchestrator.records import Status
 from workloads.settings import Scope
+
+_OF_THE_SAME = " of the same environment, workers and pipeline"
 
 
 def verdict(df: pd.DataFrame, found: Summary) -> list[str]:
@@ -186,7 +199,7 @@ def _compiled_wins(best: Choice, best_eager: Choice) -> list[str]:
     if base["samples_per_s"] > trial["samples_per_s"]:
         first = f"The fastest setting is {_name(trial)}, at {_rate(trial)}. The best eager one, {_reaches(base, trial)}."
         return [first, *_cost(trial), *_interleaved(trial)]
-    among = "" if base.name == best_eager.trial.name else " of the same environment, workers and pipeline"
+    among = "" if base.name == best_eager.trial.name else _OF_THE_SAME
     first = (
         f"The fastest setting is {_name(trial)}, at {_rate(trial)}: {times(best.speedup)} the best eager setting{among} "
         f"({_name(base)}, {_rate(base)})."
@@ -214,7 +227,14 @@ def _eager_wins(df: pd.DataFrame, best: pd.Series) -> str:
     if compiled.empty:
         return f"{sentence} None of the compiled settings is usable."
     runner_up = compiled.iloc[int(assured(compiled, "samples_per_s", at_most=False).argmax())]
-    return f"{sentence} The best compiled one, {_reaches(runner_up, best)}."
+    gain = choice_of(df, runner_up)
+    if gain.eager is None or gain.eager.name == best.name:
+        return f"{sentence} The best compiled one, {_reaches(runner_up, best)}."
+    return (
+        f"The fastest setting is an eager one, {_name(best)}, at {_rate(best)}. The best compiled one, "
+        f"{_reaches(runner_up, best)}: {times(gain.speedup)} the best eager setting{_OF_THE_SAME} "
+        f"({_name(gain.eager)}, {_rate(gain.eager)})."
+    )
 
 
 def _reaches(runner_up: pd.Series, best: pd.Series) -> str:

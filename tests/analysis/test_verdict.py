@@ -151,6 +151,19 @@ def test_the_gain_is_over_the_best_eager_setting_of_the_same_environment(make_sw
     assert shown["Memory"].under == "−1.0 GiB against the best eager setting"
 
 
+def test_an_eager_setting_of_a_quicker_host_does_not_beat_what_was_compiled_elsewhere(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager", 900, 0.5, environment_key="quick"),
+        trial("scope=eager,padding=longest", 400, 0.5, environment_key="slow"),
+        trial("scope=full", 600, 50, environment_key="slow"),
+    ]
+    assert judge(make_sweep, records) == (
+        "The fastest setting is an eager one, “eager, pad to max”, at 900 samples/s. The best compiled one, “full, default, "
+        "static”, reaches 600 samples/s: 1.50× the best eager setting of the same environment, workers and pipeline (“eager, pad "
+        "to longest ×8”, 400 samples/s)."
+    )
+
+
 def test_without_an_eager_trial_of_its_environment_a_gain_is_not_known(make_sweep: MakeSweep) -> None:
     records = [trial("scope=eager", 900, 0.5, environment_key="a"), trial("scope=full", 1000, 50, environment_key="b")]
     df = analysis.load(make_sweep(records))
