@@ -382,6 +382,8 @@ class CompileSettings:
                 raise SettingsError(f"{name} is a bound for dynamic=mark, not dynamic={self.dynamic}; leave it out")
         if self.dynamic_min and self.dynamic_max and self.dynamic_min >= self.dynamic_max:
             raise SettingsError(f"dynamic_min={self.dynamic_min} must be below dynamic_max={self.dynamic_max}")
+        if self.dynamic_max is not None and self.dynamic_max <= 2:
+            raise SettingsError(f"dynamic_max={self.dynamic_max} must be above 2, the least size that torch takes for dynamic")
         if self.static_gradients and self.scope is Scope.EAGER and self.optimizer in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
             raise SettingsError("static_gradients serves what is compiled, and nothing is; leave it out")
 

@@ -30,6 +30,9 @@ _AUTOCAST_DTYPE = {Autocast.BF16: "bfloat16", Autocast.FP16: "float16", Autocast
 _INITIAL_SCALE = 1024.0
 """Of the gradient scaler. torch's own, 65536, makes the first steps' gradients infinite and skips them; this does not here."""
 
+_LEAST = 2
+"""Lower bound of a marked dimension where only the upper one is given; torch's own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -213,7 +216,7 @@ def _compile_blocks(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "        module = inner.get_submodule(name)"
     if settings.marks:
         yield f"        compiled = {compiled}"
-        yield f"        module.forward = marked_forward(module, compiled, dims{_bounds(settings)}) if dims else compiled"
+        yield f"        module.forward = marked_forward(module, compiled, dims{_bounds(settings, facts)}) if dims else compiled"
     else:
         yield f"        module.forward = {compiled}"
 
@@ -232,7 +235,7 @@ def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f'    module = inner.get_submodule("{name}")'
         if dynamic is Dynamic.MARK and dims:
             yield f"    compiled = {compiled}"
-            yield f"    module.forward = marked_forward(module, compiled, {_dictionary(dims)}{_bounds(settings)})"
+            yield f"    module.forward = marked_forward(module, compiled, {_dictionary(dims)}{_bounds(settings, facts)})"
         else:
             yield f"    module.forward = {compiled}"
 
@@ -261,7 +264,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield ""
     yield "    def step(inputs: dict[str, Any], before_update: Callable[[], None] | None = None) -> torch.Tensor:"
     if settings.scope is Scope.FULL and settings.marks:
-        yield f"        mark(inputs, DIMS{_bounds(settings)})"
+        yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
         yield "        torch.compiler.cudagraph_mark_step_begin()"
     if dtype is None:
@@ -296,7 +299,7 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield f"    @torch.{facts.grad_mode}()"
     yield "    def step(inputs: dict[str, Any]) -> Any:"
     if settings.scope is Scope.FULL and settings.marks:
-        yield f"        mark(inputs, DIMS{_bounds(settings)})"
+        yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
         yield "        torch.compiler.cudagraph_mark_step_begin()"
     if dtype is None:
@@ -361,9 +364,12 @@ def _quoted(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set(value) & {'"', "\\"} else repr(value)
 
 
-def _bounds(settings: CompileSettings) -> str:
-    named = {"min": settings.dynamic_min, "max": settings.dynamic_max}
-    return "".join(f", {name}={value}" for name, value in named.items() if value is not None)
+def _bounds(settings: CompileSettings, facts: Facts) -> str:
+    if settings.dynamic_min is None and settings.dynamic_max is None:
+        return ""
+    # Both, always: with one alone torch 2.11 to 2.13 ends in an AssertionError (pytorch/pytorch#194091). No batch is longer than
+    # the workload's longest, and more would contradict a model that knows no more positions.
+    return f", min={settings.dynamic_min or _LEAST}, max={settings.dynamic_max or facts.max_length}"
 
 
 def _fragments(code: str) -> Iterator[str]:

@@ -88,6 +88,7 @@ def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str)
         ("inductor.freezing=on", ["inductor.freezing", "use workload.weights=frozen"]),
         ("dynamic_min=8", ["dynamic_min", "dynamic=mark"]),
         ("dynamic=mark,dynamic_min=64,dynamic_max=64", ["dynamic_min=64", "below dynamic_max=64"]),
+        ("dynamic=mark,dynamic_max=2", ["dynamic_max=2", "above 2"]),
         ("buckets=32/64", ["buckets", "dynamic=buckets"]),
         ("dynamic=buckets,buckets=64/32", ["buckets=64/32", "ascend"]),
         ("dynamic=buckets,buckets=a/b", ["a is no number of tokens"]),
