@@ -161,7 +161,7 @@ def _names(names: Sequence[str]) -> str:
     pieces: list[str] = []
     runs: dict[tuple[str, str], list[int]] = {}
     for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)((?:\.\D.*)?)", name)
+        match = re.fullmatch(r"(.*?)(?<!\d)(0|[1-9]\d*)((?:\.\D.*)?)", name)  # 01 is a name: written as a number it is 1
         if match:
             runs.setdefault((match[1], match[3]), []).append(int(match[2]))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,26 @@ def test_the_written_padding_is_that_of_the_measured_batches(spelled: str, model
 )
 def test_each_field_is_written_as_what_torch_calls_it(spelled: str, line: str) -> None:
     assert line in source_of(spelled)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"blocks.{i}" for i in range(12)],
+        ["block00", "block01", "block02"],
+        [f"layer{i:02d}" for i in range(12)],
+        ["stages.0.block01", "stages.1.block01", "stages.0.blocks.0", "stages.0.blocks.1"],
+        ["h.0.mlp", "h.1.mlp", "h.2.mlp", "head", "h.10.01", "0", "1", "01"],
+    ],
+)
+def test_blocks_are_written_under_their_own_names(names: list[str]) -> None:
+    facts = Facts(
+        workload="w", device_type="cpu", torch_version=(2, 13), max_length=64, targets=dict.fromkeys(names, {}), autocast=None,
+        attention=None,
+    )  # fmt: skip
+    source = to_source(CompileSettings.parse("scope=regional"), facts)
+    (written,) = re.findall(r"^BLOCKS = (.*)$", source, re.MULTILINE)
+    assert sorted(eval(written)) == sorted(names)
 
 
 def test_no_autocast_and_no_marks_where_none_are_asked_for() -> None:
