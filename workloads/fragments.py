@@ -43,14 +43,12 @@ def mark(arguments: dict[str, Any], dims: dict[str, tuple[int, ...]], **bounds: 
                 mark_dynamic(arguments[name], dimension, **bounds)
 
 
-def marked_forward(
-    module: torch.nn.Module, compiled: Callable[..., Any], dims: dict[str, tuple[int, ...]], **bounds: int
-) -> Callable[..., Any]:
+def marked_forward(module: torch.nn.Module, compiled: Callable[..., Any], dims: dict[str, tuple[int, ...]]) -> Callable[..., Any]:
     """A forward that marks its arguments before the compiled one sees them: marks do not work inside what is compiled."""
     signature = inspect.signature(module.forward)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        mark(signature.bind(*args, **kwargs).arguments, dims, **bounds)
+        mark(signature.bind(*args, **kwargs).arguments, dims)
         return compiled(*args, **kwargs)
 
     return forward

@@ -119,7 +119,7 @@ class CompileSettings:
     """max, longest in the batch, or the next bucket; None takes what goes with `dynamic`."""
 
     pad_multiple: int | None = None
-    """Tokens; with padding=longest, lengths are rounded up to a multiple of this. 1 rounds nothing."""
+    """Tokens; with padding=longest, lengths are rounded up to a multiple of this. 1 rounds nothing but 1, to `shortest`."""
 
     bucket_size: int | None = None
     """Tokens; with dynamic=buckets, buckets are its multiples up to the workload's maximum length."""
@@ -144,10 +144,10 @@ class CompileSettings:
     """Gradients stay at one address and are zeroed in place, so that CUDA graphs need not copy them."""
 
     dynamic_min: int | None = None
-    """Tokens; with dynamic=mark, the lower bound the compiler is told. Shorter batches are padded up to it."""
+    """Tokens; with scope=full and dynamic=mark, the lower bound the compiler is told. Shorter batches are padded up to it."""
 
     dynamic_max: int | None = None
-    """Tokens; with dynamic=mark, the upper bound the compiler is told."""
+    """Tokens; with scope=full and dynamic=mark, the upper bound the compiler is told."""
 
     recompile_limit: int | None = None
     """Graphs torch keeps for one function; None for its own limit of 8."""
@@ -241,6 +241,15 @@ class CompileSettings:
         """Whether anything is compiled with `mark_dynamic`."""
         return self.dynamic is Dynamic.MARK or any(part.dynamic is Dynamic.MARK for _, part in self.parts or ())
 
+    @property
+    def shortest(self) -> int:
+        """Tokens that any batch is padded to at least, with padding=longest.
+
+        Two or more where sizes that change are compiled: torch compiles a size of 1 apart, and refuses it where it is marked.
+        """
+        least = 2 if self.pad_multiple == 1 and self.scope is not Scope.EAGER else 1
+        return max(self.dynamic_min or 1, least)
+
     def to_dict(self) -> dict[str, Any]:
         """Every field with a JSON value; None where the field does not apply or torch's own choice is kept."""
         return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
@@ -253,7 +262,7 @@ class CompileSettings:
         """The policy these settings batch and pad by, for sequences of at most `max_length` tokens."""
         buckets = self.buckets or (self.bucket_size if self.padding is Padding.BUCKETS else None)
         multiple = self.pad_multiple if self.padding is Padding.LONGEST else None
-        return policy(max_length, multiple=multiple, buckets=buckets, shortest=self.dynamic_min or 1, window=self.group_window)
+        return policy(max_length, multiple=multiple, buckets=buckets, shortest=self.shortest, window=self.group_window)
 
     def eager_twin(self) -> CompileSettings:
         """Eager settings of the same precision: what a run under these is compared with, on the same batches.
@@ -380,6 +389,11 @@ class CompileSettings:
         for name in ("dynamic_min", "dynamic_max"):
             if getattr(self, name) is not None and not self.marks:
                 raise SettingsError(f"{name} is a bound for dynamic=mark, not dynamic={self.dynamic}; leave it out")
+            if getattr(self, name) is not None and self.scope is not Scope.FULL:
+                raise SettingsError(
+                    f"{name} bounds the length of a batch, and of what scope={self.scope} compiles other dimensions change with "
+                    "it, such as twice the length; leave it out, or use scope=full"
+                )
         if self.dynamic_min and self.dynamic_max and self.dynamic_min >= self.dynamic_max:
             raise SettingsError(f"dynamic_min={self.dynamic_min} must be below dynamic_max={self.dynamic_max}")
         if self.dynamic_max is not None and self.dynamic_max <= 2:

@@ -185,8 +185,8 @@ def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     if settings.padding is Padding.MAX:
         yield f"    return {facts.max_length}"
     elif settings.padding is Padding.LONGEST:
-        longest = "longest" if settings.dynamic_min is None else f"max(longest, {settings.dynamic_min})"
         multiple = settings.pad_multiple or 1
+        longest = f"max(longest, {settings.shortest})" if settings.shortest > multiple else "longest"
         yield f"    return min({facts.max_length}, -(-{longest} // {multiple}) * {multiple})"
     else:
         buckets = settings.shape_policy(facts.max_length).lengths()
@@ -216,7 +216,7 @@ def _compile_blocks(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "        module = inner.get_submodule(name)"
     if settings.marks:
         yield f"        compiled = {compiled}"
-        yield f"        module.forward = marked_forward(module, compiled, dims{_bounds(settings, facts)}) if dims else compiled"
+        yield "        module.forward = marked_forward(module, compiled, dims) if dims else compiled"
     else:
         yield f"        module.forward = {compiled}"
 
@@ -235,7 +235,7 @@ def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f'    module = inner.get_submodule("{name}")'
         if dynamic is Dynamic.MARK and dims:
             yield f"    compiled = {compiled}"
-            yield f"    module.forward = marked_forward(module, compiled, {_dictionary(dims)}{_bounds(settings, facts)})"
+            yield f"    module.forward = marked_forward(module, compiled, {_dictionary(dims)})"
         else:
             yield f"    module.forward = {compiled}"
 

@@ -88,6 +88,8 @@ def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str)
         ("inductor.freezing=on", ["inductor.freezing", "use workload.weights=frozen"]),
         ("dynamic_min=8", ["dynamic_min", "dynamic=mark"]),
         ("dynamic=mark,dynamic_min=64,dynamic_max=64", ["dynamic_min=64", "below dynamic_max=64"]),
+        ("scope=regional,dynamic=mark,dynamic_min=8", ["dynamic_min", "scope=regional", "use scope=full"]),
+        ("scope=modular,parts.encoder.dynamic=mark,dynamic_max=512", ["dynamic_max", "scope=modular", "use scope=full"]),
         ("dynamic=mark,dynamic_max=2", ["dynamic_max=2", "above 2"]),
         ("buckets=32/64", ["buckets", "dynamic=buckets"]),
         ("dynamic=buckets,buckets=64/32", ["buckets=64/32", "ascend"]),

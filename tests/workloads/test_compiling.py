@@ -67,6 +67,22 @@ def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled:
     assert judge_measurement(steady, claims_cudagraphs=False).status is Status.OK
 
 
+@pytest.mark.parametrize(("dynamic", "graphs"), [("mark", 1), ("auto", 2), ("true", 1)])
+def test_lengths_that_are_not_rounded_begin_at_two_where_sizes_may_change(dynamic: str, graphs: int) -> None:
+    settings = CompileSettings.parse(f"scope=full,dynamic={dynamic},pad_multiple=1,backend=aot_eager")
+    policy = settings.shape_policy(16)
+    assert (policy.padded(1), policy.lengths()) == (2, tuple(range(2, 17)))
+    found = measured(Toy("only", 0), settings.key)
+    assert found.graphs == graphs
+    assert len(found.recompile_reasons) == graphs - 1
+    assert found.numerics["status"] == "ok", found.numerics
+
+
+def test_eager_steps_take_a_length_of_one_as_it_is() -> None:
+    assert CompileSettings.parse("scope=eager,padding=longest,pad_multiple=1").shape_policy(16).padded(1) == 1
+    assert CompileSettings.parse("scope=full,dynamic=auto,pad_multiple=1").shape_policy(1).lengths() == (1,)
+
+
 @pytest.mark.long
 def test_more_buckets_than_torchs_limit_run_once_the_limit_is_raised_knowingly() -> None:
     found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=1,recompile_limit=16")

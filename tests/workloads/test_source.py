@@ -27,6 +27,8 @@ SPELLED = [
     "scope=full,dynamic=mark,dynamic_min=16,dynamic_max=64,shape_padding=off",
     "scope=full,dynamic=buckets,buckets=16/40/64,recompile_limit=12,matmul_precision=high",
     "scope=full,backend=aot_eager,dynamic=true",
+    "scope=full,dynamic=auto,pad_multiple=1",
+    "scope=eager,padding=longest,pad_multiple=1",
     "scope=regional,dynamic=mark,optimizer=fused,group_window=100",
     "scope=regional,inductor.coordinate_descent_tuning=on,inductor.max_autotune_gemm_backends=ATEN%2CTRITON",
     "scope=modular,dynamic=mark,parts.encoder.mode=max-autotune-no-cudagraphs,parts.loss.compile=off",
@@ -125,8 +127,8 @@ def test_each_field_is_written_as_what_torch_calls_it(spelled: str, line: str) -
 )
 def test_blocks_are_written_under_their_own_names(names: list[str]) -> None:
     facts = Facts(
-        workload="w", device_type="cpu", torch_version=(2, 13), max_length=64, targets=dict.fromkeys(names, {}), autocast=None,
-        attention=None,
+        workload="w", device_type="cpu", torch_version=(2, 13), max_length=64, targets={name: {} for name in names},
+        autocast=None, attention=None,
     )  # fmt: skip
     source = to_source(CompileSettings.parse("scope=regional"), facts)
     (written,) = re.findall(r"^BLOCKS = (.*)$", source, re.MULTILINE)
