@@ -20,7 +20,7 @@ from workloads.errors import SettingsError
 from workloads.lockstep import num_workers
 from workloads.outputs import digest, tensors_of
 from workloads.reducing import reducing_as_usual, reducing_put_back, refuse_unknown_arguments
-from workloads.settings import CompileSettings, Scope
+from workloads.settings import CompileSettings, OptimizerKind, Scope
 from workloads.source import Facts, autocast_of, to_source
 from workloads.spelling import nearest
 
@@ -79,9 +79,12 @@ def applied(
         device: where the step runs.
 
     Raises:
-        SettingsError: the settings name an option, a back-end, a part or an attention that is not there.
+        SettingsError: the settings name an option, a back-end, a part or an attention that is not there, or an update that is
+            not the optimizer's.
     """
     refuse_unknown_names(settings)
+    if optimizer is not None:
+        refuse_other_update(settings, optimizer)
     facts = _facts(settings, workload, model, device, num_workers())
     source = to_source(settings, facts)
     with ExitStack() as undo:
@@ -151,6 +154,21 @@ def refuse_unknown_names(settings: CompileSettings) -> None:
     backends = torch._dynamo.list_backends(exclude_tags=()) if settings.backend else []
     if settings.backend and settings.backend not in backends:
         raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {nearest(settings.backend, backends)}")
+
+
+def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimizer) -> None:
+    """Refuses optimizer=foreach_map for an optimizer that it would replace by another.
+
+    Raises:
+        SettingsError: its own step is another formula.
+    """
+    if settings.optimizer is OptimizerKind.FOREACH_MAP:
+        from workloads.fragments import refuse_unless_plain_adam  # loads the compiler, which a plan has no need of
+
+        try:
+            refuse_unless_plain_adam(optimizer)
+        except TypeError as error:
+            raise SettingsError(str(error)) from None
 
 
 def _nearest_of_many(name: str, known: list[str]) -> str:

@@ -84,12 +84,24 @@ def moving_average(model: torch.nn.Module, decay: float) -> Callable[[], None]:
     return update
 
 
+def refuse_unless_plain_adam(optimizer: torch.optim.Optimizer) -> None:
+    """Raises a TypeError for an optimizer whose own step is another formula than that of `foreach_map_adam`."""
+    others = [name for group in optimizer.param_groups for name in ("weight_decay", "amsgrad", "maximize") if group.get(name)]
+    if type(optimizer) is not torch.optim.Adam or others:
+        own = " with ".join([type(optimizer).__name__, *others[:1]])
+        raise TypeError(f"optimizer=foreach_map is plain Adam's update, and this optimizer is {own}; use optimizer=compiled")
+
+
 def foreach_map_adam(optimizer: torch.optim.Optimizer, **compile_options: Any) -> Callable[[], None]:
     """Adam's update of every parameter as a compiled `foreach_map`; call it instead of `optimizer.step()`.
 
     The state is that of `torch.optim.Adam`, so checkpoints stay the same. Formula: Kingma and Ba, "Adam: A Method for
     Stochastic Optimization", algorithm 1, without weight decay or AMSGrad.
+
+    Raises:
+        TypeError: the optimizer is another one.
     """
+    refuse_unless_plain_adam(optimizer)
 
     def moved_mean(mean, gradient, beta):  # type: ignore[no-untyped-def]
         return mean + (gradient - mean) * (1 - beta)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_workloads import Toy
 
 from orchestrator.space import Candidate, Target, choose, every_candidate, unsupported, varied
 from workloads.captioning import Captioning
-from workloads.settings import Attention, CompileSettings, Scope
+from workloads.from_model import WorkloadFromModel
+from workloads.settings import Attention, CompileSettings, OptimizerKind, Scope
 
 GPU = Target(max_length=256, has_gpu=True)
 CPU = Target(max_length=64, has_gpu=False)
@@ -115,6 +121,38 @@ def test_what_the_workload_lacks_is_excluded() -> None:
     assert excluded.reason == "the workload has no part 'encodr'; use one of encoder, decoder, loss"
     other = Target(max_length=256, has_gpu=True, attentions=())
     assert "its own only" in (unsupported(CompileSettings.parse("attention=sdpa"), other) or "")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (partial(torch.optim.AdamW, lr=1e-3), "plain Adam's update, and this optimizer is AdamW with weight_decay; use"),
+        (partial(torch.optim.SGD, lr=1e-3), "this optimizer is SGD; use optimizer=compiled"),
+        (partial(torch.optim.Adam, lr=1e-3), None),
+    ],
+)
+def test_foreach_map_is_excluded_for_an_optimizer_that_it_would_replace(
+    make: Callable[..., torch.optim.Optimizer], reason: str | None
+) -> None:
+    workload = WorkloadFromModel(
+        partial(torch.nn.Linear, 2, 2), lambda number: {"x": torch.ones(1, 2)}, lambda model, batch: model(batch["x"]).sum(),
+        optimizer_fn=make,
+    )  # fmt: skip
+    candidates: list[Candidate] = [{"optimizer": "compiled"}, {"optimizer": "foreach_map"}]
+    chosen = choose(candidates, Target.of(workload(), has_gpu=False))
+    assert len(chosen.settings) == (2 if reason is None else 1)
+    assert [reason in excluded.reason for excluded in chosen.excluded if reason] == ([] if reason is None else [True])
+
+
+class ByName(Toy):
+    """Its optimizer looks for a module of its model's."""
+
+    def optimizer(self, model: torch.nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
+        return super().optimizer(model.get_submodule("body"), kind)
+
+
+def test_an_optimizer_that_needs_the_model_itself_is_left_to_the_trial() -> None:
+    assert len(choose([{"optimizer": "foreach_map"}], Target.of(ByName("only", 0), has_gpu=False)).settings) == 1
 
 
 def test_any_field_can_be_an_axis() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from orchestrator.records import Status
 from workloads.base import Workload
 from workloads.captioning import Captioning
 from workloads.compiling import applied
+from workloads.errors import SettingsError
 from workloads.fragments import foreach_map_adam
+from workloads.from_model import WorkloadFromModel
 from workloads.measuring import Measurement, Protocol, measure
 from workloads.settings import CompileSettings
 
@@ -137,6 +140,43 @@ def test_foreach_map_changes_only_what_stays_where_it_is() -> None:
     model(torch.ones(1, 3)).sum().backward()
     update()
     assert changed == [True] * 8  # weight and bias, and each one's step and moments
+
+
+OTHER_FORMULAS = {
+    "AdamW": partial(torch.optim.AdamW, weight_decay=0.0),
+    "AdamW with weight_decay": torch.optim.AdamW,
+    "SGD": torch.optim.SGD,
+    "Adam with weight_decay": partial(torch.optim.Adam, weight_decay=0.1),
+    "Adam with amsgrad": partial(torch.optim.Adam, amsgrad=True),
+    "Adam with maximize": partial(torch.optim.Adam, maximize=True),
+}
+
+
+@pytest.mark.parametrize("own", OTHER_FORMULAS)
+def test_foreach_map_is_refused_for_an_optimizer_with_another_formula(own: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    frozen, decayed = [{"params": [model.bias], "weight_decay": 0.0}], {"params": [model.weight]}
+    optimizer = OTHER_FORMULAS[own]([*frozen, decayed], lr=1e-3)
+    with pytest.raises(TypeError, match=f"plain Adam's update, and this optimizer is {own}; use optimizer=compiled"):
+        foreach_map_adam(optimizer)
+    workload = WorkloadFromModel(
+        partial(torch.nn.Linear, 3, 2), lambda number: {"x": torch.ones(1, 3)}, lambda model, batch: model(batch["x"]).sum(),
+        optimizer_fn=lambda weights, **options: OTHER_FORMULAS[own](weights, lr=1e-3, **options),
+    )  # fmt: skip
+    with pytest.raises(SettingsError, match=f"this optimizer is {own}; use"):
+        measured(workload(), "scope=eager,optimizer=foreach_map")
+
+
+def test_foreach_map_takes_adam_with_several_groups() -> None:
+    model = torch.nn.Linear(3, 2)
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias]}]
+    update = foreach_map_adam(torch.optim.Adam(groups, lr=0.01), backend="eager")
+    before = [model.weight.clone(), model.bias.clone()]
+    model(torch.ones(1, 3)).sum().backward()
+    update()
+    torch.testing.assert_close(
+        [before[0] - model.weight, before[1] - model.bias], [torch.full((2, 3), 0.1), torch.full((2,), 0.01)]
+    )
 
 
 @pytest.mark.gpu
