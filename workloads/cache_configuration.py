@@ -19,6 +19,8 @@ from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
+from workloads.float32_precision import convolutions_take_tf32, matmul_precision, newer_precisions
+
 _CONFIGS: tuple[tuple[str, Any], ...] = (
     ("inductor", inductor_config), ("dynamo", dynamo_config), ("functorch", functorch_config),
 )  # fmt: skip
@@ -50,7 +52,9 @@ def _components() -> Iterator[tuple[str, str]]:
         if _ENVIRONMENT.fullmatch(name) and not _ENVIRONMENT_OF_NO_MATTER.fullmatch(name):
             yield f"environment.{name}", value
     yield "torch_build", f"{torch.version.git_version} cuda={torch.version.cuda} hip={torch.version.hip}"
-    yield "float32_matmul_precision", torch.get_float32_matmul_precision()
+    yield "float32_matmul_precision", matmul_precision()
+    if newer := newer_precisions():
+        yield "float32_precision", " ".join(f"{name}={value}" for name, value in newer.items())
     yield "default_dtype", str(torch.get_default_dtype())
     yield (
         "deterministic",
@@ -70,7 +74,9 @@ def _components() -> Iterator[tuple[str, str]]:
     )  # fmt: skip
     yield (
         "cudnn",
-        _flags(enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, tf32=cudnn.allow_tf32),
+        _flags(
+            enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, tf32=convolutions_take_tf32()
+        ),
     )
     yield (
         "reduced_precision_reductions",

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-import torch
 from torch._dynamo.package import CompilePackage, DiskDynamoCache, DynamoStore
 from torch._dynamo.utils import compilation_time_metrics
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
@@ -40,6 +39,7 @@ from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from workloads import cache_entries, cache_kernels
 from workloads.artifacts import Artifact
 from workloads.cache_folders import ArtifactKind, choice_key
+from workloads.float32_precision import matmul_precision
 
 Name = tuple[str, str]
 """Kind and key of an artifact."""
@@ -329,7 +329,7 @@ class _Follower:
 
         timings = original(cache, choices, op, inputs, benchmark and benchmarked, hint_override)
         inputs = inputs if hint_override is None else f"{inputs}_{hint_override}"
-        path = (op, inputs, torch.get_float32_matmul_precision())
+        path = (op, inputs, matmul_precision())
         name = (str(ArtifactKind.CHOICES), choice_key(cache.system["hash"], path))
         if is_timed:
             self._tally.missed(name[0])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from workloads.base import Batch, Workload, unwrapped
 from workloads.errors import SettingsError
+from workloads.float32_precision import precision_put_back
 from workloads.lockstep import num_workers
 from workloads.outputs import digest, tensors_of
 from workloads.reducing import reducing_as_usual, reducing_put_back, refuse_unknown_arguments
@@ -88,7 +89,7 @@ def applied(
     facts = _facts(settings, workload, model, device, num_workers())
     source = to_source(settings, facts)
     with ExitStack() as undo:
-        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        undo.enter_context(precision_put_back())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
         undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
         undo.enter_context(reducing_put_back())

@@ -20,6 +20,7 @@ from workloads import memory
 from workloads.base import Batch, Workload
 from workloads.compiling import TrainStep, applied
 from workloads.ddp import Compression
+from workloads.float32_precision import matmul_precision, precision_put_back, use_full_precision
 from workloads.lockstep import everywhere, num_workers
 from workloads.settings import Autocast, CompileSettings, MatmulPrecision, OptimizerKind
 from workloads.trajectory import Trajectory, recorder_of
@@ -203,14 +204,9 @@ def _precise(
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """Without TF32, in matrix products and in convolutions."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
+    with precision_put_back():
+        use_full_precision()
         yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _permuted(batch: Batch) -> Batch:
@@ -250,7 +246,7 @@ def _precision_of_compute(
     compute = named[settings.autocast] if settings.autocast is not None else autocast or weights
     if compute is not torch.float32:
         return torch.finfo(compute).eps / 2, [torch.float32]
-    if (products := str(settings.matmul_precision or torch.get_float32_matmul_precision())) != "highest":
+    if (products := str(settings.matmul_precision or matmul_precision())) != "highest":
         return _PRODUCTS_ROUNDING[products], [torch.float32]
     return torch.finfo(compute).eps / 2, [torch.float64, torch.float32]
 

@@ -1,0 +1,90 @@
+"""Workloads that say how precisely float32 is computed by torch's newer attributes, where its older functions raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from workloads.cache_configuration import configuration
+from workloads.float32_precision import (
+    convolutions_take_tf32,
+    matmul_precision,
+    precision_put_back,
+    precisions,
+    use_full_precision,
+)
+from workloads.from_model import WorkloadFromModel
+from workloads.measuring import Protocol, measure
+from workloads.settings import CompileSettings
+
+CPU = torch.device("cpu")
+SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
+PRODUCTS = WorkloadFromModel(
+    partial(torch.nn.Linear, 8, 8), lambda number: {"x": torch.randn(8, 8)},
+    lambda model, batch: model(batch["x"]).square().mean(), num_batches=3,
+)  # fmt: skip
+
+BACKENDS = torch.backends
+PLACES: dict[str, tuple[Any, str, str]] = {
+    "matmul": (BACKENDS.cuda.matmul, "tf32", "high"),
+    "all": (BACKENDS, "tf32", "high"),
+    "cudnn": (BACKENDS.cudnn, "tf32", "high"),
+    "conv": (BACKENDS.cudnn.conv, "ieee", "highest"),
+    "mkldnn": (BACKENDS.mkldnn.matmul, "bf16", "medium"),
+}
+
+
+@pytest.fixture(params=PLACES)
+def named(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What the older functions would call the precision of products that a newer attribute was set to."""
+    place, value, name = PLACES[request.param]
+    at_first, before = precisions(), place.fp32_precision
+    place.fp32_precision = value
+    try:
+        with pytest.raises(RuntimeError):
+            _ = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        yield name
+    finally:
+        place.fp32_precision = before
+    assert precisions() == at_first
+
+
+def test_such_a_workload_is_measured_and_its_precision_is_what_it_was(named: str) -> None:
+    before = precisions()
+    for spelled in ("scope=eager", "scope=eager,matmul_precision=high"):
+        found = measure(PRODUCTS(), CompileSettings.parse(spelled), device=CPU, protocol=SHORT)
+        assert found.numerics["status"] == "ok", found.numerics
+        assert precisions() == before
+        # float64 is above float32 alone; what is less precise is compared with float32
+        is_exact = named == "highest" and spelled == "scope=eager"
+        assert found.numerics["reference"] == ("float64" if is_exact else "float32")
+
+
+def test_its_precision_has_a_name_and_is_part_of_what_artifacts_are_kept_under(named: str) -> None:
+    assert matmul_precision() == named
+    kept = configuration()
+    assert kept["float32_matmul_precision"] == named
+    assert kept["float32_precision"] == " ".join(f"{name}={value}" for name, value in precisions().items())
+
+
+def test_a_precise_reference_is_precise_and_puts_back_what_was_set(named: str) -> None:
+    before = precisions()
+    with precision_put_back():
+        use_full_precision()
+        assert not {"tf32", "bf16"} & set(precisions().values())
+        assert matmul_precision() == "highest"
+        assert not convolutions_take_tf32()
+    assert (precisions(), matmul_precision()) == (before, named)
+
+
+def test_the_older_functions_alone_need_no_component_of_their_own() -> None:
+    assert "float32_precision" not in configuration()
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, precisions()
+    with precision_put_back():
+        torch.set_float32_matmul_precision("medium")
+        assert (matmul_precision(), "float32_precision" in configuration()) == ("medium", False)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, precisions()) == before

@@ -1,0 +1,92 @@
+"""How precisely float32 is computed: what torch's older functions say of it and, where they refuse, its newer attributes.
+
+Since torch 2.9 it is an attribute of each back-end and kind of operation (`torch.backends.cuda.matmul.fp32_precision`). Where
+that was used, `torch.get_float32_matmul_precision` and `torch.backends.cudnn.allow_tf32` may raise (torch 2.11 to 2.13),
+in a process that otherwise trains as it should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_NAMED = {"tf32": "high", "bf16": "medium"}
+"""What a product's precision is called by the older functions; anything else is highest."""
+
+
+def matmul_precision() -> str:
+    """Of matrix products, as `torch.set_float32_matmul_precision` calls it; of GPU and CPU the less precise."""
+    if (told := _matmul_told()) is not None:
+        return told
+    found = {_NAMED.get(value) for name, value in precisions().items() if name.endswith("matmul")}
+    return next((name for name in ("medium", "high") if name in found), "highest")
+
+
+def convolutions_take_tf32() -> bool:
+    """Whether cuDNN may compute convolutions in TF32."""
+    told = _cudnn_told()
+    return precisions()["cuda.conv"] == "tf32" if told is None else told
+
+
+def newer_precisions() -> Mapping[str, str] | None:
+    """`precisions` where the older functions do not say all of it; None where they do."""
+    found = precisions()
+    by_older = _matmul_told() is not None and _cudnn_told() is not None
+    return None if by_older and {found["mkldnn.conv"], found["mkldnn.rnn"]} == {"none"} else found
+
+
+def precisions() -> dict[str, str]:
+    """ieee, tf32, bf16, or none where nothing was set, by back-end and kind of operation."""
+    return {name: str(of.fp32_precision) for name, of in _places().items()}
+
+
+def use_full_precision() -> None:
+    """No TF32 and no bfloat16 in products, convolutions and recurrent layers of float32, until set otherwise."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    for of in _places().values():
+        if of.fp32_precision in _NAMED:  # set for the back-end or for all
+            of.fp32_precision = "ieee"
+
+
+@contextmanager
+def precision_put_back() -> Iterator[None]:
+    """After the block, float32 is computed as before it."""
+    matmul, cudnn, before = _matmul_told(), _cudnn_told(), precisions()
+    try:
+        yield
+    finally:
+        # What the older functions did not tell is torch's default, or they would have agreed with what was set.
+        torch.set_float32_matmul_precision(matmul or "highest")
+        torch.backends.cudnn.allow_tf32 = True if cudnn is None else cudnn
+        for name, of in _places().items():
+            if of.fp32_precision != before[name]:
+                of.fp32_precision = "none"  # which takes what was set for the back-end or for all
+            if of.fp32_precision != before[name]:
+                of.fp32_precision = before[name]
+
+
+def _places() -> dict[str, Any]:
+    cudnn: Any = torch.backends.cudnn
+    mkldnn: Any = torch.backends.mkldnn
+    return {
+        "cuda.matmul": torch.backends.cuda.matmul, "cuda.conv": cudnn.conv, "cuda.rnn": cudnn.rnn,
+        "mkldnn.matmul": mkldnn.matmul, "mkldnn.conv": mkldnn.conv, "mkldnn.rnn": mkldnn.rnn,
+    }  # fmt: skip
+
+
+def _matmul_told() -> str | None:
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:  # set by both interfaces, which it takes for a mistake
+        return None
+
+
+def _cudnn_told() -> bool | None:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return None
