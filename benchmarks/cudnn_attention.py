@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -35,6 +35,10 @@ class CaptioningWithCudnn(Captioning):
     def process_settings(self) -> Iterator[None]:
         """Torch's defaults."""
         yield
+
+    def process_statements(self) -> Sequence[str]:
+        """None."""
+        return ()
 
 
 class CaptioningCudnnOnly(CaptioningWithCudnn):

@@ -193,8 +193,18 @@ class Workload(ABC):
 
     @contextmanager
     def process_settings(self) -> Iterator[None]:
-        """Process-wide settings the workload needs, in force from before its model is built; nothing by default."""
+        """Process-wide settings the workload needs, in force from before its model is built; nothing by default.
+
+        Where `process_statements` gives any, this is entered inside itself too, and puts back what they set.
+        """
         yield
+
+    def process_statements(self) -> Sequence[str]:
+        """The same as Python statements, which what is measured and exported begins with: of those that import nothing but torch.
+
+        None by default; what `process_settings` alone sets is then missing where an export is pasted.
+        """
+        return ()
 
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
         """The dtype autocast runs in on this device; None for no autocast."""

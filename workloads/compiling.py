@@ -89,6 +89,8 @@ def applied(
     facts = _facts(settings, workload, model, device, num_workers())
     source = to_source(settings, facts)
     with ExitStack() as undo:
+        if facts.process_statements:  # executed with the rest of the source, they must not outlast it
+            undo.enter_context(workload.under(settings).process_settings())
         undo.enter_context(precision_put_back())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
         undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
@@ -138,6 +140,7 @@ def _facts(settings: CompileSettings, workload: Workload, model: nn.Module, devi
         grad_mode=None if workload.trains else workload.grad_mode,
         average_decay=workload.average_decay if workload.trains else None,
         num_workers=num_workers,
+        process_statements=tuple(workload.process_statements()),
     )
 
 

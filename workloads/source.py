@@ -56,6 +56,8 @@ class Facts:
     """Of a moving average of the weights; None for none."""
     num_workers: int = 1
     """That train together."""
+    process_statements: Sequence[str] = ()
+    """The workload's own process-wide settings."""
 
     @property
     def reduces(self) -> bool:
@@ -106,6 +108,8 @@ def _imports(code: str) -> Iterator[str]:
         yield "from typing import Any"
     yield ""
     yield "import torch"
+    if "torch._inductor.config." in code:
+        yield "import torch._inductor.config"
     if "mark_dynamic" in code:
         yield "from torch._dynamo import mark_dynamic"
     if "foreach_map(" in code:
@@ -122,6 +126,7 @@ def _imports(code: str) -> Iterator[str]:
 
 
 def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    yield from facts.process_statements
     if settings.recompile_limit is not None:
         yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
     if settings.matmul_precision is not None:

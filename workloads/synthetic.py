@@ -87,6 +87,14 @@ class Synthetic(Workload):
                 stack.enter_context(casts_kept())
             yield
 
+    def process_statements(self) -> Sequence[str]:
+        found = []
+        if self.chosen.get("weights") == FROZEN:
+            found.append("torch._inductor.config.freezing = True  # as an option of torch.compile it does nothing")
+        if self.chosen.get("cast_cache") == KEPT:
+            found.append("torch.autocast_increment_nesting()  # autocast's casts of the weights last from step to step")
+        return found
+
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
         return None if self.chosen.get("weights") == HALF else super().autocast_dtype(device)
 
@@ -115,9 +123,11 @@ def casts_kept() -> Iterator[None]:
 
     What is compiled does not use them: its graph casts in each call. Weights that change after the first step are not seen.
     """
-    torch.autocast_increment_nesting()
+    depth = torch.autocast_increment_nesting()
     try:
         yield
     finally:
-        torch.autocast_decrement_nesting()
-        torch.clear_autocast_cache()
+        while (left := torch.autocast_decrement_nesting()) >= depth:  # an export that was executed inside went deeper
+            pass
+        if left == 0:
+            torch.clear_autocast_cache()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,6 +179,53 @@ def test_frozen_weights_are_cast_when_compiled_and_not_in_each_call(weights: str
         _, (code, *_) = run_and_get_code(torch.compile(model, dynamic=False), torch.ones(4, 16))
     assert len(re.findall(r"assert_size_stride\(arg\d+_1, \(16, 16\)", code)) == products
     assert not torch._inductor.config.freezing
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "statement"),
+    [
+        ("gpt2-inference", "workload.weights=frozen", "torch._inductor.config.freezing = True"),
+        ("gpt2-inference", "workload.grad_mode=no_grad,workload.cast_cache=kept", "torch.autocast_increment_nesting()"),
+        ("captioning", "", "torch.backends.cuda.enable_cudnn_sdp(False)"),
+    ],
+)
+def test_what_a_workload_sets_for_the_process_is_exported_and_put_back(name: str, options: str, statement: str) -> None:
+    def state() -> tuple[bool, int, bool]:
+        import torch._inductor.config as inductor
+
+        torch.autocast_increment_nesting()
+        return inductor.freezing, torch.autocast_decrement_nesting(), torch.backends.cuda.cudnn_sdp_enabled()
+
+    settings = CompileSettings.parse(f"scope=full,{options}")
+    workload = tiny(name)
+    model = workload.under(settings).build_model()
+    before = state()
+    with applied(settings, workload, model, workload.optimizer(model, settings.optimizer), CPU) as step:
+        assert statement in step.source
+        assert state() != before
+    assert state() == before
+    source = source_for(settings, workload, model, CPU)
+    assert source == step.source
+    program = f"import pasted, torch; print({state_of(statement)})"
+    assert in_a_new_process(source, program) == "True"
+    assert statement not in source_for(CompileSettings.parse("scope=full"), tiny("layers"), tiny("layers").build_model(), CPU)
+
+
+def state_of(statement: str) -> str:
+    """An expression that is true after the statement and not before."""
+    return {
+        "torch._inductor.config.freezing = True": "torch._inductor.config.freezing",
+        "torch.autocast_increment_nesting()": "torch.autocast_increment_nesting() == 2",
+        "torch.backends.cuda.enable_cudnn_sdp(False)": "not torch.backends.cuda.cudnn_sdp_enabled()",
+    }[statement]
+
+
+def in_a_new_process(source: str, program: str) -> str:
+    """What the program prints where the source is the module `pasted`."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "pasted.py").write_text(source, encoding="utf-8")
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
 
 
 def test_attention_implementations_are_those_the_model_can_run() -> None:
