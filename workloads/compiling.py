@@ -10,7 +10,7 @@ import linecache
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from workloads.outputs import digest, tensors_of
 from workloads.reducing import reducing_as_usual, reducing_put_back, refuse_unknown_arguments
 from workloads.settings import CompileSettings, OptimizerKind, Scope
 from workloads.source import Facts, autocast_of, to_source
-from workloads.spelling import nearest
+from workloads.spelling import Scalar, nearest, spelled
 
 
 class TrainStep:
@@ -145,19 +145,40 @@ def _facts(settings: CompileSettings, workload: Workload, model: nn.Module, devi
 
 
 def refuse_unknown_names(settings: CompileSettings) -> None:
-    """Refuses what the installed torch does not know by name.
+    """Refuses what the installed torch does not know by name, and options whose values it would not take.
 
     Raises:
-        SettingsError: an Inductor option or a back-end; says which is meant, probably.
+        SettingsError: an Inductor option or a back-end; says which is meant, probably, or what the option takes.
     """
     refuse_unknown_arguments(settings.ddp)
     known = torch._inductor.list_options() if settings.options else []  # loaded when first asked: a plan without has no need
-    for name, _ in settings.options or ():
+    for name, value in settings.options or ():
         if name not in known:
             raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, known)}")
+        _refuse_other_type(name, value)
     backends = torch._dynamo.list_backends(exclude_tags=()) if settings.backend else []
     if settings.backend and settings.backend not in backends:
         raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {nearest(settings.backend, backends)}")
+
+
+def _refuse_other_type(name: str, value: Scalar) -> None:
+    """Refuses a value that `torch.compile` would refuse, which it does in the middle of a trial."""
+    from torch._inductor import config
+
+    wanted: Any = config.get_type(name)  # type: ignore[attr-defined]
+    kind = get_origin(wanted)  # None of plain types; of unions, torch checks nothing either
+    if kind in (list, dict, tuple, set) or (kind is None and not isinstance(value, wanted)):
+        able = _WRITTEN.get(wanted, f"leave it out: a setting spells no {getattr(kind or wanted, '__name__', wanted)}")
+        raise SettingsError(f"inductor.{name}={spelled(value)} is none of what Inductor takes there; {able}")
+
+
+_WRITTEN = {
+    bool: "use on or off",
+    int: "use a whole number",
+    float: "use a number with a point, such as 1.0",
+    str: "use text that is no number and no switch",
+}
+"""How a person writes values of an option's type."""
 
 
 def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimizer) -> None:

@@ -47,6 +47,12 @@ def test_two_spellings_are_tried_once() -> None:
         ({"num_buckets": 3}, "says how long its rows are"),
         ({"inductor.epilogue_fusoin": "on"}, "did you mean epilogue_fusion?"),
         ({"backend": "inductorr"}, "did you mean inductor?"),
+        ({"inductor.epilogue_fusion": "3"}, "inductor.epilogue_fusion=3 is none of what Inductor takes there; use on or off"),
+        ({"inductor.epilogue_fusion": "1"}, "use on or off"),
+        ({"inductor.max_autotune_gemm_backends": "7"}, "use text that is no number"),
+        ({"inductor.max_pointwise_cat_inputs": "many"}, "use a whole number"),
+        ({"inductor.cpu_gpu_bw": "50"}, "use a number with a point"),
+        ({"inductor.autotune_lookup_table": "on"}, "leave it out: a setting spells no dict"),
     ],
 )
 def test_what_cannot_work_is_excluded_with_the_reason(candidate: Candidate, reason: str) -> None:
@@ -142,6 +148,21 @@ def test_foreach_map_is_excluded_for_an_optimizer_that_it_would_replace(
     chosen = choose(candidates, Target.of(workload(), has_gpu=False))
     assert len(chosen.settings) == (2 if reason is None else 1)
     assert [reason in excluded.reason for excluded in chosen.excluded if reason] == ([] if reason is None else [True])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "epilogue_fusion=off",
+        "max_autotune_gemm_backends=ATEN",
+        "max_pointwise_cat_inputs=4",
+        "cpu_gpu_bw=50.0",
+        "triton.cudagraph_trees=on",
+    ],
+)
+def test_options_of_the_right_type_are_torchs_own(options: str) -> None:
+    (chosen,) = choose([dict([f"inductor.{options}".split("=")])], GPU).settings
+    torch._TorchCompileInductorWrapper("default", None, None).apply_options(dict(chosen.options or ()))
 
 
 class ByName(Toy):
