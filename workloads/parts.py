@@ -35,8 +35,21 @@ class PartSettings:
             object.__setattr__(self, "compile", None if switch("parts.….compile", self.compile) else False)
         if self.compile is False and (self.mode or self.dynamic):
             raise SettingsError("a part with compile=off is not compiled; leave out its mode and dynamic")
-        if self.dynamic is Dynamic.TRUE and self.mode in WITHOUT_CUDAGRAPHS:
-            raise SettingsError("dynamic=true and CUDA graphs exclude each other in a part too; use dynamic=mark or static")
+        _refuse_symbolic_graphs("", self.mode, self.dynamic)
+
+    def check_beside(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
+        """Refuses what cannot be combined with the fields of the whole that this part takes.
+
+        Args:
+            name: the part's.
+            mode: of the whole.
+            dynamic: of the whole.
+
+        Raises:
+            SettingsError: they exclude each other.
+        """
+        if self.compile is not False:
+            _refuse_symbolic_graphs(f"parts.{name}: ", self.mode or mode, self.dynamic or dynamic)
 
     @property
     def label(self) -> str:
@@ -47,6 +60,11 @@ class PartSettings:
         """The fields that are not None, as JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value if isinstance(value, bool) else str(value) for name, value in values.items() if value is not None}
+
+
+def _refuse_symbolic_graphs(where: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
+    if dynamic is Dynamic.TRUE and mode in WITHOUT_CUDAGRAPHS:
+        raise SettingsError(f"{where}dynamic=true and CUDA graphs exclude each other in a part too; use dynamic=mark or static")
 
 
 def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from workloads.ddp import DdpSettings, check_scope, read_ddp
@@ -186,6 +187,8 @@ class CompileSettings:
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
             if self.parts is not None and self.scope is not Scope.MODULAR:
                 raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
+            for name, part in self.parts or ():
+                part.check_beside(name, self.mode, self.dynamic)
         self._settle_padding()
         self._check_bounds()
         if self.ddp is not None:
@@ -193,6 +196,12 @@ class CompileSettings:
         for name, usual in _USUAL.items():
             if getattr(self, name) == usual:
                 self._set(name, None)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CompileSettings):
+            return NotImplemented
+        # For Python 1 equals True and 1.0. An option of Inductor's takes one of them, and they have different keys.
+        return _values(self) == _values(other) and (self is other or self.key == other.key)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CompileSettings:
@@ -401,6 +410,8 @@ class CompileSettings:
         if self.static_gradients and self.scope is Scope.EAGER and self.optimizer in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
             raise SettingsError("static_gradients serves what is compiled, and nothing is; leave it out")
 
+
+_values = attrgetter(*(f.name for f in fields(CompileSettings)))
 
 _PADDING_CLASH = {
     Padding.MAX: "dynamic={dynamic} compiles one graph a length, which padding={padding} makes too many; use dynamic=buckets",

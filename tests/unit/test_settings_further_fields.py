@@ -79,6 +79,9 @@ def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str)
         ("scope=modular,parts.encoder=x", ["parts.encoder", "as in parts.encoder.mode"]),
         ("scope=modular,parts.encoder.compile=off,parts.encoder.mode=default", ["compile=off", "leave out its mode"]),
         ("scope=modular,parts.encoder.dynamic=true,parts.encoder.mode=reduce-overhead", ["dynamic=true", "CUDA graphs"]),
+        ("scope=modular,mode=reduce-overhead,parts.encoder.dynamic=true", ["parts.encoder", "dynamic=true", "CUDA graphs"]),
+        ("scope=modular,cudagraphs=on,parts.encoder.dynamic=true", ["parts.encoder", "dynamic=true", "CUDA graphs"]),
+        ("scope=modular,dynamic=true,parts.encoder.mode=max-autotune", ["parts.encoder", "dynamic=true", "CUDA graphs"]),
         ("backend=aot_eager,mode=max-autotune", ["mode", "backend=aot_eager"]),
         ("backend=aot_eager,cudagraphs=on", ["backend=aot_eager", "leave cudagraphs out"]),
         ("backend=cudagraphs,cudagraphs=off", ["backend=cudagraphs", "only CUDA graphs"]),
@@ -152,3 +155,24 @@ def test_cuda_graphs_of_a_part_or_a_back_end_are_claimed_too(spelling: str, clai
 def test_the_eager_twin_has_the_precision_and_not_the_attention() -> None:
     twin = CompileSettings.parse("autocast=off,matmul_precision=high,attention=flex,group_window=9").eager_twin()
     assert twin == CompileSettings.parse("scope=eager,autocast=off,matmul_precision=high")
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "scope=modular,mode=reduce-overhead,parts.encoder.dynamic=true,parts.encoder.mode=default",
+        "scope=modular,dynamic=true,parts.encoder.mode=reduce-overhead,parts.encoder.dynamic=mark",
+        "scope=modular,dynamic=true,parts.encoder.compile=off",
+    ],
+)
+def test_a_part_may_say_what_goes_with_its_own_mode(spelling: str) -> None:
+    assert CompileSettings.parse(CompileSettings.parse(spelling).key) == CompileSettings.parse(spelling)
+
+
+@pytest.mark.parametrize("field", ["options", "workload"])
+def test_values_that_python_takes_for_equal_are_different_settings_as_their_keys_are(field: str) -> None:
+    values = (1, True, 1.0, 0, False, 0.0, -0.0)
+    made = {CompileSettings(**{field: {"x": value}}) for value in values}  # type: ignore[arg-type]
+    assert len(made) == len({settings.key for settings in made}) == len(values)
+    assert {CompileSettings.parse(settings.key) for settings in made} == made
+    assert CompileSettings() != "scope=full"
