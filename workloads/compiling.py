@@ -6,10 +6,13 @@ torch's process-wide configuration are put back when the block ends.
 
 from __future__ import annotations
 
+import hashlib
 import linecache
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any, get_origin
 
 import torch
@@ -97,7 +100,7 @@ def applied(
         undo.enter_context(reducing_put_back())
         undo.callback(_put_back, model, optimizer)
         with reducing_as_usual() if settings.scope is Scope.EAGER else nullcontext():
-            written = _executed(source, settings)
+            written = undo.enter_context(_executed(source))
             if torch._dynamo.config.caching_precompile:
                 written["compile_model"] = _called_where_it_runs(written["compile_model"], settings, facts)
             make_step = written["make_step"]
@@ -201,12 +204,24 @@ def _nearest_of_many(name: str, known: list[str]) -> str:
     return hint if hint.startswith("did you mean") else "torch._inductor.list_options() names them"
 
 
-def _executed(source: str, settings: CompileSettings) -> dict[str, Any]:
-    name = f"compile_settings_{abs(hash(settings)):x}.py"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks and torch's logs
-    namespace: dict[str, Any] = {"__name__": "compile_settings"}
-    exec(compile(source, name, "exec"), namespace)
-    return namespace
+@contextmanager
+def _executed(source: str) -> Iterator[dict[str, Any]]:
+    """The names of a module with this source, which can be imported while the block lasts.
+
+    torch looks up by file and module where a function was that another process traced, so equal sources have equal names.
+    """
+    name = f"compile_settings_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[f"{name}.py"] = (len(source), None, lines, f"{name}.py")  # for tracebacks and torch's logs
+    module, before = ModuleType(name), sys.modules.get(name)
+    exec(compile(source, f"{name}.py", "exec"), vars(module))
+    sys.modules[name] = module
+    try:
+        yield vars(module)
+    finally:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
 
 
 def _called_where_it_runs(

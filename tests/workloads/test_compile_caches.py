@@ -178,6 +178,18 @@ def test_what_was_traced_under_autocast_or_inference_mode_is_used_under_it(
     assert (started.hits, started.misses) == ({"precompile": 1}, {})
 
 
+@pytest.mark.slow
+def test_a_traced_update_of_the_executed_source_is_found_where_strings_hash_otherwise(compiler: Compiler) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONHASHSEED", "1")
+        traced = compiler("layers", settings="scope=eager,optimizer=foreach_map", precompile=True)
+        assert traced.misses["precompile"] == 1
+        patch.setenv("PYTHONHASHSEED", "2")
+        started = compiler("layers", settings="scope=eager,optimizer=foreach_map", restored=(traced,), precompile=True)
+    assert started.hits["precompile"] == 1
+    assert "precompile" not in started.misses
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_graph_that_missed_saves_what_kernels_it_finds_ready_took(compiler: Compiler) -> None:

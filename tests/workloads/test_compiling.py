@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -236,6 +238,24 @@ def test_forwards_are_put_back() -> None:
     with applied(settings, workload, model, optimizer, CPU):
         assert all("forward" in model.get_submodule(name).__dict__ for name in workload.regions(model))
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_the_executed_source_is_a_module_only_while_it_is_applied() -> None:
+    def known() -> list[str]:
+        return [name for name in sys.modules if name.startswith("compile_settings_")]
+
+    workload = Toy("only", 0)
+    model = workload.build_model()
+    settings = CompileSettings.parse("scope=eager,optimizer=foreach_map")
+    names = []
+    for _ in range(2):
+        optimizer = workload.optimizer(model, settings.optimizer)
+        with applied(settings, workload, model, optimizer, CPU) as step, applied(settings, workload, model, optimizer, CPU):
+            (name,) = known()
+            names.append(name)
+            assert hashlib.sha256(step.source.encode()).hexdigest().startswith(name.removeprefix("compile_settings_"))
+        assert known() == []
+    assert names[0] == names[1]
 
 
 def test_captioning_switches_cudnn_attention_off_only_while_it_runs() -> None:
