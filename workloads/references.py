@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -87,7 +88,8 @@ def model_on(workload: Workload, device: torch.device, dtype: torch.dtype | None
     """A model of the workload's with its starting weights, on the device; in another precision, if one is named."""
     on_gpu = device.type == "cuda"  # on a CPU memory is measured of the whole process, of which the original would be a part
     model = _original.copied(workload, device) if on_gpu else workload.build_model()
-    return model.to(device=device, dtype=dtype)
+    model = model.to(device=device)
+    return model if dtype is None else model._apply(partial(_in, dtype))  # Module.to would make complex tensors real ones
 
 
 @contextmanager
@@ -221,8 +223,14 @@ def _permuted(batch: Batch) -> Batch:
 
 
 def _as(dtype: torch.dtype, batch: Batch) -> Batch:
-    inputs = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.inputs.items()}
-    return replace(batch, inputs=inputs)
+    return replace(batch, inputs={name: _in(dtype, tensor) for name, tensor in batch.inputs.items()})
+
+
+def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """The tensor in that precision: real numbers stay real, complex ones complex, all others what they are."""
+    if tensor.is_complex():
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _precision(settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype) -> tuple[float, list[torch.dtype]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from toy_workloads import Block, NanWhenCompiled, Toy, ToyModel
 
+from workloads import references
 from workloads.base import Batch
 from workloads.captioning import Captioning
 from workloads.checking import Numerics, NumericsStatus, check, judge
 from workloads.compiling import applied
-from workloads.references import References, eager_reference, recorded, run_references
+from workloads.references import References, eager_reference, model_on, recorded, run_references
 from workloads.settings import CompileSettings
+from workloads.shapes import ShapePolicy
 from workloads.tolerance import Gap
 from workloads.trajectory import MAX_GROUPS, SAMPLED_ELEMENTS, Recorder, Trajectory, module_groups
 
@@ -237,16 +240,52 @@ def test_a_model_that_does_not_run_in_float64_is_compared_with_float32() -> None
     assert (verdict.status, verdict.reference) == (NumericsStatus.OK, "float32")
 
 
+class _Rotated(ToyModel):
+    """Turns what it embeds by complex numbers, as rotary position embeddings do; one kept in the model, one in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)), persistent=False)
+
+    def forward(self, ids: Tensor, labels: Tensor, more: Tensor) -> Tensor:  # type: ignore[override]
+        pairs = torch.view_as_complex(self.body.embedding(ids).unflatten(-1, (4, 2)))
+        hidden = torch.view_as_real(pairs * self.turns * more).flatten(-2)
+        for block in self.body.blocks:
+            hidden = block(hidden)
+        loss: Tensor = self.loss(self.body.output(hidden), labels)
+        return loss
+
+
+class Rotated(Toy):
+    """Holds complex numbers."""
+
+    model_class = _Rotated
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        more = torch.polar(torch.ones(4), 1 + torch.arange(4.0))
+        return [replace(one, inputs={**one.inputs, "more": more}) for one in super().pool(policy, rank=rank, device=device)]
+
+
+def test_complex_numbers_keep_both_parts_in_the_more_precise_run_so_that_faults_are_found() -> None:
+    right = judged(Rotated("only", 0), trained(Rotated("only", 0)))
+    assert (right.status, right.reference) == (NumericsStatus.OK, "float64")
+    assert right.loss.tolerance is not None
+    assert right.loss.tolerance < 1e-5
+    wrong = judged(Rotated("only", 0), trained(Rotated("only", 0), a_wrong_gradient))
+    assert (wrong.status, wrong.first_bad_step) == (NumericsStatus.DIVERGES, 0)
+    model = model_on(Rotated("only", 0), CPU, torch.float64)
+    assert model.turns.dtype is torch.complex128
+    assert model.turns.imag.any()  # type: ignore[union-attr]
+
+
 def test_where_memory_does_not_allow_a_precise_run_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(self: nn.Module, *args: object, **kwargs: object) -> nn.Module:
-        if kwargs.get("dtype") is not None:
-            raise torch.OutOfMemoryError("no memory")
-        return self
+    def too_large(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
 
     workload = Toy("only", 0)
     run = trained(workload)
     wrong = trained(workload, a_wrong_loss)
-    monkeypatch.setattr(ToyModel, "to", too_large)
+    monkeypatch.setattr(references, "_in", too_large)
     verdict = checked(workload, run)
     assert (verdict.status, verdict.reference) == (NumericsStatus.OK, None)
     assert checked(workload, wrong).status is NumericsStatus.DIVERGES
