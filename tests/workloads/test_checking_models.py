@@ -45,6 +45,19 @@ class Random(Toy):
     model_class = _WithDropout
 
 
+class _DropsWhileItTrains(ToyModel):
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.body.embedding(ids), 0.1, training=self.training)
+        loss: Tensor = self.loss(self.body.output(hidden), labels)
+        return loss
+
+
+class DropsWhileItTrains(Toy):
+    """Draws random numbers in every step, and none when it is evaluated."""
+
+    model_class = _DropsWhileItTrains
+
+
 class _Overflowing(ToyModel):
     def spoiled(self, loss: Tensor) -> Tensor:
         return loss * torch.tensor(3e38) * 10
@@ -276,6 +289,69 @@ def test_complex_numbers_keep_both_parts_in_the_more_precise_run_so_that_faults_
     model = model_on(Rotated("only", 0), CPU, torch.float64)
     assert model.turns.dtype is torch.complex128
     assert model.turns.imag.any()  # type: ignore[union-attr]
+
+
+class _Weighted(ToyModel):
+    """Classes have weights, and there are as many classes as rows; dropout only where the class says so."""
+
+    dropout = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.body.output.weight)  # of the loss at the start, then, only the biases say anything
+
+    def forward(self, ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
+        hidden = nn.functional.dropout(self.body.embedding(ids), self.dropout, training=self.training)
+        for block in self.body.blocks:
+            hidden = block(hidden * weights.mean())
+        logits = self.body.output(hidden * weights.repeat(3)[:8])
+        loss: Tensor = self.loss(logits, labels)
+        return loss
+
+
+class _WeightedWithDropout(_Weighted):
+    dropout = 0.1
+
+
+class Weighted(Toy):
+    """Batches of as many rows as a tensor has elements that is none of rows."""
+
+    model_class = _Weighted
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        weights = torch.tensor([0.5, 1.0, 2.0])
+        return [replace(one, inputs={**one.inputs, "weights": weights}) for one in super().pool(policy, rank=rank, device=device)]
+
+
+class WeightedWithDropout(Weighted):
+    """Random besides."""
+
+    model_class = _WeightedWithDropout
+
+
+@pytest.mark.parametrize("kind", [Weighted, WeightedWithDropout])
+def test_a_tensor_that_is_as_long_as_the_batch_by_chance_is_not_shuffled_with_the_rows(kind: type[Toy]) -> None:
+    found = references_of(kind)
+    assert found.eager.random is (kind is WeightedWithDropout)
+    rerun = trained_alike(kind, found)
+    assert [run.losses for run in found.permuted] == [run.losses for run in rerun]
+    verdict = judged(kind("only", 0), trained(kind("only", 0)))
+    assert verdict.status is NumericsStatus.OK
+    if kind is Weighted:
+        assert verdict.loss.tolerance is not None
+        assert verdict.loss.tolerance < 1e-5
+
+
+def trained_alike(kind: type[Toy], found: References) -> list[Trajectory]:
+    """Runs with the seeds of the permuted ones, on batches whose rows are where they were."""
+    return [trained(kind("only", 0), seed=1 + number) for number in range(len(found.permuted))]
+
+
+@pytest.mark.parametrize("kind", [Toy, DropsWhileItTrains])
+def test_rows_are_in_another_order_wherever_the_loss_does_not_depend_on_it(kind: type[Toy]) -> None:
+    found = references_of(kind)
+    assert found.eager.random is (kind is DropsWhileItTrains)
+    assert [run.losses for run in found.permuted] != [run.losses for run in trained_alike(kind, found)]
 
 
 def test_where_memory_does_not_allow_a_precise_run_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
