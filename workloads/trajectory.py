@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.utils import get_total_norm
 
 from workloads.base import Batch, Workload, unwrapped
 from workloads.compiling import InferenceStep, TrainStep
+from workloads.errors import WorkloadError
 from workloads.outputs import all_finite, sampled
 
 COMPARED_STEPS = 10
@@ -89,7 +91,8 @@ class Recorder:
         if self.done:
             return step(batch)
         states = None if self._losses else _generator_states(self._device)  # one step is enough: what draws, draws in every step
-        loss = step(batch, before_update=self._record_gradients)
+        with _unchanged(batch):
+            loss = step(batch, before_update=self._record_gradients)
         if states is not None:
             self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(self._device), strict=True))
         values = self._sample.values()
@@ -142,7 +145,8 @@ class OutputRecorder:
         if self.done:
             return step(batch)
         states = None if self._digests else _generator_states(self._device)
-        found = step(batch)
+        with _unchanged(batch):
+            found = step(batch)
         assert isinstance(step, InferenceStep)
         if states is not None:
             self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(self._device), strict=True))
@@ -224,6 +228,24 @@ def _above(name: str) -> Iterator[str]:
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
+
+
+@contextmanager
+def _unchanged(batch: Batch) -> Iterator[None]:
+    """Refuses a step that writes into its batch: the steps after it, and eager ones beside it, would get another batch.
+
+    Raises:
+        WorkloadError: it does; names the tensor.
+    """
+    counted = {name: tensor for name, tensor in batch.inputs.items() if not tensor.is_inference()}  # those count no changes
+    before = {name: tensor._version for name, tensor in counted.items()}
+    yield
+    if changed := [name for name, tensor in counted.items() if tensor._version != before[name]]:
+        what = " and ".join(map(repr, changed))
+        raise WorkloadError(
+            f"a step changes {what} of its batch in place, so that the next step on it would compute something else; make a new "
+            "tensor in the model or loss function, x - 0.5 in place of x.sub_(0.5), or a clone first"
+        )
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:

@@ -419,7 +419,7 @@ def test_norms_of_large_tensors_are_estimated_from_a_sample() -> None:
                 parameter += torch.randn_like(parameter)
         return torch.tensor(1.0)
 
-    recorder.step(move, None)  # type: ignore[arg-type]  # a step and a batch of its own
+    recorder.step(move, Batch(inputs={}, length=1, samples=1, tokens=1))  # type: ignore[arg-type]  # a step of its own
     trajectory = recorder.trajectory()
     assert set(trajectory.updates) == {"0", "1"}
     for group in trajectory.updates:

@@ -254,6 +254,32 @@ def test_wrong_outputs_of_compiled_inference_are_found(model_fn: Callable[[], nn
     assert found.numerics["status"] == status
 
 
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("spelled", ["scope=full,backend=aot_eager", "scope=eager"])
+def test_a_step_that_writes_into_its_batch_is_refused_by_the_name_of_the_tensor(spelled: str, trains: bool) -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        found = loss_of(model, {"hidden": batch["hidden"].sub_(0.5)})
+        return found * batch["kind"].float().mean()
+
+    workload = WorkloadFromModel(Stack, rows_of(3), loss, num_batches=3, trains=trains)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    with pytest.raises(WorkloadError, match=r"^a step changes 'hidden' of its batch in place.*x - 0\.5"):
+        measured(workload, spelled)
+
+
+def test_batches_that_count_no_changes_are_measured() -> None:
+    @torch.inference_mode()
+    def batch(number: int) -> dict[str, Tensor]:
+        return {"hidden": torch.randn(2, 3, 4)}
+
+    workload = WorkloadFromModel(Stack, batch, lambda model, batch: model(batch["hidden"]), num_batches=3, trains=False)(
+        "only", 0
+    )
+    assert isinstance(workload, ModelWorkload)
+    assert workload.pool(PadToMax(max_length=1), rank=0, device=CPU)[0].inputs["hidden"].is_inference()
+    assert measured(workload, "scope=eager").numerics["status"] == "ok"
+
+
 def test_an_installed_package_names_its_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
