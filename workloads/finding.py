@@ -164,3 +164,14 @@ def _argument_shapes(
         except Exception:  # what depends on values, or on a library torch does not know: then the real run says what is wrong
             model(**batch)
     return seen
+
+
+def is_plain(model: nn.Module) -> bool:
+    """Whether nothing is attached to the model that might belong to it alone: hooks, or a forward in the place of its class's."""
+    of_modules = any(
+        "forward" in vars(module)
+        or any(found for name, found in vars(module).items() if name.endswith("_hooks") and isinstance(found, Mapping))
+        for module in model.modules()
+    )
+    of_weights = any(weights._backward_hooks or weights._post_accumulate_grad_hooks for weights in model.parameters())
+    return not of_modules and not of_weights

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, ClassVar, Protocol, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
 from workloads.errors import WorkloadError
-from workloads.finding import Changes, changes, changing_arguments, repeated_blocks
+from workloads.finding import Changes, changes, changing_arguments, is_plain, repeated_blocks
 from workloads.settings import OptimizerKind
 from workloads.shapes import ShapePolicy
 from workloads.source import optimizer_options
@@ -146,6 +147,7 @@ class ModelWorkload(Workload):
     def __init__(self, size: str = "only", seed: int = 0) -> None:
         super().__init__(size, seed)
         self._made: nn.Module | None = None
+        self._handed_out: ref[nn.Module] | None = None
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
         self._changes: Changes = changes(self._raw(0), self.told_dynamic)
@@ -153,14 +155,21 @@ class ModelWorkload(Workload):
         self.max_length = self.told_length or max(self._changes.lengths)
 
     def build_model(self) -> nn.Module:
-        if self._made is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
-                made = type(self).model_fn()
-            if not isinstance(made, nn.Module):
-                raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
-            self._made = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
-        return deepcopy(self._made)
+        if self._made is not None:
+            return deepcopy(self._made)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            made = type(self).model_fn()
+        if not isinstance(made, nn.Module):
+            raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
+        built = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
+        if not is_plain(built):  # copies would share what is attached: a closure's weights, say
+            if self._handed_out is not None and self._handed_out() is made:
+                raise WorkloadError("the model function returned the same model twice; make a new one in each call")
+            self._handed_out = ref(made)
+            return built
+        self._made = built
+        return deepcopy(built)
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         if policy.batches([1, 2, 1, 2], 1) != [[0], [1], [2], [3]]:

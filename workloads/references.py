@@ -23,6 +23,7 @@ from workloads import memory
 from workloads.base import Batch, Workload
 from workloads.compiling import TrainStep, applied
 from workloads.ddp import Compression
+from workloads.finding import is_plain
 from workloads.float32_precision import matmul_precision, precision_put_back, use_full_precision
 from workloads.lockstep import everywhere, num_workers
 from workloads.settings import Autocast, CompileSettings, MatmulPrecision, OptimizerKind
@@ -46,7 +47,7 @@ class Original:
         """A model of the workload's; one that a copy might not do justice to is built each time."""
         if self._of is None or self._of[0] is not workload:
             built = workload.build_model()
-            if not _is_plain(built):
+            if not is_plain(built):
                 self._of = workload, None
                 return built
             self._of = workload, built
@@ -58,17 +59,6 @@ class Original:
             except Exception:  # what stands in the way of a copy may raise anything
                 self._of = workload, None
         return workload.build_model()
-
-
-def _is_plain(model: nn.Module) -> bool:
-    """Whether nothing is attached to the model that might belong to it alone: hooks, or a forward in the place of its class's."""
-    of_modules = any(
-        "forward" in vars(module)
-        or any(found for name, found in vars(module).items() if name.endswith("_hooks") and isinstance(found, Mapping))
-        for module in model.modules()
-    )
-    of_weights = any(weights._backward_hooks or weights._post_accumulate_grad_hooks for weights in model.parameters())
-    return not of_modules and not of_weights
 
 
 def _copied(model: nn.Module, device: torch.device) -> nn.Module:

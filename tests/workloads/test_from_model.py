@@ -254,6 +254,53 @@ def test_wrong_outputs_of_compiled_inference_are_found(model_fn: Callable[[], nn
     assert found.numerics["status"] == status
 
 
+def test_models_with_a_forward_that_was_replaced_are_made_anew_and_trained_whole() -> None:
+    made_models = []
+
+    def patched() -> nn.Module:
+        model = Stack()
+        block = model.get_submodule("stages.0.1")
+        kept = block.forward
+        block.forward = lambda hidden: kept(hidden) * 0.5  # type: ignore[assignment]  # a scaled branch, as people patch models
+        made_models.append(model)
+        return model
+
+    workload = WorkloadFromModel(patched, rows_of(3), loss_of, num_batches=3)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    one, other = workload.build_model(), workload.build_model()
+    assert len(made_models) == 2
+    assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+    other(hidden=torch.ones(2, 3, 4), kind=torch.ones(2)).backward()
+    graded = {name for name, weights in other.named_parameters() if weights.grad is not None}
+    assert {f"model.stages.0.1.linear.{what}" for what in ("weight", "bias")} <= graded
+    assert all(weights.grad is None for weights in one.parameters())
+    updates = measured(workload, "scope=full,backend=aot_eager").numerics["updates"]
+    assert updates["model.stages.0.1"]["tolerance"] > 0
+
+
+def test_one_model_with_hooks_that_is_returned_again_and_again_is_refused() -> None:
+    model = Stack()
+    model.register_forward_hook(lambda module, inputs, output: output)
+    workload = WorkloadFromModel(lambda: model, rows_of(3), loss_of)("only", 0)
+    kept = workload.build_model()
+    with pytest.raises(WorkloadError, match="returned the same model twice; make a new one"):
+        workload.build_model()
+    assert kept.get_submodule("model") is model
+
+
+def test_a_model_with_nothing_attached_is_made_once() -> None:
+    made_models = []
+
+    def model() -> nn.Module:
+        made_models.append(Stack())
+        return made_models[-1]
+
+    workload = WorkloadFromModel(model, rows_of(3), loss_of)("only", 0)
+    one, other = workload.build_model(), workload.build_model()
+    assert len(made_models) == 1
+    assert {id(weights) for weights in one.parameters()}.isdisjoint(id(weights) for weights in other.parameters())
+
+
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("spelled", ["scope=full,backend=aot_eager", "scope=eager"])
 def test_a_step_that_writes_into_its_batch_is_refused_by_the_name_of_the_tensor(spelled: str, trains: bool) -> None:
