@@ -6,9 +6,11 @@ What the `Workload` contract asks beyond these is found out (`finding.py`) and c
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from numbers import Integral
 from typing import Any, ClassVar, Protocol, cast
 from weakref import ref
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
-from workloads.errors import WorkloadError
+from workloads.errors import CompileSweepError, WorkloadError
 from workloads.finding import Changes, changes, changing_arguments, is_plain, repeated_blocks
 from workloads.settings import OptimizerKind
 from workloads.shapes import ShapePolicy
@@ -146,6 +148,7 @@ class ModelWorkload(Workload):
 
     def __init__(self, size: str = "only", seed: int = 0) -> None:
         super().__init__(size, seed)
+        _check_told(type(self))
         self._made: nn.Module | None = None
         self._handed_out: ref[nn.Module] | None = None
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
@@ -157,7 +160,7 @@ class ModelWorkload(Workload):
     def build_model(self) -> nn.Module:
         if self._made is not None:
             return deepcopy(self._made)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _failing_as("the model function failed"):
             torch.manual_seed(self.seed)
             made = type(self).model_fn()
         if not isinstance(made, nn.Module):
@@ -248,8 +251,13 @@ class ModelWorkload(Workload):
         if rank not in self._batches:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed((self.seed << 16) + rank)
-                self._batches[rank] = [_tensors(type(self).batch_fn(number)) for number in range(self.pool_batches)]
+                self._batches[rank] = [self._made_batch(number) for number in range(self.pool_batches)]
         return self._batches[rank]
+
+    def _made_batch(self, number: int) -> dict[str, Tensor]:
+        with _failing_as(f"the batch function failed on batch {number}"):
+            batch = type(self).batch_fn(number)
+        return _tensors(batch)
 
     def _length(self, raw: Mapping[str, Tensor]) -> int:
         return max((raw[name].size(dim) for name, dims in self._changes.length.items() for dim in dims), default=1)
@@ -285,9 +293,43 @@ class ModelWorkload(Workload):
         return self.pad_with.get(name, IGNORED if is_label else 0)
 
 
+@contextmanager
+def _failing_as(what: str) -> Iterator[None]:
+    """Makes whatever a user's function raises a sentence; the traceback stays with it as its cause."""
+    try:
+        yield
+    except (CompileSweepError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _check_told(workload: type[ModelWorkload]) -> None:
+    """Refuses arguments of `WorkloadFromModel` that are none.
+
+    Not when it is called: one wrong workload of a module would hide the others.
+    """
+    for name, number in (("num_batches", workload.pool_batches), ("max_length", workload.told_length)):
+        if number is not None and not (isinstance(number, Integral) and not isinstance(number, bool) and number >= 1):
+            raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is no whole number of 1 or more")
+    dynamic = workload.told_dynamic
+    if dynamic is not None and not (isinstance(dynamic, Mapping) and all(map(_are_dimensions, dynamic.values()))):
+        raise WorkloadError(
+            f"dynamic={dynamic!r} of WorkloadFromModel does not give tensors their dimensions; write dynamic={{'ids': (1,)}}"
+        )
+
+
+def _are_dimensions(dims: Any) -> bool:
+    return isinstance(dims, Sequence) and all(isinstance(dim, Integral) for dim in dims)
+
+
 def _tensors(batch: Any) -> dict[str, Tensor]:
-    if not isinstance(batch, Mapping) or not all(isinstance(tensor, Tensor) for tensor in batch.values()):
+    if not isinstance(batch, Mapping):
         raise WorkloadError(f"the batch function returned {type(batch).__name__}; return a dictionary of tensors by name")
+    for name, value in batch.items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise WorkloadError(f"the batch function returned {name!r} as {kind}, which is no tensor; return tensors by name")
     return dict(batch)
 
 

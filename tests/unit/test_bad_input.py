@@ -128,6 +128,35 @@ def test_a_mistake_in_the_words_is_named_and_makes_no_folder(
 
 
 @pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("NoBatch", ["--dry-run"], "the batch function failed on batch 0: FileNotFoundError: /data/train.bin"),
+        ("NoBatch", ["--source", "scope=full"], "the batch function failed on batch 0: FileNotFoundError: /data/train.bin"),
+        ("NoBatch", ["--explain", "scope=full"], "the batch function failed on batch 0: FileNotFoundError: /data/train.bin"),
+        ("NoModel", ["--source", "scope=full"], "the model function failed: FileNotFoundError: /data/train.bin"),
+        ("NoBatches", ["--dry-run"], "num_batches=0 of WorkloadFromModel is no whole number of 1 or more"),
+    ],
+)
+def test_a_workload_whose_functions_fail_is_said_with_why(
+    name: str, words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing_workloads.py").write_text(
+        "import torch\n"
+        "from workloads import WorkloadFromModel\n"
+        "def missing(*number):\n"
+        "    raise FileNotFoundError('/data/train.bin')\n"
+        "def batch(number):\n"
+        "    return {'x': torch.ones(2, 3)}\n"
+        "NoBatch = WorkloadFromModel(lambda: torch.nn.Linear(3, 3), missing)\n"
+        "NoModel = WorkloadFromModel(missing, batch)\n"
+        "NoBatches = WorkloadFromModel(lambda: torch.nn.Linear(3, 3), batch, num_batches=0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "failing_workloads", raising=False)
+    assert refused(capsys, "--workload", f"failing_workloads:{name}", "--device", "cpu", *words) == f"error: {said}\n"
+
+
+@pytest.mark.parametrize(
     ("name", "source", "reason"),
     [
         ("lacks_a_module", "import no_such_module_either", "ModuleNotFoundError: No module named 'no_such_module_either'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -142,6 +143,16 @@ def test_batches_of_one_size_have_one_length() -> None:
     ("told", "named"),
     [
         ({"batch_fn": lambda number: [1]}, "returned list"),
+        ({"batch_fn": lambda number: {"x": torch.ones(2), "n": 3}}, "returned 'n' as int, which is no tensor"),
+        ({"num_batches": 0}, "num_batches=0 of WorkloadFromModel is no whole number"),
+        ({"num_batches": -1}, "num_batches=-1 of"),
+        ({"num_batches": 2.5}, "num_batches=2.5 of"),
+        ({"max_length": "8"}, "max_length='8' of"),
+        ({"max_length": 0}, "max_length=0 of"),
+        ({"max_length": True}, "max_length=True of"),
+        ({"dynamic": {"hidden": 1}}, "does not give tensors their dimensions"),
+        ({"dynamic": {"hidden": "1"}}, "does not give tensors their dimensions"),
+        ({"dynamic": ["hidden"]}, "does not give tensors their dimensions"),
         ({"batch_fn": lambda number: {"x": torch.ones(3 - number % 2, 2)}}, "2 and 3 samples"),
         ({"batch_fn": lambda number: {"x": torch.ones(())}}, "no tensor with a dimension"),
         ({"batch_fn": lambda number: {f"x{number}": torch.ones(2)}}, "differ in their tensors"),
@@ -159,6 +170,41 @@ def test_what_cannot_work_is_one_sentence(told: dict[str, Any], named: str) -> N
     with pytest.raises(WorkloadError, match=named) as caught:
         use()
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_users_function_raises_is_one_sentence_with_its_cause() -> None:
+    missing = FileNotFoundError("/data/train.bin")
+
+    def failing(number: int) -> dict[str, Tensor]:
+        if number == 2:
+            raise missing
+        return {"hidden": torch.ones(2, 3, 4)}
+
+    def no_model() -> nn.Module:
+        raise missing
+
+    with pytest.raises(
+        WorkloadError, match=r"^the batch function failed on batch 2: FileNotFoundError: /data/train\.bin$"
+    ) as found:
+        made(failing)
+    assert found.value.__cause__ is missing
+    workload = WorkloadFromModel(no_model, rows_of(3), loss_of)("only", 0)
+    with pytest.raises(WorkloadError, match=r"^the model function failed: FileNotFoundError: /data/train\.bin$") as found:
+        workload.build_model()
+    assert found.value.__cause__ is missing
+
+
+def test_a_device_without_room_for_a_model_is_said_as_that() -> None:
+    def too_large() -> nn.Module:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        WorkloadFromModel(too_large, rows_of(3), loss_of)("only", 0).build_model()
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    longest = np.array([7, 3]).max()
+    assert made(max_length=longest, dynamic={"hidden": (np.int64(1),)}).max_length == 7
 
 
 def test_rows_of_whole_batches_are_not_grouped() -> None:
