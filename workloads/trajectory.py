@@ -46,7 +46,7 @@ class Trajectory:
     start_norms: Mapping[str, float]
     """2-norm of each group's parameters before the first step."""
     weights: torch.dtype
-    """Of the parameters."""
+    """Of the parameters; where a model that infers has none, of its buffers, else what torch computes in by default."""
     random: bool
     """Whether the first step drew random numbers from torch's generators, as what draws at all does; so does autotuning."""
     outputs: Sequence[Tensor] = ()
@@ -72,6 +72,10 @@ class Recorder:
         parameters = dict(inner.named_parameters())
         self._groups = {group: [parameters[name] for name in names] for group, names in module_groups(workload, inner).items()}
         self._steps = steps
+        if not any(weights.requires_grad for weights in parameters.values()):
+            raise WorkloadError(
+                f"the model of {type(workload).__name__} has no parameters that train; for inference, trains=False"
+            )
         first = next(iter(parameters.values()))
         self._device, self._weights = first.device, first.dtype
         self._sample = _Sample(self._groups)
@@ -128,8 +132,8 @@ class OutputRecorder:
     """Records the first steps of one inference run; arguments as `Recorder` takes them."""
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
-        first = next(iter(model.parameters()))
-        self._device, self._weights = first.device, first.dtype
+        self._weights = next((held.dtype for held in _held_by(model) if held.is_floating_point()), torch.get_default_dtype())
+        self._device = next((held.device for held in _held_by(model)), None)
         self._steps = steps
         self._digests: list[Tensor] = []
         self._outputs: list[Tensor] = []
@@ -144,12 +148,13 @@ class OutputRecorder:
         """Runs `step` on the batch and returns the digest of its outputs; records them unless recording is done."""
         if self.done:
             return step(batch)
-        states = None if self._digests else _generator_states(self._device)
+        device = self._device or next((tensor.device for tensor in batch.inputs.values()), torch.device("cpu"))
+        states = None if self._digests else _generator_states(device)
         with _unchanged(batch):
             found = step(batch)
         assert isinstance(step, InferenceStep)
         if states is not None:
-            self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(self._device), strict=True))
+            self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(device), strict=True))
         self._outputs.append(sampled(step.outputs))
         self._digests.append(torch.where(all_finite(step.outputs), found, torch.nan))
         step.outputs = ()
@@ -167,6 +172,12 @@ class OutputRecorder:
             random=self._random,
             outputs=[elements.cpu().double() for elements in self._outputs],
         )
+
+
+def _held_by(model: nn.Module) -> Iterator[Tensor]:
+    """Parameters, then buffers: inference may have none of the one or of both."""
+    yield from model.parameters()
+    yield from model.buffers()
 
 
 class _Sample:
