@@ -30,10 +30,10 @@ def warm_cpp_headers() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"compile-sweep-headers-{torch.__version__}").open("a") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)  # trials side by side: one makes them, the others wait
-        if mark.tell() == 0:
+        if os.fstat(mark.fileno()).st_size == 0:  # tell() is where the file ended before the lock was had
             environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-            subprocess.run([sys.executable, "-c", _COMPILE_SOMETHING], env=environment, check=False)
-            mark.write("made\n")
+            if subprocess.run([sys.executable, "-c", _COMPILE_SOMETHING], env=environment, check=False).returncode == 0:
+                mark.write("made\n")
 
 
 def start_compile_workers() -> None:
