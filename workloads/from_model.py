@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from inspect import Parameter, signature
 from numbers import Integral
-from typing import Any, ClassVar, Protocol, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
-from workloads.errors import CompileSweepError, WorkloadError
+from workloads.errors import CompileSweepError, SettingsError, WorkloadError
 from workloads.finding import Changes, changes, changing_arguments, is_plain, repeated_blocks
 from workloads.settings import OptimizerKind
 from workloads.shapes import ShapePolicy
@@ -27,6 +29,8 @@ from workloads.source import optimizer_options
 ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[[int], Mapping[str, Tensor]]
 LossFn = Callable[[nn.Module, dict[str, Any]], Any]
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer over parameters, as the classes of `torch.optim` do; what takes `foreach=` or `fused=` is given it."""
 
 MODEL = "model"
 """Name of the user's model inside the module that is measured."""
@@ -35,14 +39,6 @@ IGNORED = -100
 """What whole numbers called labels or targets are padded with: no loss, for torch's and for Hugging Face's functions."""
 
 _LABELS = ("label", "labels", "target", "targets")
-
-
-class MakeOptimizer(Protocol):
-    """Makes an optimizer, as the classes of `torch.optim` do."""
-
-    def __call__(self, parameters: Any, **options: Any) -> torch.optim.Optimizer:
-        """An optimizer over the parameters; `options` is `fused=True` or `foreach=True`."""
-        ...
 
 
 class ModelAndLoss(nn.Module):
@@ -108,7 +104,8 @@ def WorkloadFromModel(
         parts: dotted names of the modules that scope=modular compiles apart; by default the model and nothing of the loss.
         dynamic: for each tensor of a batch the dimensions that are its length; by default those that change together.
         pad_with: by name, what tensors are padded with; by default -100 for labels and targets that are whole numbers, else 0.
-        optimizer_fn: such as `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with 1e-4.
+        optimizer_fn: such as `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with 1e-4. It is given `foreach=True`, or
+            `fused=True` where settings say so, if it takes them; a `foreach` or `fused` of its own stays under all others.
         autocast: its dtype on a GPU; None for none.
     """
     values: dict[str, Any] = {
@@ -215,7 +212,10 @@ class ModelWorkload(Workload):
         return self.autocast if device.type == "cuda" else None
 
     def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
-        return type(self).optimizer_fn(model.parameters(), **optimizer_options(kind)) if self.trains else None
+        if not self.trains:
+            return None
+        make = type(self).optimizer_fn
+        return make(model.parameters(), **_options_for(make, kind))
 
     def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
         """A batch of one's own loader, padded as the sweep padded such batches.
@@ -321,6 +321,34 @@ def _check_told(workload: type[ModelWorkload]) -> None:
 
 def _are_dimensions(dims: Any) -> bool:
     return isinstance(dims, Sequence) and all(isinstance(dim, Integral) for dim in dims)
+
+
+def _options_for(make: MakeOptimizer, kind: OptimizerKind) -> dict[str, bool]:
+    """What of a kind's options the optimizer takes and leaves open.
+
+    Raises:
+        SettingsError: it should be fused and cannot be.
+    """
+    try:
+        taken = signature(make).parameters
+    except (TypeError, ValueError):  # what is written in C may have none
+        taken = MappingProxyType({})
+    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in taken.values())
+    preset = {name: taken[name].default for name in ("foreach", "fused") if name in taken}
+    wanted = optimizer_options(kind)
+    if "fused" in wanted:
+        if "fused" not in preset and not takes_any:
+            raise SettingsError(f"optimizer=fused: {_name_of(make)} takes no fused=; leave optimizer=fused out")
+        return {**wanted, "foreach": False} if preset.get("foreach") is True else wanted
+    is_open = all(default is None for default in preset.values())
+    return wanted if is_open and (takes_any or "foreach" in preset) else {}
+
+
+def _name_of(make: Any) -> str:
+    """Of the class or function, also where `partial` wraps it."""
+    while isinstance(make, partial):
+        make = make.func
+    return getattr(make, "__name__", type(make).__name__)
 
 
 def _tensors(batch: Any) -> dict[str, Tensor]:

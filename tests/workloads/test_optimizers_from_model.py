@@ -1,0 +1,93 @@
+"""Optimizers of `WorkloadFromModel`: what is added to the constructor, and what of it stays a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from workloads import WorkloadFromModel, measure
+from workloads.base import Workload
+from workloads.errors import SettingsError
+from workloads.measuring import Protocol
+from workloads.settings import CompileSettings, OptimizerKind
+
+CPU = torch.device("cpu")
+SHORT = Protocol(compared_steps=2, min_passes=2, max_passes=2, cpu_window_s=0.0)
+AdamW = torch.optim.AdamW
+
+
+class Signs(torch.optim.Optimizer):
+    """Takes no `foreach`."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-3) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    weights.add_(weights.grad.sign(), alpha=-group["lr"])
+
+
+def any_options(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return AdamW(parameters, **options)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def workload_with(optimizer_fn: Callable[..., torch.optim.Optimizer]) -> Workload:
+    return WorkloadFromModel(
+        lambda: nn.Linear(8, 8),
+        lambda number: {"x": torch.randn(4, 8)},
+        lambda model, batch: model(batch["x"]).square().mean(),
+        num_batches=2,
+        optimizer_fn=optimizer_fn,
+    )("only", 0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_fn", "kind", "foreach", "fused"),
+    [
+        (AdamW, OptimizerKind.FOREACH, True, None),
+        (AdamW, OptimizerKind.COMPILED, True, None),
+        (AdamW, OptimizerKind.FUSED, None, True),
+        (partial(AdamW, fused=True), OptimizerKind.FOREACH, None, True),
+        (partial(AdamW, foreach=False), OptimizerKind.FOREACH, False, None),
+        (partial(AdamW, foreach=True), OptimizerKind.FUSED, False, True),
+        (any_options, OptimizerKind.FOREACH, True, None),
+        (any_options, OptimizerKind.FUSED, None, True),
+        (lambda parameters: AdamW(parameters, lr=0.5), OptimizerKind.FOREACH, None, None),
+    ],
+)
+def test_foreach_and_fused_are_added_where_they_are_taken_and_left_open(
+    optimizer_fn: Callable[..., torch.optim.Optimizer], kind: OptimizerKind, foreach: bool | None, fused: bool | None
+) -> None:
+    workload = workload_with(optimizer_fn)
+    optimizer = workload.optimizer(workload.build_model(), kind)
+    assert optimizer is not None
+    assert (optimizer.defaults["foreach"], optimizer.defaults["fused"]) == (foreach, fused)
+
+
+@pytest.mark.parametrize("optimizer_fn", [partial(AdamW, lr=3e-4, fused=True), Signs, partial(Signs, lr=1e-4)])
+def test_a_fused_one_and_ones_own_are_measured(optimizer_fn: Callable[..., torch.optim.Optimizer]) -> None:
+    found = measure(workload_with(optimizer_fn), CompileSettings.parse("scope=eager"), device=CPU, protocol=SHORT)
+    assert found.numerics["status"] == "ok"
+
+
+@pytest.mark.parametrize("optimizer_fn", [Signs, partial(Signs, lr=1e-4)])
+def test_an_optimizer_that_cannot_be_fused_is_named(optimizer_fn: Callable[..., torch.optim.Optimizer]) -> None:
+    workload = workload_with(optimizer_fn)
+    with pytest.raises(SettingsError, match=r"^optimizer=fused: Signs takes no fused=; leave optimizer=fused out$"):
+        workload.optimizer(workload.build_model(), OptimizerKind.FUSED)
