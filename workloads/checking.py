@@ -16,8 +16,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from workloads.base import Batch, Workload
+from workloads.outputs import without_infinities
 from workloads.references import References, run_references
 from workloads.settings import CompileSettings
 from workloads.tolerance import (
@@ -44,7 +46,8 @@ class NumericsStatus(StrEnum):
     DIVERGES = "diverges"
     """Further from eager than right runs are."""
     EAGER_UNSTABLE = "eager_unstable"
-    """Eager itself is not finite on these batches, so nothing can be said of the compiled run."""
+    """Eager itself is not finite on these batches, so nothing can be said of the compiled run. Outputs of inference that are inf
+    or -inf in every eager run, as masked scores are, count as finite: those of the compiled run must be so in the same places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,8 @@ class Numerics:
     random: bool
     """Whether eager steps draw random numbers, so that right runs scatter."""
     reference: str | None
-    """dtype of the more precise run: float32, or float64 where float32 is under test; None where memory did not allow one."""
+    """dtype of the more precise run: float32, or float64 where float32 is under test; None where memory did not allow one, or
+    float64 is under test."""
     loss: Gap
     gradients: Mapping[str, Gap]
     """Of the gradients' norms."""
@@ -124,9 +128,12 @@ def judge(
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
         raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
-    steady_bad, eager_steady_bad = _first_not_finite(steady_losses), _first_not_finite(eager_steady_losses)
-    eager_bad = [found for run in references.runs if (found := _not_finite(run)) is not None]
-    bad = _not_finite(compiled)
+    infinite = _has_infinities(references.eager)
+    steady_bad, eager_steady_bad = (_first_not_finite(losses, infinite) for losses in (steady_losses, eager_steady_losses))
+    eager_bad = [
+        found for run in references.runs if (found := _not_finite(run) or _infinite_elsewhere(run, references)) is not None
+    ]
+    bad = _not_finite(compiled) or _infinite_elsewhere(compiled, references)
     about = None if eager_bad or bad else _circumstances(compiled, references)
     compared = list(_comparisons(compiled, references, about)) if about else []
     outside = [comparison for comparison in compared if comparison.gap.share > 1]
@@ -190,7 +197,8 @@ def _comparisons(compiled: Trajectory, references: References, about: Circumstan
 
     yield compared(LOSS, "", lambda run: run.losses, [max(map(abs, last.losses))] * steps)
     if _outputs_compare(references):
-        gap, step_gaps = of_outputs(compiled.outputs, [run.outputs for run in runs], about)
+        outputs, *eager = ([without_infinities(elements) for elements in run.outputs] for run in (compiled, *runs))
+        gap, step_gaps = of_outputs(outputs, eager, about)
         yield _Comparison("outputs", "", gap, step_gaps)
     whole = [math.hypot(*norms) for norms in zip(*last.gradients.values(), strict=True)]
     for module in compiled.gradients:
@@ -250,5 +258,26 @@ def _not_finite(run: Trajectory) -> _NotFinite | None:
     return _NotFinite(step, f"{what} of step {step}: not finite")
 
 
-def _first_not_finite(values: Sequence[float]) -> int | None:
-    return next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
+def _has_infinities(run: Trajectory) -> bool:
+    return any(any(counts) for counts in run.infinities)
+
+
+def _infinite_elsewhere(run: Trajectory, references: References) -> _NotFinite | None:
+    """The first step whose outputs are not infinite in the same places as run A's: in those sampled, and as many in all."""
+    eager = references.eager
+    pairs = zip(zip(run.outputs, run.infinities, strict=False), zip(eager.outputs, eager.infinities, strict=False), strict=False)
+    for step, ((elements, counts), (expected, expected_counts)) in enumerate(pairs):
+        if list(counts) != list(expected_counts) or not torch.equal(
+            _signs_of_infinities(elements), _signs_of_infinities(expected)
+        ):
+            return _NotFinite(step, f"outputs of step {step}: infinite elsewhere than eager ones")
+    return None
+
+
+def _signs_of_infinities(elements: Tensor) -> Tensor:
+    return torch.where(elements.isinf(), elements.sign(), 0.0)
+
+
+def _first_not_finite(values: Sequence[float], infinite: bool = False) -> int | None:
+    """Index of the first that is no number or, unless such are right, infinite."""
+    return next((step for step, value in enumerate(values) if math.isnan(value) or (math.isinf(value) and not infinite)), None)

@@ -34,21 +34,42 @@ def tensors_of(outputs: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def sampled(outputs: Sequence[Tensor]) -> Tensor:
-    """Chosen elements of the outputs, the same for equal shapes, in float32."""
-    return torch.cat([_elements(tensor.reshape(-1)).float() for tensor in outputs])
+    """Chosen elements of the outputs, the same for equal shapes, in float32; of complex numbers both parts."""
+    return torch.cat([_elements(_real(tensor).reshape(-1)).float() for tensor in outputs])
 
 
 @torch.no_grad()
 def digest(outputs: Sequence[Tensor]) -> Tensor:
-    """Root mean square of the chosen elements."""
-    elements = sampled(outputs)
+    """Root mean square of the chosen elements; infinite where one of them is."""
+    return rms(sampled(outputs))
+
+
+@torch.no_grad()
+def rms(elements: Tensor) -> Tensor:
+    """Root mean square."""
     return elements.square().mean().sqrt()
 
 
 @torch.no_grad()
-def all_finite(outputs: Sequence[Tensor]) -> Tensor:
-    """Whether every element of the outputs is a number, on their device."""
-    return torch.stack([tensor.isfinite().all() for tensor in outputs]).all()
+def without_infinities(elements: Tensor) -> Tensor:
+    """The elements with 0 for infinite ones, which masked scores have by right."""
+    return torch.where(elements.isinf(), 0.0, elements)
+
+
+@torch.no_grad()
+def any_nan(outputs: Sequence[Tensor]) -> Tensor:
+    """Whether an element of the outputs is no number, on their device."""
+    return torch.stack([tensor.isnan().any() for tensor in outputs]).any()
+
+
+@torch.no_grad()
+def infinities(outputs: Sequence[Tensor]) -> Tensor:
+    """How many elements of each output are inf, and how many -inf, one after the other, on their device."""
+    return torch.stack([(_real(tensor) == value).sum() for tensor in outputs for value in (torch.inf, -torch.inf)])
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _elements(flat: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class References:
     permuted: Sequence[Trajectory]
     """Runs B."""
     precise: Trajectory | None
-    """Run R; None where memory did not allow it."""
+    """Run R; None where memory did not allow it, or float64 is under test."""
     precise_dtype: str | None
     """What run R computed in: float32, or float64 where float32 itself is under test; None without it."""
     rounding: float
@@ -281,6 +281,8 @@ _COMPRESSIONS_ROUNDING: Mapping[Compression | None, float] = {
 def _precision_of_compute(
     settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype
 ) -> tuple[float, list[torch.dtype]]:
+    if weights is torch.float64:  # autocast leaves it alone, and there is nothing above it
+        return torch.finfo(weights).eps / 2, []
     named = {Autocast.BF16: torch.bfloat16, Autocast.FP16: torch.float16, Autocast.OFF: weights}
     compute = named[settings.autocast] if settings.autocast is not None else autocast or weights
     if compute is not torch.float32:

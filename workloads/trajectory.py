@@ -20,7 +20,7 @@ from torch.nn.utils import get_total_norm
 from workloads.base import Batch, Workload, unwrapped
 from workloads.compiling import InferenceStep, TrainStep
 from workloads.errors import WorkloadError
-from workloads.outputs import all_finite, sampled
+from workloads.outputs import any_nan, infinities, rms, sampled, without_infinities
 
 COMPARED_STEPS = 10
 
@@ -51,6 +51,8 @@ class Trajectory:
     """Whether the first step drew random numbers from torch's generators, as what draws at all does; so does autotuning."""
     outputs: Sequence[Tensor] = ()
     """Of inference, sampled elements of each step's outputs, on the CPU in float64; of training, nothing."""
+    infinities: Sequence[Sequence[int]] = ()
+    """Of inference, how many elements of each step's whole outputs are inf and -inf, output by output; not in `losses`."""
 
 
 def recorder_of(workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> Recorder | OutputRecorder:
@@ -77,7 +79,7 @@ class Recorder:
                 f"the model of {type(workload).__name__} has no parameters that train; for inference, trains=False"
             )
         first = next(iter(parameters.values()))
-        self._device, self._weights = first.device, first.dtype
+        self._device, self._weights = first.device, first.dtype.to_real()
         self._sample = _Sample(self._groups)
         self._start = self._last = self._sample.values()
         self._losses: list[Tensor] = []
@@ -137,6 +139,7 @@ class OutputRecorder:
         self._steps = steps
         self._digests: list[Tensor] = []
         self._outputs: list[Tensor] = []
+        self._infinities: list[Tensor] = []
         self._random = False
 
     @property
@@ -155,8 +158,10 @@ class OutputRecorder:
         assert isinstance(step, InferenceStep)
         if states is not None:
             self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(device), strict=True))
-        self._outputs.append(sampled(step.outputs))
-        self._digests.append(torch.where(all_finite(step.outputs), found, torch.nan))
+        elements = sampled(step.outputs)
+        self._outputs.append(elements)
+        self._infinities.append(infinities(step.outputs))
+        self._digests.append(torch.where(any_nan(step.outputs), torch.nan, rms(without_infinities(elements))))
         step.outputs = ()
         return found
 
@@ -171,6 +176,7 @@ class OutputRecorder:
             weights=self._weights,
             random=self._random,
             outputs=[elements.cpu().double() for elements in self._outputs],
+            infinities=[counts.tolist() for counts in self._infinities],
         )
 
 

@@ -60,3 +60,70 @@ def test_a_model_that_has_nothing_to_train_is_refused() -> None:
     assert isinstance(workload, ModelWorkload)
     with pytest.raises(WorkloadError, match="no parameters that train; for inference, trains=False"):
         Recorder(workload, workload.build_model())
+
+
+class Masked(nn.Module):
+    """Scores of which some are -inf; when compiled, something may be otherwise."""
+
+    def __init__(self, faulty: Callable[[Tensor, Tensor], Tensor] = lambda scores, x: scores) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.faulty = faulty
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.linear(x).masked_fill(x < 0, -torch.inf)
+        return self.faulty(scores, x) if torch.compiler.is_compiling() else scores
+
+
+def test_outputs_that_are_infinite_by_right_are_compared() -> None:
+    verdict = inferred(Masked)
+    assert verdict["status"] == "ok", verdict["worst"]
+    assert 0 < verdict["outputs"]["tolerance"] < 1e-4
+    assert verdict["last_loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("faulty", "status"),
+    [
+        (lambda scores, x: scores * 1.01, "diverges"),
+        (lambda scores, x: scores.clamp_min(-5.0), "nan"),  # finite, where eager is not
+        (lambda scores, x: scores.abs(), "nan"),  # inf in place of -inf
+        (lambda scores, x: scores.roll(1, 0), "nan"),  # as many, and elsewhere
+        (lambda scores, x: scores.masked_fill(x > 1, -torch.inf), "nan"),  # more
+        (lambda scores, x: scores - scores, "nan"),  # no number where eager is infinite
+    ],
+)
+def test_what_is_wrong_about_infinite_outputs_is_found(faulty: Callable[[Tensor, Tensor], Tensor], status: str) -> None:
+    assert inferred(lambda: Masked(faulty))["status"] == status
+
+
+def test_infinities_of_large_outputs_are_counted_beyond_the_sample() -> None:
+    class Large(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = x.repeat(100, 100)
+            if torch.compiler.is_compiling():
+                first = torch.zeros_like(scores, dtype=torch.bool)
+                first[0, 0] = True
+                return scores.masked_fill(first, -torch.inf)
+            return scores
+
+    assert inferred(Large)["status"] == "nan"
+
+
+def test_nothing_is_said_where_eager_runs_overflow_in_one_precision_and_not_in_the_other() -> None:
+    class Overflowing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 1e30 * 1e30 * 1e-30 * 1e-30
+
+    verdict = inferred(Overflowing)
+    assert verdict["status"] == "eager_unstable"
+    assert verdict["worst"] == "eager: outputs of step 0: infinite elsewhere than eager ones"
+
+
+def test_both_parts_of_complex_outputs_are_compared() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.complex(x, x * 1.01 if torch.compiler.is_compiling() else x).conj()
+
+    assert inferred(Turned)["status"] == "diverges"
+    assert inferred(Turned, "scope=eager")["status"] == "ok"

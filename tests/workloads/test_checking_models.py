@@ -253,6 +253,29 @@ def test_a_model_that_does_not_run_in_float64_is_compared_with_float32() -> None
     assert (verdict.status, verdict.reference) == (NumericsStatus.OK, "float32")
 
 
+class _Double(ToyModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+
+class Double(Toy):
+    """In float64."""
+
+    model_class = _Double
+
+
+def test_a_model_in_float64_is_compared_with_nothing_coarser() -> None:
+    right = judged(Double("only", 0), trained(Double("only", 0)))
+    assert (right.status, right.reference) == (NumericsStatus.OK, None)
+    assert references_of(Double).rounding == 2.0**-53
+
+    def slightly_off(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.register_forward_hook(lambda module, inputs, loss: loss + 1e-5 * loss.detach())
+
+    assert judged(Double("only", 0), trained(Double("only", 0), slightly_off)).status is NumericsStatus.DIVERGES
+
+
 class _Rotated(ToyModel):
     """Turns what it embeds by complex numbers, as rotary position embeddings do; one kept in the model, one in the batch."""
 
