@@ -100,6 +100,13 @@ def _trained(
     }
 
 
+def _one_or_more(word: str) -> int:
+    """A number on the command line; argparse makes the error its one sentence, with exit code 2."""
+    if word.isascii() and word.isdecimal() and int(word) >= 1:
+        return int(word)
+    raise argparse.ArgumentTypeError(f"{word!r} is no whole number of 1 or more")
+
+
 def device_name(device: torch.device) -> str:
     """As records name it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -108,7 +115,7 @@ def device_name(device: torch.device) -> str:
 def main(make_step: Callable[..., Callable[..., torch.Tensor]], **run: Any) -> int:
     """The command: prints what `train` returns as JSON; returns 1 if a loss is not finite, 3 on another device."""
     options = argparse.ArgumentParser(description="Trains by the settings in this file and prints how fast that is.")
-    options.add_argument("--passes", type=int, default=5, help="timed passes over the workload's batches")
+    options.add_argument("--passes", type=_one_or_more, default=5, help="timed passes over the workload's batches")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--expect-device", metavar="NAME", help=f"exit with {OTHER_DEVICE} on another one")
     told = options.parse_args()
