@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_folders import ENVIRONMENT, MakeSweep, typical_trials
+from sweep_folders import ENVIRONMENT, MakeSweep, MakeTwo, typical_trials
 
 from orchestrator.records import SCHEMA_VERSION, TrialRecord, append
 
@@ -34,5 +34,18 @@ def make_sweep(tmp_path: Path) -> MakeSweep:
         }
         (folder / "sweep.json").write_text(json.dumps(contents | sweep))
         return folder
+
+    return make
+
+
+@pytest.fixture
+def two(make_sweep: MakeSweep) -> MakeTwo:
+    """Writes two sweep folders and returns their paths."""
+
+    def make(
+        before: Sequence[TrialRecord], after: Sequence[TrialRecord], first: Mapping[str, Any] | None = None, *, name: str = "",
+        **second: Any,
+    ) -> tuple[Path, Path]:  # fmt: skip
+        return make_sweep(before, name=f"a{name}", **(first or {})), make_sweep(after, name=f"b{name}", **second)
 
     return make

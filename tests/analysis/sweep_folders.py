@@ -8,12 +8,23 @@ from typing import Any
 
 from samples import measured
 
+import analysis
+from analysis.changes import Comparison, compare
 from orchestrator.records import Caches, Status, TrialRecord, WarmStart
 from workloads.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]
+MakeTwo = Callable[..., tuple[Path, Path]]
+
+EAGER, FULL, REGIONAL, MODULAR = "scope=eager,padding=max", "scope=full", "scope=regional", "scope=modular"
 
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.13.0", "gpu": "NVIDIA H200", "driver": None, "cores": 16}
+
+
+def compared(folders: tuple[Path, Path]) -> Comparison:
+    """What changed from the first sweep to the second."""
+    frames = [analysis.load(folder) for folder in folders]
+    return compare(*frames, sweeps=(analysis.load_sweep(folders[0]), analysis.load_sweep(folders[1])))
 
 
 def trial(
