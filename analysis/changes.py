@@ -90,7 +90,7 @@ class Comparison(NamedTuple):
 
     pairs: Sequence[Pair]
     noise: Mapping[str, Noise]
-    """Figure → its noise between runs, from what was repeated within either sweep; never from how the two differ."""
+    """Figure → its noise between runs, from what was repeated on either side; never from how the two differ."""
     only_before: Sequence[str]
     """Labels of settings without a record in the second sweep."""
     only_after: Sequence[str]
@@ -113,16 +113,14 @@ def compare(
         before: trials as `load` returns them.
         after: those of the other sweep.
         sweeps: what the two `sweep.json` say.
-        attempts: every attempt of the one and of the other, to see how settings scatter between runs of one sweep.
+        attempts: every attempt of the one and of the other, and of repeats of either among its own, to see how settings scatter
+            between runs of the same code.
 
     Raises:
         ConfigError: the sweeps are of different workloads, or have no setting in common.
     """
     infos = sweeps or (SweepInfo(), SweepInfo())
-    for name in _SAME:
-        one, other = (str(info.config.get(name, "")) for info in infos)
-        if one != other and one and other:
-            raise ConfigError(f"the sweeps are not of the same {name} ({one} and {other}), so their figures do not compare")
+    refuse_other_work(*infos)
     first, second = (_by_setting(df) for df in (before, after))
     shared = [key for key in first if key in second]
     if not shared:
@@ -138,6 +136,18 @@ def compare(
         unfinished=[str(first[key]["settings_label"]) for key in gone if key[0] in infos[1].planned],
         circumstances=list(_circumstances(*infos)),
     )
+
+
+def refuse_other_work(first: SweepInfo, second: SweepInfo) -> None:
+    """Refuses sweeps that do not measure the same.
+
+    Raises:
+        ConfigError: they are of different workloads or sizes.
+    """
+    for name in _SAME:
+        one, other = (str(info.config.get(name, "")) for info in (first, second))
+        if one != other and one and other:
+            raise ConfigError(f"the sweeps are not of the same {name} ({one} and {other}), so their figures do not compare")
 
 
 def change(before: pd.Series, after: pd.Series, name: str, between: Mapping[str, Noise]) -> Change | None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from analysis.arguments import Parser, run
-from analysis.changes import FIGURES, Comparison, News, Pair, compare
+from analysis.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
 from analysis.comparison_table import comparison_markdown
 from analysis.comparison_words import TITLES, Cell, cell_of, sentences, status_of
 from analysis.fail_on import NEWS_KINDS, Finding, Rule, check
@@ -25,7 +26,7 @@ from analysis.formatting import instant
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.report import renew_report
 from analysis.report_next import COMPARISON_FILE
-from orchestrator.errors import SweepFolderError
+from orchestrator.errors import ConfigError, SweepFolderError
 
 GATE_FAILED = 1
 
@@ -100,13 +101,17 @@ def _command(arguments: Sequence[str] | None) -> int:
         help="exit with 1 where a setting breaks it: 'compile_s>+15%%', 'samples_per_s<-3%%', 'graph_breaks>0', "
         f"'peak_memory_bytes>40GiB', or one of {', '.join(NEWS_KINDS)}; may be repeated",
     )  # fmt: skip
+    options.add_argument(
+        "--repeat", action="append", default=[], metavar="FOLDER", type=Path,
+        help="another sweep of the very code that A is of: how it differs from A is noise between runs; may be repeated",
+    )  # fmt: skip
     options.add_argument("--output", metavar="FILE", type=Path, default=None, help=f"the page (B/{COMPARISON_FILE})")
     options.add_argument("--markdown", action="store_true", help="print it as a table for a text instead")
     told = options.parse_args(arguments)
     rules = [Rule.parse(words) for words in told.fail_on]
     before, after = load(told.before), load(told.after)
-    attempts = (load(told.before, all_attempts=True), load(told.after, all_attempts=True))
     sweeps = (load_sweep(told.before), load_sweep(told.after))
+    attempts = (_attempts(told.before, told.after, told.repeat), load(told.after, all_attempts=True))
     comparison = compare(before, after, sweeps=sweeps, attempts=attempts)
     findings = check(comparison, rules)
     path = told.output or told.after / COMPARISON_FILE
@@ -121,6 +126,20 @@ def _command(arguments: Sequence[str] | None) -> int:
     for finding in findings:
         print(f"{'FAILS' if finding.fails else 'passes'} {finding.rule}: “{finding.label}”: {finding.sentence}")
     return GATE_FAILED if any(finding.fails for finding in findings) else 0
+
+
+def _attempts(before: Path, after: Path, repeats: Sequence[Path]) -> pd.DataFrame:
+    """Those of A and of its repeats.
+
+    Raises:
+        ConfigError: a repeat is of other work, or is a folder that was named already.
+    """
+    named = [before, after, *repeats]
+    for at, folder in enumerate(repeats, start=2):
+        if folder.resolve() in [other.resolve() for other in named[:at]]:
+            raise ConfigError(f"--repeat {folder} is named twice; give a sweep that ran apart from the others")
+        refuse_other_work(load_sweep(before), load_sweep(folder))
+    return pd.concat([load(folder, all_attempts=True) for folder in (before, *repeats)], ignore_index=True)
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:

@@ -55,8 +55,8 @@ class Noise(NamedTuple):
     def origin(self) -> str:
         """Where it comes from, in words."""
         if self.repeats:
-            return f"from {self.repeats} repeated measurements within one sweep"
-        return f"as usual {self.of}, for too few settings were repeated within one sweep" if self.relative else "none is known"
+            return f"from {self.repeats} repeated measurements of the same code"
+        return f"as usual {self.of}, for too few settings were repeated with the same code" if self.relative else "none is known"
 
 
 _LOGARITHMIC_UP_TO = 0.5

@@ -70,16 +70,45 @@ def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, ca
     (told,) = [line for line in out.splitlines() if line.startswith("Noise between runs")]
     assert "samples/s 6.7 %" in told
     assert "compile s 6.7 %" in told
-    assert told.endswith("(from 16 repeated measurements within one sweep).")
+    assert told.endswith("(from 16 repeated measurements of the same code).")
     once = two(several(), several(0.95), name="once")
     assert main([*map(str, once), "--fail-on", "samples_per_s<-3%"]) == 1
+
+
+def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight settings, 6 % slower: a change if runs scatter by 0.5 % as usual, and none where a repeat was 8 % off."""
+    before, after = map(str, two(several(), several(0.94)))
+    again = [str(two(several(rate, compiles=0.9), several(), name=str(rate))[0]) for rate in (0.92, 1.08)]
+    gate = [before, after, "--fail-on", "samples_per_s<-3%"]
+    assert main(gate) == 1
+    assert main([*gate, "--repeat", again[0], "--repeat", again[1]]) == 0
+    told = capsys.readouterr().out
+    assert "from 16 repeated measurements of the same code" in told
+    assert "within noise" in told
+    assert "FAILS" in told[: told.index("from 16")]
+    assert "FAILS" not in told[told.index("from 16") :]
+
+
+def test_a_repeat_is_another_sweep_of_the_same_work(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = map(str, two(several(), several()))
+    other, _ = map(str, two(several(), several(), {"config": {"workload": "captioning", "size": "tiny"}}, name="tiny"))
+    for repeat, complaint in (
+        (before, f"--repeat {before} is named twice"),
+        (after, f"--repeat {after} is named twice"),
+        (other, "the sweeps are not of the same size (base and tiny)"),
+        ("none", "there is no folder none"),
+    ):
+        assert main([before, after, "--repeat", repeat]) == 2
+        error = capsys.readouterr().err
+        assert complaint in error
+        assert error.count("\n") == 1
 
 
 def test_the_text_the_table_and_the_page_say_where_the_noise_is_from(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     folders = two(several(), several())
     told = (
         "Noise between runs of one setting: samples/s 0.5 %, compile s 5.0 % (as usual on an H200, for too few settings were "
-        "repeated within one sweep); vs eager interleaved, peak memory (none is known)."
+        "repeated with the same code); vs eager interleaved, peak memory (none is known)."
     )
     assert main([*map(str, folders)]) == 0
     assert told in capsys.readouterr().out
