@@ -9,11 +9,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from workloads.base import Workload
-from workloads.compiling import refuse_other_update, refuse_unknown_names
+from workloads.compiling import refuse_other_update_of, refuse_unknown_names
 from workloads.ddp import check_workers
 from workloads.errors import SettingsError, WorkloadError
 from workloads.options import Option, check_inference, check_options, lacks_gpu
@@ -54,8 +51,8 @@ class Target:
     """That train together."""
     needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)
     """Options with the values of theirs that need a GPU, and why."""
-    optimizer: Callable[[], Optimizer | None] = lambda: None
-    """Makes the workload's optimizer, over next to nothing; None where that cannot be told without its model."""
+    refuse_optimizer: Callable[[CompileSettings], None] = lambda _: None
+    """Refuses an optimizer that would train otherwise than the workload's own."""
 
     @classmethod
     def of(cls, workload: Workload, *, has_gpu: bool, num_workers: int = 1) -> Target:
@@ -77,15 +74,8 @@ class Target:
             trains=workload.trains,
             num_workers=num_workers,
             needs_gpu=workload.needs_gpu,
-            optimizer=partial(_optimizer, workload),
+            refuse_optimizer=partial(refuse_other_update_of, workload),
         )
-
-
-def _optimizer(workload: Workload) -> Optimizer | None:
-    try:
-        return workload.optimizer(nn.Linear(1, 1), OptimizerKind.FOREACH)
-    except Exception:  # one that looks for modules of the model; a trial will say
-        return None
 
 
 def _runs(workload: Workload, attention: Attention) -> bool:
@@ -126,8 +116,7 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
                 check_inference(target.workload, setting)
             check_workers(setting.ddp, target.num_workers, workload=target.workload, trains=target.trains, has_gpu=target.has_gpu)
             refuse_unknown_names(setting)
-            if setting.optimizer is OptimizerKind.FOREACH_MAP and (optimizer := target.optimizer()) is not None:
-                refuse_other_update(setting, optimizer)
+            target.refuse_optimizer(setting)
         except SettingsError as error:
             excluded[text] = Excluded(candidate=text, reason=str(error))
             continue

@@ -199,6 +199,22 @@ def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimi
             raise SettingsError(str(error)) from None
 
 
+def refuse_other_update_of(workload: Workload, settings: CompileSettings) -> None:
+    """The same before there is a model, as far as that can be told.
+
+    Raises:
+        SettingsError: the step of the workload's optimizer is another formula.
+    """
+    if settings.optimizer is not OptimizerKind.FOREACH_MAP:
+        return
+    try:
+        optimizer = workload.optimizer(torch.nn.Linear(1, 1), OptimizerKind.FOREACH)
+    except Exception:  # one that looks for modules of the model; a trial will say
+        return
+    if optimizer is not None:
+        refuse_other_update(settings, optimizer)
+
+
 def _nearest_of_many(name: str, known: list[str]) -> str:
     hint = nearest(name, known)
     return hint if hint.startswith("did you mean") else "torch._inductor.list_options() names them"

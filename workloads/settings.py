@@ -16,6 +16,7 @@ from workloads.ddp import DdpSettings, check_scope, read_ddp
 from workloads.errors import SettingsError
 from workloads.labels import DEFAULT_PAD_MULTIPLE, label_of
 from workloads.modes import WITHOUT_CUDAGRAPHS, settled
+from workloads.padding import settled_padding
 from workloads.parts import PartSettings, plain, read_parts
 from workloads.shapes import ShapePolicy, policy
 from workloads.spelling import (
@@ -52,14 +53,6 @@ RECOMPILE_LIMIT = 8
 
 DEFAULT_BUCKET_SIZE = 32
 INDUCTOR = "inductor"
-
-_NATURAL_PADDING = {
-    Dynamic.STATIC: Padding.MAX,
-    Dynamic.AUTO: Padding.LONGEST,
-    Dynamic.MARK: Padding.LONGEST,
-    Dynamic.TRUE: Padding.LONGEST,
-    Dynamic.BUCKETS: Padding.BUCKETS,
-}
 
 _CHOICES: Mapping[str, type[StrEnum]] = {
     "scope": Scope, "mode": Mode, "dynamic": Dynamic, "padding": Padding, "optimizer": OptimizerKind,
@@ -374,18 +367,11 @@ class CompileSettings:
             )
 
     def _settle_padding(self) -> None:
-        natural = Padding.MAX if self.dynamic is None else _NATURAL_PADDING[self.dynamic]
-        padding = self.padding or natural
-        if self.scope is Scope.EAGER:
-            if padding is Padding.BUCKETS:
-                raise SettingsError("eager has no graph for a bucket; use padding=longest with pad_multiple=32, say")
-        elif padding is not natural:
-            raise SettingsError(_PADDING_CLASH[natural].format(dynamic=self.dynamic, padding=padding))
-        self._set("padding", padding)
-        if padding is Padding.LONGEST:
+        self._set("padding", settled_padding(self.padding, self.scope, self.dynamic))
+        if self.padding is Padding.LONGEST:
             self._set("pad_multiple", self.pad_multiple or DEFAULT_PAD_MULTIPLE)
         elif self.pad_multiple is not None:
-            raise SettingsError(f"pad_multiple acts only with padding=longest, not padding={padding}; leave it out")
+            raise SettingsError(f"pad_multiple acts only with padding=longest, not padding={self.padding}; leave it out")
         for name in ("bucket_size", "buckets"):
             if self.dynamic is not Dynamic.BUCKETS and getattr(self, name) is not None:
                 raise SettingsError(f"{name} acts only with dynamic=buckets, not dynamic={self.dynamic}; leave it out")
@@ -396,13 +382,13 @@ class CompileSettings:
 
     def _check_bounds(self) -> None:
         for name in ("dynamic_min", "dynamic_max"):
-            if getattr(self, name) is not None and not self.marks:
+            if getattr(self, name) is None:
+                continue
+            if not self.marks:
                 raise SettingsError(f"{name} is a bound for dynamic=mark, not dynamic={self.dynamic}; leave it out")
-            if getattr(self, name) is not None and self.scope is not Scope.FULL:
-                raise SettingsError(
-                    f"{name} bounds the length of a batch, and of what scope={self.scope} compiles other dimensions change with "
-                    "it, such as twice the length; leave it out, or use scope=full"
-                )
+            if self.scope is not Scope.FULL:
+                others = f"of what scope={self.scope} compiles other dimensions change with it, such as twice the length"
+                raise SettingsError(f"{name} bounds the length of a batch, and {others}; leave it out, or use scope=full")
         if self.dynamic_min and self.dynamic_max and self.dynamic_min >= self.dynamic_max:
             raise SettingsError(f"dynamic_min={self.dynamic_min} must be below dynamic_max={self.dynamic_max}")
         if self.dynamic_max is not None and self.dynamic_max <= 2:
@@ -412,9 +398,3 @@ class CompileSettings:
 
 
 _values = attrgetter(*(f.name for f in fields(CompileSettings)))
-
-_PADDING_CLASH = {
-    Padding.MAX: "dynamic={dynamic} compiles one graph a length, which padding={padding} makes too many; use dynamic=buckets",
-    Padding.LONGEST: "padding={padding} with dynamic={dynamic} leaves nothing dynamic; use dynamic=static or buckets",
-    Padding.BUCKETS: "dynamic={dynamic} pads to its buckets and padding={padding} contradicts it; leave padding out",
-}

@@ -42,14 +42,18 @@ PLACES: dict[str, tuple[Any, str, str]] = {
 def named(request: pytest.FixtureRequest) -> Iterator[str]:
     """What the older functions would call the precision of products that a newer attribute was set to."""
     place, value, name = PLACES[request.param]
-    at_first, before = precisions(), place.fp32_precision
-    place.fp32_precision = value
-    try:
-        with pytest.raises(RuntimeError):
-            _ = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        yield name
-    finally:
-        place.fp32_precision = before
+    at_first = precisions()
+    with precision_put_back():
+        for products in (BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul):  # as in a process that called no older function
+            products.fp32_precision = "none"
+        before = place.fp32_precision
+        place.fp32_precision = value
+        try:
+            with pytest.raises(RuntimeError):
+                _ = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            yield name
+        finally:
+            place.fp32_precision = before
     assert precisions() == at_first
 
 
