@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 from orchestrator.errors import ConfigError, refuse_no_text, sentence
 from workloads.errors import CompileSweepError
 
-USAGE_ERROR = 2
+READER_GONE, USAGE_ERROR = 1, 2
 
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
@@ -32,12 +33,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(command: Callable[[], int]) -> int:
-    """Runs a command; the user's mistakes become one sentence on stderr and exit code 2."""
+    """Runs a command; the user's mistakes become one sentence on stderr and exit code 2.
+
+    Exit code 1 if whoever reads its output stops before its end.
+    """
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
     except CompileSweepError as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:  # `| head` has read enough; Python would try again to write the rest as it ends, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    return code
 
 
 def count(text: str) -> int:

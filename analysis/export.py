@@ -73,6 +73,10 @@ def _command(arguments: Sequence[str] | None) -> int:
     timeout_s = None if told.timeout_s is None else amount(told.timeout_s)
     job, bounds = _asked(told)  # before anything is written
     df = load(folder)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SweepFolderError(f"{into} is no folder and cannot become one ({error.strerror}); name another --output") from None
     failed = False
     for form in (name for name in _FORMS if name in told.only):
         path = into / f"trials.{form}"

@@ -217,8 +217,11 @@ def test_every_form_is_written_beside_the_sweep(make_sweep: MakeSweep, capsys: p
     [
         (["--only", "xlsx"], "invalid choice: 'xlsx'"),
         (["--steps", "1k", "10k"], "best.py is for one job"),
-        (["--only", "csv", "--output", "no/such/folder"], "cannot be written (Cannot save file into a non-existent directory"),
-        (["--only", "md", "--output", "/dev/null"], "cannot be written (Not a directory)"),
+        (["--only", "md", "--output", "/dev/null"], "/dev/null is no folder and cannot become one (File exists)"),
+        (
+            ["--only", "best", "--output", "/dev/null/below"],
+            "/dev/null/below is no folder and cannot become one (Not a directory)",
+        ),
         (["--steps", "1e20"], "steps=1e+20 is too many for a job"),
         (["--timeout-s", "soon"], "'soon' is no amount"),
     ],
@@ -230,6 +233,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     said = capsys.readouterr().err
     assert complaint in said
     assert said.count("\n") == 1
+
+
+def test_a_folder_to_write_to_is_made(make_sweep: MakeSweep, tmp_path: Path) -> None:
+    into = tmp_path / "new" / "folder"
+    assert main([str(make_sweep()), "--only", "csv", "--output", str(into)]) == 0
+    assert [path.name for path in into.iterdir()] == ["trials.csv"]
 
 
 @pytest.mark.parametrize("words", [["--steps", "many"], ["--nodes", "0"], ["--constraint", "compile_s"]])
