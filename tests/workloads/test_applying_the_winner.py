@@ -25,14 +25,11 @@ SPELLED = [
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path) -> Iterator[None]:
+def _examples(monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path, one_thread: None) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(repository))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
     torch._dynamo.reset()
 
 

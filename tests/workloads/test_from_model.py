@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,8 @@ EXAMPLES = "examples.bring_your_own"
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch, repository: Any) -> Iterator[None]:
+def _examples(monkeypatch: pytest.MonkeyPatch, repository: Any, one_thread: None) -> None:
     monkeypatch.syspath_prepend(str(repository))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Layer(nn.Module):

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,10 @@ from workloads.phases import Phase
 from workloads.settings import CompileSettings
 from workloads.shapes import ShapePolicy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=2, min_passes=3, max_passes=3, cpu_window_s=0.0)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy host take a hundred times as long as the steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def measured(spelled: str, workload: Toy | None = None, protocol: Protocol = SHORT, pipeline: str = "resident") -> Measurement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ from workloads.base import Workload
 from workloads.errors import SettingsError
 from workloads.measuring import Protocol
 from workloads.settings import CompileSettings, OptimizerKind
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=2, min_passes=2, max_passes=2, cpu_window_s=0.0)
@@ -37,14 +39,6 @@ class Signs(torch.optim.Optimizer):
 
 def any_options(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     return AdamW(parameters, **options)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def workload_with(optimizer_fn: Callable[..., torch.optim.Optimizer]) -> Workload:
