@@ -41,13 +41,14 @@ def normalized(location: str) -> str:
 
 
 def opened(uri: str) -> tuple[FileSystem, str]:
-    """The file system of a normalized URI, and the path in it.
+    """The file system of a normalized URI, and the path in it; of this host, one that is a folder or can become one.
 
     Raises:
-        OSError, ArrowException, ImportError, ValueError: whatever its library says.
+        OSError, ArrowException, ImportError, ValueError: whatever its library says, or the path is no folder.
     """
     filesystem, root = _s3(uri) if uri.startswith("s3://") else FileSystem.from_uri(uri)
-    return filesystem, root.rstrip("/")
+    refuse_no_folder(filesystem, root := root.rstrip("/"))
+    return filesystem, root
 
 
 def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = False) -> None:

@@ -233,9 +233,7 @@ class Storage:
 
     @cached_property
     def _opened(self) -> tuple[FileSystem, str]:
-        filesystem, root = places.opened(self.uri)
-        places.refuse_no_folder(filesystem, root)
-        return filesystem, root
+        return places.opened(self.uri)
 
     @property
     def _filesystem(self) -> FileSystem:

@@ -56,7 +56,7 @@ def refuse_no_folder(location: str) -> None:
         CacheError: it is a file, say, or lies below one.
     """
     try:
-        places.refuse_no_folder(*places.opened(location))
+        places.opened(location)
     except (OSError, ArrowException, ValueError) as error:
         raise _unusable(location, error) from None
 
@@ -167,9 +167,7 @@ class DurableShelf:
 
     @cached_property
     def _opened(self) -> tuple[FileSystem, str]:
-        filesystem, root = places.opened(self._uri)
-        places.refuse_no_folder(filesystem, root)
-        return filesystem, root
+        return places.opened(self._uri)
 
     @property
     def _filesystem(self) -> FileSystem:
