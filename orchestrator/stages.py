@@ -103,17 +103,23 @@ class Stages:
         """
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
 
-        def fits(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
+        def fits(expected_s: float) -> bool:
             if search is not None:
                 search.count_repeats()
-            in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected(setting) < ends_at
-            return in_time and (search is None or search.allows(expected(setting)))
+            in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected_s < ends_at
+            return in_time and (search is None or search.allows(expected_s))
+
+        def run_fits(setting: CompileSettings) -> bool:
+            return fits(self._expected_s(setting))
+
+        def start_fits(setting: CompileSettings) -> bool:
+            return fits(self._expected_start_s(setting))
 
         def may_take(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
-            return fits(expected, setting) and (search is None or search.may_take(setting, expected(setting)))
+            expected_s = expected(setting)
+            return fits(expected_s) and (search is None or search.may_take(setting, expected_s))
 
         may_run, may_start = partial(may_take, self._expected_s), partial(may_take, self._expected_start_s)
-        run_fits, start_fits = partial(fits, self._expected_s), partial(fits, self._expected_start_s)
 
         def may_try(setting: CompileSettings) -> bool:
             return search.may_start(setting) if search else may_run(setting)
