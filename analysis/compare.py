@@ -5,10 +5,8 @@ With `--fail-on RULE` it is a gate: exit code 1, and a reason for each setting t
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +22,7 @@ from analysis.comparison_words import TITLES, Cell, cell_of, sentences, status_o
 from analysis.fail_on import NEWS_KINDS, Finding, Rule, check
 from analysis.formatting import instant
 from analysis.load import SweepInfo, load, load_sweep
+from analysis.published import published
 from analysis.report import renew_report
 from analysis.report_next import COMPARISON_FILE
 from orchestrator.errors import ConfigError, SweepFolderError
@@ -78,17 +77,13 @@ def write_comparison(
         csp=_POLICY,
         css=Markup((files("analysis") / "templates" / "compare.css").read_text(encoding="utf-8")),
     )
-    temporary = path.parent / f".comparison.{os.getpid()}.tmp"  # of one length, for path's name may have all 255 bytes
     try:
         if path.is_dir():
             raise SweepFolderError(f"{path} is a folder; name a file with --output")
-        temporary.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(temporary, path)
+        with published(path) as unfinished:
+            unfinished.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name another file with --output") from None
-    finally:
-        with suppress(OSError):  # where there is no folder, there is nothing to remove
-            temporary.unlink(missing_ok=True)
     return path
 
 

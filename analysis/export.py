@@ -7,11 +7,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from analysis.break_even import Job
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
 from analysis.pareto import standing
+from analysis.published import published
 from analysis.recommend import job_of, parser, recommend, sentences, trials_of
 from analysis.report import renew_report
 from analysis.report_next import RERUN_FILE
@@ -80,7 +79,7 @@ def _command(arguments: Sequence[str] | None) -> int:
     failed = False
     for form in (name for name in _FORMS if name in told.only):
         path = into / f"trials.{form}"
-        _published(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
+        _write_whole(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
         print(path)
     if BEST in told.only:
         chosen, why, chosen_for = _chosen(told, job, bounds)
@@ -142,8 +141,8 @@ def export_best(
     if came.outcome is Outcome.FAILED:
         (into / BEST_FILE).unlink(missing_ok=True)
     else:
-        _published(into / BEST_FILE, lambda path: _write(path, script))
-    _published(into / RERUN_FILE, lambda path: _write(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n"))
+        _write_whole(into / BEST_FILE, lambda path: _write(path, script))
+    _write_whole(into / RERUN_FILE, lambda path: _write(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n"))
     return came
 
 
@@ -204,18 +203,14 @@ def _write(path: Path, contents: str) -> None:
     path.write_text(contents, encoding="utf-8", errors="replace")
 
 
-def _published(path: Path, write: Callable[[Path], None]) -> None:
-    """Has a file written under another name, and gives it its own once it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Has a file written, whole or not at all."""
     try:
-        write(temporary)
-        os.replace(temporary, path)
+        with published(path) as unfinished:
+            write(unfinished)
     except OSError as error:
         why = error.strerror or error  # pandas' own have no number
         raise SweepFolderError(f"{path} cannot be written ({why}); name a folder that can with --output") from None
-    finally:
-        with suppress(OSError):  # where there is no folder, there is nothing to remove
-            temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

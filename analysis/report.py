@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from analysis.arguments import Parser, run
+from analysis.published import published
 from analysis.report_page import report_page
 from analysis.report_server import ReportServer
 from orchestrator.errors import SweepFolderError
@@ -27,7 +27,8 @@ def write_report(folder: str | Path) -> Path:
     page = report_page(folder)
     path = folder / REPORT_FILE
     try:
-        _write_whole(path, page)
+        with published(path) as unfinished:
+            unfinished.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise SweepFolderError(f"{path} cannot be written ({error.strerror}); make the folder writable") from None
     return path
@@ -72,16 +73,6 @@ def _watch(folder: Path, port: int) -> None:
     with suppress(KeyboardInterrupt), ReportServer(folder, port) as server:
         print(server.url, flush=True)
         server.serve_forever()
-
-
-def _write_whole(path: Path, page: str) -> None:
-    """Publishes under the final name only what is complete; readers see the old report or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
