@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import ray
+from ray.exceptions import RayTaskError
 from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 
 from orchestrator.assignment import TrialPlan
@@ -62,7 +63,9 @@ def _innermost(error: BaseException | None) -> BaseException | None:
     """What Ray Train's error was made of: its own first line only says that there was one."""
     died = [failure for failure in _failures(error).values() if not isinstance(failure, MeasurementFailed)]
     failure = next(iter(died), getattr(error, "controller_failure", error))
-    return getattr(failure, "health_check_failure", failure)
+    failure = getattr(failure, "health_check_failure", failure)
+    # What a worker raised as it was set up; Ray's own words begin with a line that says nothing of it.
+    return failure.cause if isinstance(failure, RayTaskError) and isinstance(failure.cause, BaseException) else failure
 
 
 def _failures(error: BaseException | None) -> Mapping[int, BaseException]:

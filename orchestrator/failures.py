@@ -62,10 +62,19 @@ _INFEASIBLE = {
 INFRASTRUCTURE = frozenset(map(Label, LOST_TO_MACHINES))
 """Labels that are a property of the machines: the setting is tried again, and again when the sweep is resumed."""
 
-_OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory|can't allocate memory|low on memory|memory usage threshold")
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemory|MemoryError|out of memory|(?:can't|[Cc]annot) allocate memory|low on memory|memory usage threshold"
+)
+_HOST_FULL = re.compile(r"low on memory|memory usage threshold")
+"""What Ray's memory monitor says of a worker that it ended."""
+
+_GPU_FULL = re.compile(r"CUDA error: out of memory")
+"""What CUDA says to a process that finds no room for its context, of which the setting is no part yet."""
+
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _DEVICE_LOST = re.compile(
     r"uncorrectable ECC|uncorrectable NVLink|[Dd]evice is lost|GPU is lost|fallen off the bus|no CUDA-capable device"
+    r"|No CUDA GPUs are available|with GPUs, no GPUs found"
     r"|devices?(?:\(s\) is/are| are| is) busy or unavailable|CUDA driver initialization failed|system not yet initialized"
 )
 _DEVICE_FAULT = re.compile(
@@ -198,12 +207,12 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
     everything = f"{error_type} {death.error_text}"
     if death.nodes_lost:
         return _node_lost(death, where)
+    if lost := _device_lost(death, everything, text):
+        return lost
     if _OUT_OF_MEMORY.search(everything):
         return _verdict(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}")
     if _NO_ROOM.search(everything):
         return _verdict(Label.DISK_FULL, f"a disk was full {where}: {text}")
-    if _DEVICE_LOST.search(everything):
-        return _verdict(Label.DEVICE_LOST, f"the GPU failed {where}, which no setting can make it: {text}")
     if _DEVICE_FAULT.search(everything):
         return _verdict(Label.DEVICE_FAULT, f"a kernel did what the GPU forbids {where}: {text}")
     if error_type.startswith("ray."):
@@ -217,9 +226,13 @@ def _judge_silence(death: Death) -> Verdict:
     where = f"in phase {death.phase}"
     if death.nodes_lost:
         return _node_lost(death, where)
-    if death.oom_killed or _OUT_OF_MEMORY.search(death.error_text):
+    if lost := _device_lost(death, death.error_text, _sentence(death.error_text)):
+        return lost
+    if death.oom_killed or _HOST_FULL.search(death.error_text):
         by = "the kernel" if death.oom_killed else "Ray"
         return _verdict(Label.OUT_OF_MEMORY, f"the host ran out of memory {where}, and {by} ended a worker")
+    if _OUT_OF_MEMORY.search(death.error_text):
+        return _verdict(Label.OUT_OF_MEMORY, f"out of memory {where}: {_sentence(death.error_text)}")
     if death.fatal is not None:
         return _verdict(Label.CRASHED, f"{_sentence(death.fatal)} {where}, outside Python; the stacks are in the trial's log")
     if _NO_ROOM.search(death.error_text):
@@ -232,6 +245,15 @@ def _judge_silence(death: Death) -> Verdict:
     if death.timed_out or not in_time:
         return _verdict(Label.TRIAL_DEADLINE, f"not done after {death.trial_deadline_s:g} s, {where}; killed by the deadline")
     return _verdict(Label.WORKER_DIED, f"a worker died without an exception {where}: {_sentence(death.error_text)}")
+
+
+def _device_lost(death: Death, everything: str, text: str) -> Verdict | None:
+    """Where no process can work on the GPU, whatever it is to do."""
+    if death.phase == Phase.STARTING and _GPU_FULL.search(everything):
+        return _verdict(Label.DEVICE_LOST, f"the GPU was full before anything of the setting was on it: {text}")
+    if _DEVICE_LOST.search(everything):
+        return _verdict(Label.DEVICE_LOST, f"the GPU failed in phase {death.phase}, which no setting can make it: {text}")
+    return None
 
 
 def _node_lost(death: Death, where: str) -> Verdict:

@@ -159,6 +159,30 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         ["busy or unavailable"],
     ),
     (
+        Label.DEVICE_LOST,
+        {"error_type": "builtins.RuntimeError", "error_text": "No CUDA GPUs are available", "phase": "starting"},
+        ["the GPU failed in phase starting", "No CUDA GPUs are available"],
+    ),
+    # As a worker is set up, before any function of ours runs in it: its exception is all that is known.
+    (Label.DEVICE_LOST, {"error_text": "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "phase": "starting"}, []),
+    (Label.DEVICE_LOST, {"error_text": "CUDA error: uncorrectable ECC error encountered", "phase": "starting"}, ["ECC"]),
+    (
+        Label.DEVICE_LOST,  # of others: nothing of the setting is there yet
+        {"error_text": "CUDA error: out of memory", "phase": "starting"},
+        ["the GPU was full before anything of the setting was on it"],
+    ),
+    (
+        Label.DEVICE_LOST,
+        {"error_type": "torch.AcceleratorError", "error_text": "CUDA error: out of memory\nmore", "phase": "starting"},
+        ["the GPU was full"],
+    ),
+    (
+        Label.OUT_OF_MEMORY,
+        {"error_type": "builtins.OSError", "error_text": "[Errno 12] Cannot allocate memory"},
+        ["out of memory in phase steady: OSError"],
+    ),
+    (Label.OUT_OF_MEMORY, {"error_text": "[Errno 12] Cannot allocate memory"}, ["out of memory in phase steady: [Errno 12]"]),
+    (
         Label.DISK_FULL,
         {"error_type": "builtins.OSError", "error_text": "[Errno 28] No space left on device: '/tmp/x'"},
         ["a disk was full", "No space left"],

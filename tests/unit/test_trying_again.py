@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from orchestrator import records, trial
@@ -233,6 +233,7 @@ class GroupFailed(Exception):
 LET_DOWN = MeasurementFailed("builtins.RuntimeError", "Connection closed by peer [127.0.0.1]:9", False, "log")
 RAISED = MeasurementFailed("builtins.ValueError", "mine", False, "log")
 DIED = RuntimeError("the actor died")
+REFUSED = RayTaskError("execute()", "ray::RayTrainWorker.execute() (pid=1)\n  File x", ValueError("no interface eth7"))
 
 
 @pytest.mark.parametrize(
@@ -271,6 +272,16 @@ def test_what_the_trial_itself_meets_is_told_from_what_ends_its_workers(
     monkeypatch.setattr(ray, "nodes", list)
     death = death_of(assignment_in(tmp_path).plan, error, None, 10.0, Evidence())
     assert judge_death(death).label == label
+
+
+@pytest.mark.parametrize(
+    "error", [REFUSED, REFUSED.as_instanceof_cause(), GroupFailed(REFUSED), ControllerError(REFUSED.as_instanceof_cause())]
+)
+def test_what_a_worker_raised_as_it_was_set_up_is_told_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(ray, "nodes", list)
+    assert death_of(assignment_in(tmp_path).plan, error, None, 10.0, Evidence()).error_text == "no interface eth7"
 
 
 @pytest.mark.parametrize(
