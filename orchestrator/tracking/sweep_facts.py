@@ -34,9 +34,10 @@ def facts_of(output: Path) -> SweepFacts:
     sweep: dict[str, Any] = folder.read_sweep(output)
     config, environment = dict(sweep["config"]), dict(sweep["environment"])
     name = output.absolute().name
+    first = next(iter(sweep.get("runs", [])), sweep)  # each run of a sweep says when it itself began
     return SweepFacts(
         name=name,
-        identity=f"{name} {sweep.get('started_at', '')}".strip(),
+        identity=f"{name} {first.get('started_at', '')}".strip(),
         what="-".join(str(config[key]).replace(":", ".") for key in ("workload", "size") if config.get(key)),
         config=_words({key: value for key, value in config.items() if key not in _IN_THE_FOLDER}),
         environment=_words(environment),

@@ -153,7 +153,10 @@ def test_mlflow_holds_a_run_for_each_trial_below_the_sweeps(sweep: Path, tmp_pat
 def test_a_sweep_that_is_resumed_goes_on_in_its_mlflow_run(sweep: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    for trial_id in ("001-a", "002-b"):
+    told = json.loads((sweep / "sweep.json").read_text())
+    taken_up = {**told, "started_at": "2026-11-22T08:00:00+00:00", "runs": [{"started_at": told["started_at"], "commit": None}]}
+    for trial_id, run in (("001-a", told), ("002-b", taken_up)):
+        (sweep / "sweep.json").write_text(json.dumps(run))  # as a resume leaves it
         tracking = Tracking([f"mlflow:{tmp_path / 'store'}"], sweep)
         append(sweep, record(trial_id))
         assert tracking.finish() == []
