@@ -47,6 +47,11 @@ class Environment:
         facts = (self.python, self.torch, self.triton, self.transformers, self.cuda, self.gpu, self.gpu or self.cpu)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
+    @property
+    def decisive(self) -> tuple[str, ...]:
+        """Names of what the key is made of."""
+        return ("gpu", "torch", "triton", "cuda", "transformers", "python", *(() if self.gpu else ("cpu",)))
+
     def to_dict(self) -> dict[str, str | int | None]:
         """Plain JSON values."""
         return asdict(self)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import records, secrecy
-from orchestrator.config import IDENTITY, SweepConfig
+from orchestrator.config import IDENTITY, Device, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import RecordsError, SweepFolderError
 from workloads.spelling import quoted
@@ -56,12 +56,14 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
             raise SweepFolderError(
                 f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
             )
-    if before["environment_key"] != environment.key:
-        component, theirs, mine = _difference(before["environment"], environment.to_dict())
-        raise SweepFolderError(
-            f"{folder} was measured with {component} {theirs}, and this is {mine}; their figures cannot be compared, "
-            "so name another --output"
-        )
+    only_drives = config.device is Device.CUDA and environment.gpu is None  # the head of a cluster, whose processor times nothing
+    for name in environment.decisive:
+        theirs, mine = before["environment"].get(name), getattr(environment, name)
+        if theirs != mine and not (name == "cpu" and only_drives):
+            raise SweepFolderError(
+                f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
+                "so name another --output"
+            )
     done = records.read(folder)
     for left_behind in folder.glob(f"{TRAIN_STATE}*"):
         shutil.rmtree(left_behind, ignore_errors=True)
@@ -141,10 +143,3 @@ def _make_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise SweepFolderError(f"{folder} cannot be written ({error.strerror}); name another --output") from None
-
-
-def _difference(theirs: dict[str, Any], mine: dict[str, Any]) -> tuple[str, Any, Any]:
-    for name in ("gpu", "cpu", "torch", "triton", "cuda", "transformers", "python"):
-        if theirs.get(name) != mine.get(name):
-            return name, theirs.get(name), mine.get(name)
-    return "environment", "another", "this one"

@@ -11,7 +11,7 @@ import pytest
 from samples import H200
 
 from orchestrator import folder as sweep_folder
-from orchestrator.config import SweepConfig
+from orchestrator.config import Device, SweepConfig
 from orchestrator.errors import RecordsError, SweepFolderError
 from orchestrator.folder import begin, read_sweep, resume, write_json
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
@@ -148,6 +148,23 @@ def test_figures_of_another_environment_are_not_added(begun: Path, name: str, va
         resume(begun, config(), dataclasses.replace(H200, **{name: value}), None)
     assert f"measured with {name} {getattr(H200, name)}, and this is {value}" in str(refusal.value)
     assert contents(begun) == before
+
+
+def test_of_what_differs_only_what_decides_figures_is_named(begun: Path) -> None:
+    with pytest.raises(SweepFolderError, match=r"measured with torch 2\.13\.0, and this is 2\.12\.0"):
+        resume(begun, config(), dataclasses.replace(H200, cpu="AMD EPYC 9654", torch="2.12.0"), None)
+
+
+@pytest.mark.parametrize("device", [Device.CUDA, Device.CPU])
+def test_a_head_that_only_drives_may_have_another_processor(tmp_path: Path, device: Device) -> None:
+    head = dataclasses.replace(H200, gpu=None, cuda=None, num_gpus=0)
+    begin(tmp_path, config(device=device), head, None)
+    other = dataclasses.replace(head, cpu="AMD EPYC 9654")
+    if device is Device.CUDA:
+        assert resume(tmp_path, config(device=device), other, None) == []
+    else:
+        with pytest.raises(SweepFolderError, match="measured with cpu"):
+            resume(tmp_path, config(device=device), other, None)
 
 
 def test_damaged_records_stop_a_resume_and_stay_as_they_are(begun: Path) -> None:
