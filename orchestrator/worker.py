@@ -112,6 +112,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
 
     from workloads.base import load_workload
     from workloads.measuring import Measurement, measure
+    from workloads.over_ranks import told_by_all
     from workloads.restarting import Start, restart
     from workloads.toolchain import start_compile_workers, warm_cpp_headers
 
@@ -170,6 +171,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
                 on_phase=on_phase,
                 on_early=on_early,
             )
+    neighbours = told_by_all(gpu_neighbours)  # a stranger on any worker's GPU slows them all
     return {
         **measured.to_dict(),
         **sharing.figures(measured),
@@ -177,7 +179,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         "environment_key": environment.fingerprint().key,
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,
-        "gpu_neighbours": gpu_neighbours,
+        "gpu_neighbours": neighbours,
     }
 
 

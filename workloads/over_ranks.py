@@ -37,7 +37,7 @@ def combined(ranks: Sequence[Measurement]) -> Measurement:
     low, high = first.samples_per_s_ci95
     values: dict[str, Any] = {
         **{name: _most(ranks, lambda one, name=name: getattr(one, name)) for name in _PEAKS},  # type: ignore[misc]
-        **{name: _found(ranks, name) for name in _FINDINGS},
+        **{name: _merged([getattr(one, name) for one in ranks]) for name in _FINDINGS},
         "compile_s": slowest.compile_s,
         "compile_phases_s": slowest.compile_phases_s,
         "first_step_s": max(one.first_step_s for one in ranks),
@@ -63,9 +63,13 @@ def _most(ranks: Sequence[Measurement], of: Callable[[Measurement], float | None
     return max((value for one in ranks if (value := of(one)) is not None), default=None)
 
 
-def _found(ranks: Sequence[Measurement], name: str) -> list[str]:
-    """Findings of worker 0, and those that only another one made, with its rank."""
-    found = list(getattr(ranks[0], name))
-    for rank, one in enumerate(ranks[1:], start=1):
-        found += [f"worker {rank}: {text}" for text in getattr(one, name) if not any(text in known for known in found)]
+def told_by_all(own: Sequence[str]) -> list[str]:
+    """What worker 0 tells, and what only another one does, with its rank; all must call this together."""
+    return _merged(by_rank(list(own)))
+
+
+def _merged(ranks: Sequence[Sequence[str]]) -> list[str]:
+    found = list(ranks[0])
+    for rank, told in enumerate(ranks[1:], start=1):
+        found += [f"worker {rank}: {text}" for text in told if not any(text in known for known in found)]
     return found

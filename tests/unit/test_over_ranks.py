@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from workloads import over_ranks
 from workloads.measurement import Measurement
-from workloads.over_ranks import combined
+from workloads.over_ranks import combined, told_by_all
 
 
 def own(**fields: Any) -> Measurement:
@@ -46,6 +47,12 @@ def test_a_finding_counts_whoever_made_it() -> None:
     assert group.fallbacks == ["a", "worker 1: b"]
     assert group.recompile_limit_hits == ["worker 1: step"]
     assert group.cudagraph_skips == 2
+
+
+def test_a_stranger_on_the_gpu_of_any_worker_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_ranks, "by_rank", lambda own: [own, ["process 7, 2.0 GiB"], []])
+    assert told_by_all([]) == ["worker 1: process 7, 2.0 GiB"]
+    assert told_by_all(["process 5"]) == ["process 5", "worker 1: process 7, 2.0 GiB"]
 
 
 @pytest.mark.parametrize(
