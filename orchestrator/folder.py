@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,27 @@ SCHEMA_VERSION = 2
 LOGS = "logs"
 TRAIN_STATE = ".train-"
 """How folders of a running trial's Ray Train state begin; a killed driver leaves them."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps other drivers of this host out of the folder, which is made, while the block lasts or until this process dies.
+
+    Raises:
+        SweepFolderError: one is at work in it, or it cannot be written.
+    """
+    _make_writable(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SweepFolderError(f"a sweep is running in {folder}; wait until it has ended, or name another --output") from None
+        except OSError:
+            pass  # a file system that locks no folders
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def begin(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[records.TrialRecord]:

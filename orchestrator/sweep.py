@@ -80,20 +80,21 @@ def _sweep(options: Options) -> int:
     learned = learned_for(config, environment)
     tracking = Tracking(config.log_to, output)
     commit = git_commit(named_workloads().get(config.workload, config.workload))
-    (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
-    stages = Stages(
-        config=config,
-        output=output,
-        fronts=_fronts(config),
-        max_length=workload.max_length,
-        environment=environment,
-        learned=learned,
-        tracking=tracking,
-    )
-    with kept.copying() if kept else nullcontext():
-        interrupted = _run(console, config, stages, output, _to_go_on(options, output))
-    if kept is not None:
-        console.print(f"results: {kept.location}", soft_wrap=True)
+    with folder.held(output):
+        (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
+        stages = Stages(
+            config=config,
+            output=output,
+            fronts=_fronts(config),
+            max_length=workload.max_length,
+            environment=environment,
+            learned=learned,
+            tracking=tracking,
+        )
+        with kept.copying() if kept else nullcontext():
+            interrupted = _run(console, config, stages, output, _to_go_on(options, output))
+        if kept is not None:
+            console.print(f"results: {kept.location}", soft_wrap=True)
     return 130 if interrupted else 0
 
 

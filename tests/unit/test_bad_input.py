@@ -197,6 +197,12 @@ def test_another_sweep_is_not_taken_up(theirs: Path, words: list[str], sentence:
     assert contents(theirs) == before
 
 
+def test_a_sweep_that_is_running_is_not_taken_up_beside_itself(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sweep_folder.held(theirs):
+        complaint = refused(capsys, "--resume", "--output", str(theirs))
+    assert f"a sweep is running in {theirs}; wait until it has ended" in complaint
+
+
 def test_a_damaged_last_record_stops_a_resume_and_is_kept(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (theirs / TRIALS_FILE).open("a") as log:
         log.write('{"schema_version": 1, "trial_id": "002')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from samples import H200
 from orchestrator import folder as sweep_folder
 from orchestrator.config import Device, SweepConfig
 from orchestrator.errors import RecordsError, SweepFolderError
-from orchestrator.folder import begin, read_sweep, resume, write_json
+from orchestrator.folder import begin, held, read_sweep, resume, write_json
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
 from workloads.settings import CompileSettings
 from workloads.vocabulary import Pipeline
@@ -148,6 +149,22 @@ def test_figures_of_another_environment_are_not_added(begun: Path, name: str, va
         resume(begun, config(), dataclasses.replace(H200, **{name: value}), None)
     assert f"measured with {name} {getattr(H200, name)}, and this is {value}" in str(refusal.value)
     assert contents(begun) == before
+
+
+def test_a_second_driver_is_kept_out_until_the_first_has_ended(begun: Path) -> None:
+    with held(begun), pytest.raises(SweepFolderError, match="a sweep is running in"), held(begun):
+        pytest.fail("two drivers write")
+    with held(begun):
+        assert resume(begun, config(), H200, None) == [eager_done()]
+
+
+def test_a_file_system_that_locks_no_folders_keeps_nobody_from_a_sweep(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(sweep_folder.fcntl, "flock", refuse)
+    with held(begun):
+        pass
 
 
 def test_of_what_differs_only_what_decides_figures_is_named(begun: Path) -> None:
