@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from orchestrator.environment import fingerprint
 from orchestrator.errors import SessionError
 from orchestrator.scratch import own_folder
 from orchestrator.watchdog import SESSION, kill_marked, marked
@@ -102,6 +103,7 @@ def _connect(own: ExitStack) -> None:
             ray.init(
                 address="local",
                 num_cpus=len(os.sched_getaffinity(0)),
+                num_gpus=fingerprint().num_gpus,  # Ray takes the parts of a GPU for one, and counts what CUDA does not see
                 resources={"host": 1.0},  # as each host of a cluster has, see placing.py
                 include_dashboard=False,
                 log_to_driver=False,

@@ -92,13 +92,19 @@ def _own_cores(plan: TrialPlan) -> Iterator[tuple[int, ...]]:
     """Binds this process to its share of the host's cores, which is its own while the block lasts."""
     at_once, preferred = plan.workers_at_once, None
     if plan.use_gpu:  # a host takes no more workers than it has GPUs, and a GPU's neighbours keep their shares
-        at_once = max(1, min(at_once, environment.gpus_of_host()))
+        at_once = max(1, min(at_once, max(environment.gpus_of_host(), _gpus_of_ray())))
         (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         preferred = int(gpu) if gpu.isdigit() else None
     with cores.slot(at_once, preferred) as slot:
         cpus = cores.share_of(slot, at_once)
         cores.bind(cpus)
         yield cpus
+
+
+def _gpus_of_ray() -> int:
+    """How many GPUs Ray has here: more than NVML counts where each is divided (MIG), or where NVML is not to be had."""
+    here = ray.get_runtime_context().get_node_id()
+    return max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == here), default=0)
 
 
 def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:

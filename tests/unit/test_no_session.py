@@ -1,12 +1,17 @@
-"""A Ray that does not start, or a cluster that does not answer, is one sentence."""
+"""A Ray that does not start, or a cluster that does not answer, is one sentence; what Ray and a worker are told of GPUs."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from orchestrator import session, worker
+from orchestrator.environment import fingerprint
 from orchestrator.errors import SessionError
 from orchestrator.session import ray_session
 
@@ -28,3 +33,36 @@ def test_it_is_said_what_does_not_answer_and_why(address: str | None, words: lis
     with pytest.raises(SessionError, match="The current node timed out during startup") as refusal, ray_session():
         pytest.fail("there is no session")
     assert all(part in str(refusal.value) for part in words)
+
+
+def test_ray_is_told_how_many_gpus_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def init(**options: Any) -> None:
+        told.update(options)
+        fails()
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(session, "fingerprint", lambda: replace(fingerprint(), num_gpus=7))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(SessionError), ray_session():
+        pytest.fail("there is no session")
+    assert told["num_gpus"] == 7
+
+
+@pytest.mark.parametrize(("by_nvml", "by_ray", "shares"), [(1, 7.0, 4), (0, 2.0, 2), (8, 2.0, 4), (0, 0.0, 1)])
+def test_cores_are_divided_by_the_workers_that_gpus_or_parts_of_one_take(
+    monkeypatch: pytest.MonkeyPatch, by_nvml: int, by_ray: float, shares: int
+) -> None:
+    here: Any = SimpleNamespace(get_node_id=lambda: "here", get_accelerator_ids=lambda: {"GPU": ["MIG-a"]})
+    nodes = [{"NodeID": "here", "Resources": {"GPU": by_ray}}, {"NodeID": "other", "Resources": {"GPU": 16.0}}]
+    divided: list[int] = []
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(worker.environment, "gpus_of_host", lambda: by_nvml)
+    monkeypatch.setattr(worker.cores, "slot", lambda num_slots, preferred: divided.append(num_slots) or nullcontext(0))
+    monkeypatch.setattr(worker.cores, "share_of", lambda slot, num_shares: (0,))
+    monkeypatch.setattr(worker.cores, "bind", lambda cpus: None)
+    plan: Any = SimpleNamespace(workers_at_once=4, use_gpu=True)
+    with worker._own_cores(plan):
+        assert divided == [shares]
