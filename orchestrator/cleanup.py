@@ -16,7 +16,7 @@ from ray.tune.experiment import Trial
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from orchestrator import folder as sweep_folder
-from orchestrator import records
+from orchestrator import records, secrecy
 from orchestrator.assignment import Assignment
 from orchestrator.board import Progress, find_board, find_progress
 from orchestrator.failures import Verdict, judge_trial_death
@@ -90,6 +90,7 @@ class Cleanup(Callback):
             wall_s=elapsed_s,
             figures={"tries": len(failed) + 1, "retry_reasons": failed},
         )
+        secrecy.clear_logs(assignment.log_folder)
         try:
             records.append(self._folder, record)
         except OSError as error:

@@ -91,6 +91,10 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
     done = records.read(folder)
     for left_behind in folder.glob(f"{TRAIN_STATE}*"):
         shutil.rmtree(left_behind, ignore_errors=True)
+    recorded = {trial.trial_id for trial in done} | {start.trial_id for start in records.read_warm_starts(folder)}
+    for logs in (folder / LOGS).iterdir():
+        if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
+            secrecy.clear_logs(logs)
     runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
     write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs))
     return done

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator import secrecy
 from orchestrator.assignment import Assignment
 from orchestrator.folder import LOGS
 
@@ -58,8 +59,10 @@ class LogBook:
         self._folder = Path(folder)
         self._open: dict[tuple[str, int], Unfinished] = {}
 
-    def begin(self, trial_id: str, rank: int, host: str, path: str) -> None:
-        """A worker on another host begins its log."""
+    def begin(self, trial_id: str, rank: int, host: str, path: str, secrets: Sequence[str] = ()) -> None:
+        """A worker on another host, which may know secrets that nobody here does, begins its log."""
+        for secret in secrets:
+            secrecy.keep(secret)
         self._open[trial_id, rank] = Unfinished(rank=rank, host=host, path=path, num_bytes=0)
 
     def write(self, trial_id: str, rank: int, offset: int, content: bytes) -> None:
@@ -75,6 +78,7 @@ class LogBook:
     def end(self, trial_id: str, rank: int) -> None:
         """It is complete."""
         self._open.pop((trial_id, rank), None)
+        secrecy.clear_logs(self._folder / LOGS / trial_id)
 
     def unfinished(self, trial_id: str) -> list[Unfinished]:
         """Logs of a trial that are not."""
@@ -170,7 +174,7 @@ def _sending(trial_id: str, rank: int, host: str, path: Path) -> Iterator[None]:
 
     def follow() -> None:
         with suppress(Exception):
-            ray.get(_find_log_book().begin.remote(trial_id, rank, host, str(path)), timeout=FETCH_S)
+            ray.get(_find_log_book().begin.remote(trial_id, rank, host, str(path), secrecy.known()), timeout=FETCH_S)
             while not ended.wait(EVERY_S):
                 send()
 

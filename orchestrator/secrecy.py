@@ -23,7 +23,8 @@ _SHORTEST = 8
 _MOST_LOG_BYTES = 64 * 2**20
 
 _NAMED_SECRET = re.compile(
-    r"(^|_)(SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CACHE_KEY)(_|$)", re.IGNORECASE
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CACHE_KEY|TOKENS?(_|$)|_(PASS|PWD|PAT)$",
+    re.IGNORECASE,
 )
 _PARAMETER = re.compile(r"(?i)([?&;][^=&\s]*(?:secret|token|passw|credential|key|signature|sig)[^=&\s]*=)[^&\s'\"]+")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
@@ -53,14 +54,27 @@ def without_credentials(address: str) -> str:
     return f"{scheme}://" + _PARAMETER.sub(lambda found: found[1] + HIDDEN, rest)
 
 
+def known(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """What is known to be secret, the longest first: one may be a part of another."""
+    found = set(_kept)
+    for name, value in environ.items():
+        if _NAMED_SECRET.search(name):
+            found |= {value, value.strip()}
+        elif "://" in value and "@" in value:
+            password = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
+            found |= {password, unquote(password)}
+    able = (secret for secret in found if len(secret) >= _SHORTEST and not Path(secret).is_absolute())
+    return sorted(able, key=lambda secret: (-len(secret), secret))
+
+
 def hidden(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """The text without secrets."""
-    return _without(text, _secrets(environ))
+    return _without(text, known(environ))
 
 
 def hidden_in(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
     """A JSON value without secrets."""
-    secrets = _secrets(environ)
+    secrets = known(environ)
 
     def cleared(inner: Any) -> Any:
         if isinstance(inner, str):
@@ -93,16 +107,3 @@ def _without(text: str, secrets: Sequence[str]) -> str:
     if "://" in text:
         text = _ADDRESS.sub(lambda found: without_credentials(found[0]), text)
     return _AWS_KEY.sub(HIDDEN, text)
-
-
-def _secrets(environ: Mapping[str, str]) -> list[str]:
-    """The longest first: one may be a part of another."""
-    found = set(_kept)
-    for name, value in environ.items():
-        if _NAMED_SECRET.search(name):
-            found |= {value, value.strip()}
-        elif "://" in value and "@" in value:
-            password = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
-            found |= {password, unquote(password)}
-    able = (secret for secret in found if len(secret) >= _SHORTEST and not Path(secret).is_absolute())
-    return sorted(able, key=lambda secret: (-len(secret), secret))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from samples import H200
 
-from orchestrator import lines, places, secrecy
-from orchestrator.config import shown
+from orchestrator import lines, logs, places, secrecy
+from orchestrator.config import SweepConfig, shown
 from orchestrator.errors import ConfigError, sentence
-from orchestrator.folder import write_json
+from orchestrator.folder import begin, resume, write_json
 from orchestrator.secrecy import hidden, hidden_in, without_credentials
+from workloads.settings import CompileSettings
+
+EAGER = CompileSettings.parse("scope=eager")
 
 ENVIRON = {
     "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG+bPxRfi",
@@ -30,6 +36,16 @@ ENVIRON = {
                                   "MLFLOW_TRACKING_PASSWORD"])  # fmt: skip
 def test_a_variable_that_is_named_like_a_secret_is_one(name: str) -> None:
     assert hidden(f"before{ENVIRON[name]}, after", ENVIRON) == "before***, after"
+
+
+@pytest.mark.parametrize("name", ["PGPASSWORD", "MYSECRET", "OPENAIAPIKEY", "AUTHTOKEN", "API_TOKENS", "DB_PASS", "GITHUB_PAT"])
+def test_a_secrets_name_need_not_set_the_word_apart(name: str) -> None:
+    assert hidden("it says planted-word", {name: "planted-word"}) == "it says ***"
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PWD", "COMPASS", "PATTERN", "LOGKEY"])
+def test_a_name_that_only_looks_alike_is_none_of_a_secret(name: str) -> None:
+    assert hidden("it says planted-word", {name: "planted-word"}) == "it says planted-word"
 
 
 def test_passwords_in_addresses_of_variables_are_secret_quoted_and_not() -> None:
@@ -106,3 +122,44 @@ def test_a_trials_log_is_cleared_of_secrets_and_of_nothing_else(tmp_path: Path) 
     assert (tmp_path / "worker-1.log").stat().st_mtime_ns == untouched.st_mtime_ns
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.log", "worker-0.log", "worker-1.log"]
     secrecy.clear_logs(tmp_path / "missing", ENVIRON)
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of a trial, in a sweep's folder, into which the workload has printed its token."""
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
+    begin(tmp_path, SweepConfig(recipe="given", workload="captioning", size="tiny", settings=(EAGER,)), H200, None)
+    log = tmp_path / "logs" / "7" / "worker-0.log"
+    log.parent.mkdir()
+    log.write_text("hf_planted_token\n")
+    return log
+
+
+def test_the_log_of_a_trial_whose_driver_was_killed_is_cleared_once_the_sweep_is_taken_up(left: Path, tmp_path: Path) -> None:
+    resume(tmp_path, SweepConfig(recipe="given", workload="captioning", size="tiny", settings=(EAGER,)), H200, None)
+    assert left.read_text() == "***\n"
+
+
+def test_the_log_of_another_host_is_cleared_of_what_only_that_host_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrecy, "_kept", set())
+    book = logs.LogBook(str(tmp_path))
+    book.begin("7", 0, "there", "/there/worker-0.log", secrecy.known({"HF_TOKEN": "hf_planted_token"}))
+    book.write("7", 0, 0, b"first hf_planted_")
+    book.write("7", 0, 17, b"token\n")
+    book.end("7", 0)
+    assert (tmp_path / "logs" / "7" / "worker-0.log").read_text() == "first ***\n"
+
+
+def test_a_worker_tells_the_log_book_what_is_secret_on_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
+    told: dict[str, tuple[Any, ...]] = {}
+    book = SimpleNamespace(
+        **{name: SimpleNamespace(remote=lambda *said, name=name: told.update({name: said})) for name in ("begin", "write", "end")}
+    )
+    monkeypatch.setattr(logs, "_find_log_book", lambda: book)
+    monkeypatch.setattr(logs.ray, "get", lambda answer, timeout: answer)
+    (tmp_path / "worker-0.log").write_text("said\n")
+    with logs._sending("7", 0, "there", tmp_path / "worker-0.log"):
+        pass
+    assert told["write"] == ("7", 0, 0, b"said\n")
+    assert "hf_planted_token" in told["begin"][-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from orchestrator import records, trial
+from orchestrator import cleanup, records, trial
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
 from orchestrator.evidence import Evidence
@@ -220,6 +221,22 @@ def test_a_record_waits_for_room_and_tune_is_told_if_there_never_is(
     else:
         assert told[trial.UNWRITTEN] == "No space left on device"
         assert clock.now < 10 + trial.RECORD_PATIENCE_S + 2
+
+
+def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*trial_id: str) -> None:
+        raise ActorDiedError
+
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
+    monkeypatch.setattr(cleanup, "find_board", gone)
+    monkeypatch.setattr(cleanup, "find_progress", gone)
+    assignment = assignment_in(tmp_path)
+    assignment.log_folder.mkdir(parents=True)
+    (assignment.log_folder / "worker-0.log").write_text("hf_planted_token\n")
+    dead: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
+    cleanup.Cleanup(tmp_path).on_trial_error(0, [], dead)
+    assert [record.label for record in records.read(tmp_path)] == [Label.TRIAL_DIED]
+    assert (assignment.log_folder / "worker-0.log").read_text() == "***\n"
 
 
 class GroupFailed(Exception):
