@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -131,6 +131,12 @@ def show_search(console: Console, outcome: str, complaint: str | None, again: st
     """Prints how a search ended, what is wrong with its aims if anything is, and how to go on if there is anything to try."""
     for line in filter(None, (outcome, complaint, f"go on with: {again}" if again else None)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_warnings(console: Console, complaints: Iterable[str]) -> None:
+    """Prints what went wrong and did not end the sweep; libraries and paths may say it with brackets."""
+    for complaint in complaints:
+        console.print(f"warning: {complaint}", markup=False, soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -94,7 +95,7 @@ def _sweep(options: Options) -> int:
         with kept.copying() if kept else nullcontext():
             interrupted = _run(console, config, stages, output, _to_go_on(options, output))
         if kept is not None:
-            console.print(f"results: {kept.location}", soft_wrap=True)
+            console.print(f"results: {kept.location}", markup=False, soft_wrap=True)
     return 130 if interrupted else 0
 
 
@@ -110,26 +111,30 @@ def _to_go_on(options: Options, output: Path) -> str:
 def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, again: str) -> bool:
     """Runs the sweep, writes its report and tells how it went; returns whether a person stopped it."""
     search = stages.search()
-    interrupted = stages.run(console, search)
+    try:
+        interrupted = stages.run(console, search)
+    except Exception:
+        presenting.show_warnings(console, stages.tracking.finish())
+        raise
     report = analysis.write_report(output)
     trials = analysis.load(output)
     found = analysis.summary(trials)
     presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.noisy_steps(trials))
+    say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
     why = "stopped" if interrupted else "the time budget did not suffice for them"
     if search is not None:
         presenting.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
     if search is None and (left := stages.left()):
-        console.print(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}", soft_wrap=True)
+        say(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}")
     elif cold := stages.to_measure_cold():
-        console.print(f"{len(cold)} of the front were not measured cold; go on with: {again}", soft_wrap=True)
+        say(f"{len(cold)} of the front were not measured cold; go on with: {again}")
     elif unconfirmed := stages.disturbed():
         which = f"{len(unconfirmed)} of the front were disturbed by other trials and did not run again alone"
-        console.print(f"{which}; go on with: {again}", soft_wrap=True)
+        say(f"{which}; go on with: {again}")
     elif starts := stages.to_start():
-        console.print(f"{len(starts)} of the front were not started from artifacts; go on with: {again}", soft_wrap=True)
-    for complaint in stages.tracking.finish(report):
-        console.print(f"warning: {complaint}", soft_wrap=True)
-    console.print(f"report: {report}", soft_wrap=True)
+        say(f"{len(starts)} of the front were not started from artifacts; go on with: {again}")
+    presenting.show_warnings(console, stages.tracking.finish(report))
+    say(f"report: {report}")
     return interrupted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ import pytest
 from orchestrator import cli, folder, presenting, sweep
 from orchestrator.config import SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
+from orchestrator.errors import SessionError
 from orchestrator.options import Options
+from orchestrator.records import Status, TrialRecord, append
 from orchestrator.search.named import Searcher
+from orchestrator.stages import Stages
+from orchestrator.tracking import deliveries
 from workloads.settings import CompileSettings
 
 
@@ -50,6 +55,38 @@ def test_a_search_learns_from_what_it_was_forced_to(resumed: Any) -> None:
     found = resumed({"search": search}).search
     assert (found.learn_from, found.learn_anyway, found.num_trials) == (("/elsewhere",), True, 5)
     assert resumed({"search": search}, "--num-trials", "7").search.num_trials == 7
+
+
+@pytest.mark.usefixtures("nothing_starts", "no_gpu")
+def test_what_was_recorded_when_ray_gave_a_sweep_up_reaches_its_trackers(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    tracker = SimpleNamespace(log=lambda entry: logged.append(entry.trial_id), close=lambda report: logged.append("closed"))
+    monkeypatch.setattr(deliveries, "opened", lambda destination, output: tracker)
+    full = CompileSettings.parse("scope=full")
+
+    def run(*arguments: Any) -> None:
+        append(theirs, TrialRecord(trial_id="002-b", settings=full.to_dict(), settings_key=full.key, status=Status.OK))
+        raise SessionError("Ray gave the sweep up")
+
+    monkeypatch.setattr(Stages, "run", run)
+    assert sweep.main(["--resume", "--output", str(theirs), "--log-to", "wandb:project"]) == 2
+    assert logged == ["002-b", "closed"]
+
+
+@pytest.mark.usefixtures("nothing_starts", "no_gpu")
+def test_paths_and_what_libraries_say_are_printed_with_their_brackets(
+    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(report: Path | None) -> None:
+        raise OSError("cannot write [/mnt/x]")
+
+    monkeypatch.setattr(deliveries, "opened", lambda destination, output: SimpleNamespace(close=refuse))
+    monkeypatch.setattr(Stages, "run", lambda *arguments: False)
+    output = theirs.rename(tmp_path / "runs[a]")
+    assert sweep.main(["--resume", "--output", str(output), "--log-to", "wandb:project"]) == 0
+    said = capsys.readouterr().out
+    assert "OSError: cannot write [/mnt/x]" in said
+    assert f"report: {output / 'report.html'}\n" in said
 
 
 def test_whether_the_end_is_left_out_is_said_to_each_run(resumed: Any) -> None:
