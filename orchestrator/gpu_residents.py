@@ -104,7 +104,8 @@ class GpuResidents:
             return {}
         if own & listed.keys():
             return {str(pid): f"process {pid}{_name(pid)}, {_size(used)}" for pid, used in listed.items() if pid not in own}
-        ours = sum(map(_holds_a_gpu, own))
+        # A process that was only forked, a data loader's, has its parent's files open, and no context.
+        ours = len({_command(pid) for pid in own if _holds_a_gpu(pid)})
         return {f"#{number}": f"a process outside this container ({number} of {len(listed) - ours})"
                 for number in range(1, len(listed) - ours + 1)}  # fmt: skip
 
@@ -146,6 +147,14 @@ def _name(pid: int) -> str:
         return f" ({Path(f'/proc/{pid}/comm').read_text(encoding='utf-8', errors='replace').strip()})"
     except OSError:
         return ""
+
+
+def _command(pid: int) -> bytes:
+    """With which words a process was started; a forked one has its parent's."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _holds_a_gpu(pid: int) -> bool:

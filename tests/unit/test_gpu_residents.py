@@ -103,6 +103,14 @@ def test_where_process_numbers_are_another_namespaces_their_count_tells(
     assert all("outside this container" in words for words in seen)
 
 
+def test_forked_loaders_that_have_the_workers_files_open_hide_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_residents, "descendants", lambda pid: {pid, 4_100_000, 4_100_001})
+    monkeypatch.setattr(gpu_residents, "_holds_a_gpu", lambda pid: True)
+    monkeypatch.setattr(gpu_residents, "_command", lambda pid: b"ray::worker", raising=False)
+    assert len(watched(FakeNvml(4_000_000, 4_000_001))) == 1
+    assert watched(FakeNvml(4_000_000)) == []
+
+
 def test_where_no_process_is_shown_memory_in_use_tells() -> None:
     (words,) = watched(FakeNvml(used_bytes=20 * GIB))
     assert "of 20.0 GiB in use" in words
