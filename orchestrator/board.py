@@ -176,7 +176,11 @@ def find_board() -> ActorHandle[Board]:
     return handle
 
 
-def find_progress(trial_id: str) -> Progress | None:
-    """How far one trial is; None if it is not running."""
-    running: list[Progress] = ray.get(find_board().running.remote())
+def find_progress(trial_id: str, timeout_s: float = 30.0) -> Progress | None:
+    """How far one trial is; None if it is not running.
+
+    Raises:
+        RayError: the board does not answer in time.
+    """
+    running: list[Progress] = ray.get(find_board().running.remote(), timeout=timeout_s)
     return next((progress for progress in running if progress.trial_id == trial_id), None)

@@ -70,7 +70,7 @@ class Cleanup(Callback):
     def _judge(self, assignment: Assignment, trial: Trial) -> tuple[Verdict, Progress | None]:
         progress: Progress | None = None
         with suppress(ray.exceptions.RayError):
-            progress = find_progress(assignment.trial_id)
+            progress = find_progress(assignment.trial_id, _BOARD_TIMEOUT_S)
             ray.get(find_board().end.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
         elapsed_s = progress.elapsed_s if progress else 0.0
         text = str(trial.get_error() or "no message")

@@ -104,7 +104,8 @@ def wait_for_host(
     try:
         for _ in range(config.max_concurrent):  # one after the other, so that each made is also removed
             groups += [placement_group([bundle] * config.workers_per_trial, strategy=strategy(config.placement))]
-        while not stopping.is_set() and not ray.wait([group.ready() for group in groups], timeout=_POLL_S)[0]:
+        ready = [group.ready() for group in groups]  # once: each asks Ray to tell
+        while not stopping.is_set() and not ray.wait(ready, timeout=_POLL_S)[0]:
             waited_s = time.monotonic() - began
             if waited_s > wait_s:
                 raise ConfigError(f"waited {wait_s:.0f} s in vain for {waits_for}; {_advice(config)}")

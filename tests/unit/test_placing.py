@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import GetTimeoutError, RayError
 
+from orchestrator import board, placing
 from orchestrator.config import Device, Placement, SweepConfig
-from orchestrator.placing import HOST, claimed_cpus, claims, strategy, workers_on_a_host
+from orchestrator.errors import ConfigError
+from orchestrator.placing import HOST, claimed_cpus, claims, strategy, wait_for_host, workers_on_a_host
 from workloads.settings import CompileSettings
 
 
@@ -56,3 +62,27 @@ def test_the_heads_cores_do_not_decide_where_gpus_or_hosts_do() -> None:
 
 def test_a_spread_trial_has_its_hosts_cores_to_itself() -> None:
     assert workers_on_a_host(config(max_concurrent=4, workers_per_trial=2, placement=Placement.SPREAD)) == 2
+
+
+@pytest.mark.usefixtures("cluster")
+def test_ray_is_asked_once_to_tell_of_a_host_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    clock = itertools.count(step=100.0)
+    monkeypatch.setattr(placing, "placement_group", lambda *bundles, **how: SimpleNamespace(ready=lambda: asked.append("ready")))
+    monkeypatch.setattr(placing, "remove_placement_group", lambda group: asked.append("removed"))
+    monkeypatch.setattr(placing.ray, "wait", lambda told, timeout: ([], told))
+    monkeypatch.setattr(placing.time, "monotonic", lambda: next(clock))
+    with pytest.raises(ConfigError, match="waited 1800 s in vain"):
+        wait_for_host(config(max_concurrent=2), 8, lambda words: None, threading.Event())
+    assert asked == ["ready"] * 2 + ["removed"] * 2
+
+
+def test_a_board_that_never_answers_holds_up_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(answer: None, timeout: float | None = None) -> None:
+        assert timeout == 30.0
+        raise GetTimeoutError
+
+    monkeypatch.setattr(board, "find_board", lambda: SimpleNamespace(running=SimpleNamespace(remote=lambda: None)))
+    monkeypatch.setattr(board.ray, "get", get)
+    with pytest.raises(RayError):
+        board.find_progress("7")
