@@ -10,7 +10,9 @@ from typing import cast
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import ActorAlreadyExistsError
 
+from orchestrator.errors import SessionError
 from workloads.phases import Phase
 
 NAME = "compile-sweep-board"
@@ -159,11 +161,18 @@ def _is_restarted() -> bool:
 
 @contextmanager
 def open_board() -> Iterator[ActorHandle[Board]]:
-    """Keeps the sweep's board while the block lasts."""
+    """Keeps the sweep's board while the block lasts.
+
+    Raises:
+        SessionError: the cluster has one already.
+    """
     actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(Board)
     # What it held is lost if it dies, but whoever asks is answered again: a sweep does not end for want of a board.
     options = actor.options(name=NAME, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
-    board = cast("ActorHandle[Board]", options.remote())
+    try:
+        board = cast("ActorHandle[Board]", options.remote())
+    except ActorAlreadyExistsError:
+        raise SessionError("another sweep runs in this cluster; wait until it has ended, or name another cluster") from None
     try:
         yield board
     finally:

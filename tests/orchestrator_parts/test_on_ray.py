@@ -14,6 +14,7 @@ from samples import wait_until
 
 from orchestrator import records
 from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.errors import SessionError
 from orchestrator.session import ray_session
 
 pytestmark = pytest.mark.slow
@@ -47,6 +48,13 @@ def test_a_board_tells_phases_of_running_trials_and_forgets_ended_ones() -> None
         assert 0 <= progress.in_phase_s <= progress.elapsed_s
         ray.get(find_board().end.remote("1"))
         assert ray.get(find_board().running.remote()) == []
+
+
+def test_a_second_sweep_in_a_cluster_is_refused_in_a_sentence() -> None:
+    from orchestrator.board import open_board
+
+    with open_board(), pytest.raises(SessionError, match="another sweep runs in this cluster"), open_board():
+        pytest.fail("two boards")
 
 
 def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
