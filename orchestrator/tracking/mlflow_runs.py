@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,9 @@ _MOST_METRICS, _MOST_PARAMS = 1000, 100
 
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 500
 """Characters that every server takes."""
+
+_NOT_IN_A_NAME = re.compile(r"[^\w.: -]")
+"""What MLflow refuses in a name, and slashes, which it takes for folders; parts of a model may be named so."""
 
 _DATABASE, _ARTIFACTS = "mlflow.db", "artifacts"
 
@@ -126,15 +130,19 @@ class MlflowRuns:
     def _log_metrics(self, run_id: str, entry: LoggedTrial, began_ms: int) -> None:
         from mlflow.entities import Metric
 
-        found = [Metric(name, value, began_ms, 0) for name, value in entry.metrics.items()]
+        found = [Metric(_named(name), value, began_ms, 0) for name, value in entry.metrics.items()]
         for name, values in entry.series.items():
             found += [Metric(f"series.{name}", value, began_ms, step) for step, value in enumerate(values)]
         for some in _portions(found, _MOST_METRICS):
             self._client.log_batch(run_id, metrics=some)
 
 
+def _named(name: str) -> str:
+    return _NOT_IN_A_NAME.sub("_", name)
+
+
 def _short(values: dict[str, str], longest: int) -> dict[str, str]:
-    return {name: value if len(value) <= longest else f"{value[: longest - 1]}…" for name, value in values.items()}
+    return {_named(name): value if len(value) <= longest else f"{value[: longest - 1]}…" for name, value in values.items()}
 
 
 def _portions(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

@@ -122,7 +122,7 @@ def test_mlflow_holds_a_run_for_each_trial_below_the_sweeps(sweep: Path, tmp_pat
 
     append(sweep, record("000-before"))  # recorded before: not logged again
     tracking = Tracking([f"mlflow:{tmp_path / 'store'}"], sweep)
-    append(sweep, record())
+    append(sweep, record(numerics={"status": "ok", "gradients": {"image->text": {"gap": 0.5}}}))  # names that MLflow refuses
     tracking.catch_up()
     append(sweep, record("003-bad", status=Status.INFEASIBLE, label="nan", reason="the loss is NaN", step_ms=[]))
     append(sweep, start())
@@ -142,6 +142,7 @@ def test_mlflow_holds_a_run_for_each_trial_below_the_sweeps(sweep: Path, tmp_pat
     assert {run.data.tags["mlflow.parentRunId"] for name, run in runs.items() if name != "sweep"} == {parent.info.run_id}
     assert good.data.params["mode"] == "default"
     assert good.data.metrics["samples_per_s"] == 700.0
+    assert good.data.metrics["numerics.gradients.image-_text.gap"] == 0.5
     assert good.info.end_time - good.info.start_time == 90_000
     steps = record().step_ms
     assert steps
