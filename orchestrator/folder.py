@@ -58,8 +58,9 @@ def begin(folder: Path, config: SweepConfig, environment: Environment, commit: s
     _make_writable(folder)
     if (folder / records.SWEEP_FILE).exists() or (folder / records.TRIALS_FILE).exists():
         raise SweepFolderError(f"{folder} holds a sweep already; add --resume to go on with it, or name another --output")
-    write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs=[]))
-    (folder / records.TRIALS_FILE).touch()  # second: without sweep.json it would look like a sweep that cannot be resumed
+    with _in_a_sentence(folder):
+        write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs=[]))
+        (folder / records.TRIALS_FILE).touch()  # second: without sweep.json it would look like a sweep that cannot be resumed
     return []
 
 
@@ -96,7 +97,8 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
         if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
             secrecy.clear_logs(logs)
     runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
-    write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs))
+    with _in_a_sentence(folder):
+        write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs))
     return done
 
 
@@ -165,9 +167,15 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
 
 
 def _make_writable(folder: Path) -> None:
-    try:
+    with _in_a_sentence(folder):
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+
+
+@contextmanager
+def _in_a_sentence(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SweepFolderError(f"{folder} cannot be written ({error.strerror}); name another --output") from None

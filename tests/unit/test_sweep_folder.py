@@ -167,6 +167,22 @@ def test_a_file_system_that_locks_no_folders_keeps_nobody_from_a_sweep(begun: Pa
         pass
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_full_disk_is_a_sentence_and_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if is_begun:
+        begin(tmp_path, config(), H200, None)
+    before = contents(tmp_path)
+    monkeypatch.setattr(sweep_folder.os, "fsync", full)
+    with pytest.raises(SweepFolderError, match=r"cannot be written \(No space left on device\)"):
+        resume(tmp_path, config(), H200, None)
+    assert contents(tmp_path) == before
+
+
 def test_of_what_differs_only_what_decides_figures_is_named(begun: Path) -> None:
     with pytest.raises(SweepFolderError, match=r"measured with torch 2\.13\.0, and this is 2\.12\.0"):
         resume(begun, config(), dataclasses.replace(H200, cpu="AMD EPYC 9654", torch="2.12.0"), None)
