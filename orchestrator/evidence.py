@@ -3,7 +3,7 @@
 Background: Ray says of a worker that is gone only that it is gone. Its log says more: Python's fault handler writes
 "Fatal Python error" and the stacks when a signal such as SIGSEGV ends the process, and "Timeout" when its deadline does; the
 reaper beside it (`watchdog.py`) notes whether the kernel ended processes for want of memory meanwhile. SIGKILL leaves nothing.
-Where a worker's log lies on another host, there is no evidence, and the clock and Ray's words decide.
+Where a worker's log lay on a host that is gone, there is no evidence, and the clock and Ray's words decide.
 """
 
 from __future__ import annotations
