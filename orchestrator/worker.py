@@ -77,7 +77,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
         try:
             with _own_cores(assignment.plan) as cpus:
                 return _measure(assignment, rank, cpus, deadline, log)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             traceback.print_exc()
             if assignment.plan.num_workers > 1 and is_let_down(_type_name(error), str(error)):
                 time.sleep(LET_DOWN_PATIENCE_S)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from orchestrator import cleanup, records, trial
+from orchestrator import cleanup, records, trial, worker
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
 from orchestrator.evidence import Evidence
@@ -22,6 +23,7 @@ from orchestrator.retrying import MOST_ATTEMPTS
 from orchestrator.tuning import gist
 from orchestrator.worker import MeasurementFailed
 
+WATCHED = ("explain_crashes", "start_reaper", "arm", "disarm")
 LOST = Verdict(status=Status.FAILED, label=Label.NODE_LOST, reason="the host of a worker left the cluster in phase steady")
 OUT_OF_MEMORY = Verdict(status=Status.INFEASIBLE, label=Label.OUT_OF_MEMORY, reason="out of memory")
 
@@ -237,6 +239,22 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
     cleanup.Cleanup(tmp_path).on_trial_error(0, [], dead)
     assert [record.label for record in records.read(tmp_path)] == [Label.TRIAL_DIED]
     assert (assignment.log_folder / "worker-0.log").read_text() == "***\n"
+
+
+@pytest.mark.parametrize("error", [SystemExit("no data"), ValueError("no data")])
+def test_a_workload_that_exits_or_raises_is_told_of_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*arguments: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(worker.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
+    monkeypatch.setattr(worker.logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
+    monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
+    monkeypatch.setattr(worker, "_own_cores", lambda plan: nullcontext((0,)))
+    monkeypatch.setattr(worker, "_measure", fail)
+    with pytest.raises(MeasurementFailed, match=f"builtins.{type(error).__name__}: no data"):
+        worker.train_loop({"assignment": assignment_in(tmp_path).to_dict(), "scratch": str(tmp_path)})
 
 
 class GroupFailed(Exception):
