@@ -78,7 +78,7 @@ class LogBook:
     def end(self, trial_id: str, rank: int) -> None:
         """It is complete."""
         self._open.pop((trial_id, rank), None)
-        secrecy.clear_logs(self._folder / LOGS / trial_id)
+        secrecy.clear_log(self._folder / LOGS / trial_id / file_name(rank))  # others of the trial are still written
 
     def unfinished(self, trial_id: str) -> list[Unfinished]:
         """Logs of a trial that are not."""

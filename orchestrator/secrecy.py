@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -87,18 +88,21 @@ def hidden_in(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def clear_logs(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """Takes secrets out of the files of a folder that nobody writes any more; one that cannot be looked over is left."""
+    """Takes secrets out of the files of a folder that nobody writes any more."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        try:
-            if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_LOG_BYTES:
-                continue
-            found = path.read_bytes().decode("utf-8", "surrogateescape")
-            if (cleared := hidden(found, environ)) != found:
-                part = path.with_name(f".{path.name}.part")
-                part.write_bytes(cleared.encode("utf-8", "surrogateescape"))
-                part.replace(path)
-        except OSError:
-            continue
+        clear_log(path, environ)
+
+
+def clear_log(path: Path, environ: Mapping[str, str] = os.environ) -> None:
+    """The same of one file; one that cannot be looked over is left."""
+    with suppress(OSError):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_LOG_BYTES:
+            return
+        found = path.read_bytes().decode("utf-8", "surrogateescape")
+        if (cleared := hidden(found, environ)) != found:
+            part = path.with_name(f".{path.name}.part")
+            part.write_bytes(cleared.encode("utf-8", "surrogateescape"))
+            part.replace(path)
 
 
 def _without(text: str, secrets: Sequence[str]) -> str:

@@ -146,8 +146,11 @@ def test_the_log_of_another_host_is_cleared_of_what_only_that_host_knows(tmp_pat
     book.begin("7", 0, "there", "/there/worker-0.log", secrecy.known({"HF_TOKEN": "hf_planted_token"}))
     book.write("7", 0, 0, b"first hf_planted_")
     book.write("7", 0, 17, b"token\n")
+    beside = tmp_path / "logs" / "7" / "worker-1.log"
+    beside.write_text("hf_planted_token, of a worker that goes on writing\n")
     book.end("7", 0)
     assert (tmp_path / "logs" / "7" / "worker-0.log").read_text() == "first ***\n"
+    assert "hf_planted_token" in beside.read_text()
 
 
 def test_a_worker_tells_the_log_book_what_is_secret_on_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
