@@ -6,6 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
+OF_FUNCTIONS = ("precompile", "pgo")
+"""Kinds whose keys name a function of the model, whatever was made of it: one setting's would be taken for another's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:

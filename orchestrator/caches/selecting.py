@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.caches.entries import Entry, Manifest
+from workloads.artifacts import OF_FUNCTIONS
 from workloads.errors import SettingsError
 from workloads.settings import CompileSettings
 
@@ -41,7 +42,8 @@ def select(
     """Entries of the manifests that can help a trial: same environment, workload and size.
 
     Where the same settings were compiled before, theirs alone, which are all that was used. Else those of the same scope and
-    mode come first, which share most graphs, then others; the newest first among equals. A manifest whose further contents
+    mode come first, which share most graphs, then others; the newest first among equals. Of others, what Dynamo traced stays
+    out: torch knows it by function alone, and would run the code of their mode and options. A manifest whose further contents
     would exceed the budget is left out whole, because entries of one compile need each other.
 
     Args:
@@ -64,7 +66,12 @@ def select(
     owners: dict[tuple[str, str], str] = {}
     contents: dict[str, int] = {}
     for manifest in fitting:
-        further = {(entry.kind, entry.key): entry for entry in manifest.entries if (entry.kind, entry.key) not in chosen}
+        is_own = manifest.settings_key == settings_key
+        further = {
+            (entry.kind, entry.key): entry
+            for entry in manifest.entries
+            if (entry.kind, entry.key) not in chosen and (is_own or entry.kind not in OF_FUNCTIONS)
+        }
         larger = contents | {entry.digest: entry.size_bytes for entry in further.values()}
         if sum(larger.values()) <= max_bytes:
             contents = larger

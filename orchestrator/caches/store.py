@@ -11,7 +11,7 @@ from orchestrator.caches.entries import Entry, Manifest
 from orchestrator.caches.shelf import Shelf, Use
 from orchestrator.caches.signing import SigningKey
 from orchestrator.errors import CacheError
-from workloads.artifacts import Artifact
+from workloads.artifacts import OF_FUNCTIONS, Artifact
 
 GRACE = timedelta(hours=1)
 """How long a content may lie without a manifest before `collect` takes it for rubbish: a publisher writes its manifest last."""
@@ -92,7 +92,8 @@ class ArtifactStore:
         """Adds artifacts, and the manifest that says whose they are.
 
         Of a kind and key that the store has for the same facts, the content there serves: compilers write into each
-        artifact how long it took, so that two of the same graph differ in bytes and in nothing else.
+        artifact how long it took, so that two of the same graph differ in bytes and in nothing else. Not so what is known by
+        a function of the model alone (`OF_FUNCTIONS`), of which each trial has its own.
 
         Args:
             manifest: who made them and under which facts; its entries, time and signature are filled in here.
@@ -247,12 +248,12 @@ class ArtifactStore:
         return manifest if isinstance(manifest, str) else manifest.problem(self._key)
 
     def _entries(self, environment: str) -> dict[tuple[str, str], Entry]:
-        """Every trusted entry made under these facts, the oldest of each kind and key."""
+        """Every trusted entry made under these facts that serves any trial, the oldest of each kind and key."""
         entries: dict[tuple[str, str], Entry] = {}
         for manifest in self.manifests().manifests:
             if manifest.environment == environment:
                 for entry in manifest.entries:
-                    if entry.problem(self._key, environment) is None:
+                    if entry.kind not in OF_FUNCTIONS and entry.problem(self._key, environment) is None:
                         entries.setdefault((entry.kind, entry.key), entry)
         return entries
 

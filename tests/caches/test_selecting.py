@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from cache_samples import FACTS, artifact, manifest
 
 from orchestrator.caches import Manifest, Selection, SigningKey, select
 from orchestrator.caches.entries import Entry
+from workloads.artifacts import OF_FUNCTIONS
 
 KEY = SigningKey(b"k" * 32)
 
 
-def made(day: int, *contents: tuple[str, bytes], **changes: Any) -> Manifest:
+def made(day: int, *contents: tuple[str, bytes], kind: str = "inductor", **changes: Any) -> Manifest:
     plain = manifest(created_at=f"2026-01-{day:02}T00:00:00+00:00", **changes)
     return manifest(
         created_at=plain.created_at,
-        entries=tuple(Entry.of(artifact(name, content), plain.environment, KEY) for name, content in contents),
+        entries=tuple(Entry.of(artifact(name, content, kind), plain.environment, KEY) for name, content in contents),
         **changes,
     )
 
@@ -59,6 +61,13 @@ def test_each_kind_and_key_is_restored_once_from_the_best() -> None:
     selection = selected(old, new)
     assert selection.entries == new.entries
     assert selection.hits([("inductor", "graph"), ("inductor", "more"), ("inductor", "made here")]) == {new.id: 2}
+
+
+@pytest.mark.parametrize("kind", OF_FUNCTIONS)
+def test_what_dynamo_traced_under_other_settings_is_left_out(kind: str) -> None:
+    others = made(2, ("function", b"1"), settings_key="scope=full,mode=max-autotune", kind=kind)
+    assert keys(selected(others, made(1, ("graph", b"2"), settings_key="scope=full,mode=max-autotune"))) == ["graph"]
+    assert keys(selected(others, settings_key="scope=full,mode=max-autotune")) == ["function"]
 
 
 def test_a_manifest_beyond_the_budget_is_left_out_whole() -> None:

@@ -61,6 +61,13 @@ def test_a_graph_that_another_trial_compiled_is_not_kept_twice(store: ArtifactSt
     assert elsewhere.new_bytes == 10
 
 
+def test_of_a_traced_function_each_trial_has_its_own(store: ArtifactStore) -> None:
+    store.publish(manifest(), [artifact("forward", b"traced with defaults", kind="precompile")])
+    tuned = manifest(settings_key="scope=full,mode=max-autotune")
+    published = store.publish(tuned, [artifact("forward", b"traced and tuned", kind="precompile")])
+    assert [one.content for one in store.fetch(published.manifest.entries, ENVIRONMENT).artifacts] == [b"traced and tuned"]
+
+
 def test_two_trials_published_apart_lose_nothing(store: ArtifactStore) -> None:
     store.publish(manifest(), [artifact("a", b"1"), artifact("both", b"2")])
     store.publish(manifest(maker="002-b"), [artifact("b", b"3"), artifact("both", b"2")])

@@ -22,7 +22,7 @@ from torch._inductor.utils import fresh_cache
 from torch.compiler._cache import CacheArtifactManager
 
 from workloads import cache_bundles, cache_entries, cache_folders, cache_kernels
-from workloads.artifacts import Artifact
+from workloads.artifacts import OF_FUNCTIONS, Artifact
 from workloads.cache_use import CacheUse, _Follower, _Tally
 from workloads.compile_caches import ArtifactKind, CacheFolders, bundle, configuration, gather, restore, watching_caches
 
@@ -44,6 +44,10 @@ def test_a_kernels_folder_is_the_same_artifact_wherever_it_lies(tmp_path: Path) 
     group = json.loads((third.triton / "KERNEL" / "__grp__add.json").read_text())
     assert Path(group["child_paths"]["add.cubin"]).read_bytes() == b"\x7fELF"
     assert Path(group["child_paths"]["add.cubin"]).is_relative_to(third.triton)
+
+
+def test_kinds_known_by_a_function_alone_are_those_of_dynamo() -> None:
+    assert set(OF_FUNCTIONS) == {ArtifactKind.PRECOMPILE, ArtifactKind.PGO}
 
 
 def test_what_was_restored_is_not_read_again(tmp_path: Path) -> None:
