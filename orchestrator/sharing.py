@@ -263,7 +263,7 @@ def facts_of(assignment: Assignment) -> Facts:
     """What an assignment's artifacts depend on in this process, as it is before the settings are applied."""
     from workloads.compile_caches import configuration
 
-    own = assignment.process_wide()
+    own = assignment.kept_apart()
     if assignment.plan.use_gpu:
         own["device"] = "cuda"
     else:  # the number of threads is in the code; `cores.bind` sets it

@@ -195,7 +195,7 @@ def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> d
         from orchestrator.caches.redis import NOBODY, environment_for
 
         # A workload may switch back-ends of attention, which torch's keys leave out like these settings.
-        apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **assignment.process_wide()}
+        apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **assignment.kept_apart()}
         # The worker itself sets the address, which Ray would log, once what comes from there is verified.
         remote = environment_for(NOBODY, tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
     return {

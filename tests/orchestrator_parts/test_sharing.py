@@ -178,8 +178,10 @@ def test_what_another_key_signed_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert not (folder / TUNED).exists()
 
 
-@pytest.mark.parametrize("settings", ["scope=full,matmul_precision=high", "scope=full,autocast=bf16"])
-def test_settings_that_change_what_a_graph_computes_share_nothing(
+@pytest.mark.parametrize(
+    "settings", ["scope=full,matmul_precision=high", "scope=full,autocast=bf16", "scope=full,dynamic=mark,dynamic_max=64"]
+)
+def test_settings_that_torch_does_not_keep_apart_share_nothing(
     tmp_path: Path, settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(tmp_path)

@@ -71,9 +71,11 @@ def test_a_warm_start_has_a_record_of_its_own_kind() -> None:
 
 
 def test_settings_that_torch_does_not_keep_apart_are_named() -> None:
-    assert assignment().process_wide() == {}
-    found = assignment("scope=full,matmul_precision=high,autocast=off").process_wide()
+    assert assignment().kept_apart() == {}
+    found = assignment("scope=full,matmul_precision=high,autocast=off").kept_apart()
     assert found == {"settings.matmul_precision": "high", "settings.autocast": "off"}
+    bounded = assignment("scope=full,dynamic=mark,dynamic_max=64").kept_apart()
+    assert bounded == {"settings.dynamic_max": "64"}
 
 
 def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifacts() -> None:
