@@ -28,6 +28,7 @@ from orchestrator import folder as sweep_folder
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
 from orchestrator.board import Progress, find_board
+from orchestrator.caches.redis import NO_SERVER, NOBODY, environment_for
 from orchestrator.config import REDIS, Placement
 from orchestrator.failures import Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
 from orchestrator.pressure import is_contended
@@ -192,13 +193,12 @@ def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> d
     plan = assignment.plan
     remote: dict[str, str] = {}
     if assignment.restores and str(plan.cache).startswith(REDIS):
-        from orchestrator.caches.redis import NOBODY, environment_for
-
         # A workload may switch back-ends of attention, which torch's keys leave out like these settings.
         apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **assignment.kept_apart()}
         # The worker itself sets the address, which Ray would log, once what comes from there is verified.
         remote = environment_for(NOBODY, tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
     return {
+        **NO_SERVER,
         **remote,
         MARKER: marker,
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),

@@ -19,6 +19,15 @@ NOBODY = "redis://127.0.0.1:1"
 URL_VARIABLE = "TORCHINDUCTOR_REDIS_URL"
 """What torch takes the address from when it first compiles something."""
 
+NO_SERVER = {
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "0",
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "0",
+    "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE": "0",
+    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "0",
+}
+"""Environment variables under which a process asks no server, whatever its user's other jobs ask."""
+
 _ANSWER_S = 5.0
 _LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
 """Seconds. Without them a server that hangs would hang the compile."""

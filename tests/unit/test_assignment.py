@@ -92,3 +92,14 @@ def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifact
     assert told(cache="/cache", restores=True) == {}
     other = told(cache="redis://host:1", restores=True, settings="scope=full,matmul_precision=high")
     assert other["TORCH_COMPILE_CACHE_KEY_TAG"] != shared["TORCH_COMPILE_CACHE_KEY_TAG"]
+
+
+@pytest.mark.parametrize(("cache", "asks"), [(None, "0"), ("/cache", "0"), ("redis://host:1", "1")])
+def test_torch_asks_no_server_that_a_users_other_jobs_share_their_caches_by(cache: str | None, asks: str) -> None:
+    from orchestrator.trial import _worker_environment  # which loads ray
+
+    environment = _worker_environment(assignment(cache=cache, restores=True), "marker", Path("/scratch"))
+    for kind in ("FX_GRAPH", "AUTOGRAD", "AUTOTUNE"):
+        assert environment[f"TORCHINDUCTOR_{kind}_REMOTE_CACHE"] == asks
+    assert environment["TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE"] == "0"
+    assert environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO"] == "0"
