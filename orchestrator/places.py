@@ -21,6 +21,10 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 """What pyarrow calls the file systems where an object appears whole once it is written, and folders are no thing."""
 
 
+_GCS_PATIENCE_S = 12
+"""As S3's three tries of 4 s."""
+
+
 def normalized(location: str) -> str:
     """A URI or folder as it means the same from any folder of this host.
 
@@ -44,9 +48,10 @@ def opened(uri: str) -> tuple[FileSystem, str]:
     """The file system of a normalized URI, and the path in it; of this host, one that is a folder or can become one.
 
     Raises:
-        OSError, ArrowException, ImportError, ValueError: whatever its library says, or the path is no folder.
+        Exception: whatever its library says, here and at each later use, or the path is no folder. Those that only fsspec knows
+            have errors of their own, which no class holds together.
     """
-    filesystem, root = _s3(uri) if uri.startswith("s3://") else FileSystem.from_uri(uri)
+    filesystem, root = _s3(uri) if uri.startswith("s3://") else FileSystem.from_uri(_patient(uri))
     refuse_no_folder(filesystem, root := root.rstrip("/"))
     return filesystem, root
 
@@ -113,6 +118,13 @@ def brief(error: BaseException) -> str:
     """An error's own words without secrets, which libraries quote, on one line and no longer than a line."""
     words = " ".join(secrecy.hidden(str(error) or type(error).__name__).split())
     return words if len(words) <= 200 else f"{words[:200]}…"
+
+
+def _patient(uri: str) -> str:
+    """The URI with a limit to how long Google's library tries again, which is 15 minutes unless one is said."""
+    if not uri.startswith(("gs://", "gcs://")) or "retry_limit_seconds=" in uri:
+        return uri
+    return f"{uri}{'&' if '?' in uri else '?'}retry_limit_seconds={_GCS_PATIENCE_S}"
 
 
 def _s3(uri: str) -> tuple[S3FileSystem, str]:

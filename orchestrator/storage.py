@@ -22,7 +22,6 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pyarrow import ArrowException
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from orchestrator import places
@@ -30,6 +29,7 @@ from orchestrator.config import HIDDEN
 from orchestrator.errors import StorageError, SweepFolderError
 from orchestrator.folder import LOGS
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
+from workloads.errors import CompileSweepError
 
 VARIABLE = "COMPILE_SWEEP_STORAGE"
 """Where a cluster keeps results: the URI below which each sweep has a folder, and the cache one, unless the command line says
@@ -45,8 +45,6 @@ _AT_ONCE = 8
 _RESTS = 4
 """Times as long as a look at the folder and its copy take, the copying rests, so that it takes little from what is measured."""
 
-_FAILURES = (OSError, ArrowException, ImportError, ValueError)
-"""What pyarrow and its file systems raise for a store that does not answer or does not let us in."""
 
 State = tuple[int, int]
 """Of a file as it was copied: when it was last written, in ns, and its size."""
@@ -122,7 +120,7 @@ class Storage:
         """
         try:
             return bool(self._filesystem.get_file_info(f"{self._root}/{SWEEP_FILE}").is_file)
-        except _FAILURES as error:
+        except Exception as error:  # each library has its own
             raise self._unusable(error) from None
 
     def refuse_another(self) -> None:
@@ -134,7 +132,7 @@ class Storage:
         """
         try:
             places.refuse_no_folder(*self._opened, to_write=True)
-        except _FAILURES as error:
+        except Exception as error:  # each library has its own
             raise self._unusable(error) from None
         if self.holds_sweep():
             raise SweepFolderError(
@@ -162,7 +160,9 @@ class Storage:
             for name in (*[name for name in lacking if name == SWEEP_FILE], *behind):  # last what makes it look like a sweep
                 self._fetch(name)
             self._note_logs(sizes)
-        except _FAILURES as error:
+        except CompileSweepError:
+            raise
+        except Exception as error:  # each library has its own
             raise self._unusable(error) from None
         return len(lacking) + len(behind)
 
@@ -184,7 +184,7 @@ class Storage:
                     places.write_whole(self._filesystem, self._root, name, content)
                     self._copied[name] = state
                     count += 1
-        except _FAILURES as error:
+        except Exception as error:  # each library has its own
             raise self._unusable(error) from None
         return count
 

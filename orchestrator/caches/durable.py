@@ -7,15 +7,15 @@ hits/<manifest's name>/<count>-<random>    empty: what a listing shows is all th
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TypeVar
 
-from pyarrow import ArrowException
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from orchestrator import places
@@ -57,7 +57,7 @@ def refuse_no_folder(location: str) -> None:
     """
     try:
         places.opened(location)
-    except (OSError, ArrowException, ValueError) as error:
+    except Exception as error:  # each library has its own
         raise _unusable(location, error) from None
 
 
@@ -72,7 +72,7 @@ class DurableShelf:
     def __init__(self, location: str, timeout_s: float = TIMEOUT_S) -> None:
         self._uri = normalized(location)
         self._timeout_s = timeout_s
-        self._manifests: dict[str, bytes] = {}  # a name is a digest: what was read once does not change
+        self._manifests: dict[str, bytes] = {}  # read well, once: they do not change, since a name is a digest
 
     @property
     def location(self) -> str:
@@ -128,19 +128,19 @@ class DurableShelf:
             self._write(_manifest(name), text)
 
     def manifests(self) -> dict[str, bytes]:
-        names = [info.base_name.removesuffix(".json") for info in self._files("manifests") if info.extension == "json"]
+        listed = {info.base_name.removesuffix(".json") for info in self._files("manifests") if info.extension == "json"}
+        known = self._manifests
+        found = {name: known[name] for name in listed if name in known}
 
         def get(name: str) -> bytes:
             return self._read(_manifest(name), MAX_MANIFEST_BYTES)
 
         with self._reached():
-            reads = self._at_once(get, [name for name in names if name not in self._manifests])
-            for name, future in reads.items():
-                try:
-                    self._manifests[name] = future.result()
-                except FileNotFoundError:  # removed since it was listed
-                    names.remove(name)
-        return {name: self._manifests[name] for name in names}
+            for name, future in self._at_once(get, sorted(listed - found.keys())).items():
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    found[name] = future.result()
+        self._manifests = {name: text for name, text in found.items() if hashlib.sha256(text).hexdigest().startswith(name)}
+        return found
 
     def drop_manifests(self, names: Iterable[str]) -> None:
         dropped = set(names)
@@ -218,7 +218,7 @@ class DurableShelf:
         """Whatever an object store's library raises becomes one sentence of ours."""
         try:
             yield
-        except (OSError, ArrowException, ImportError, ValueError) as error:
+        except Exception as error:  # each library has its own
             raise _unusable(self.location, error) from None
 
 

@@ -7,10 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, NoReturn
 
+import fsspec
 import pytest
 from cache_samples import artifact, manifest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from orchestrator import places
 from orchestrator.caches import KEY_VARIABLE, SigningKey, open_store
 from orchestrator.caches.durable import DurableShelf
 from orchestrator.caches.store import ArtifactStore
@@ -82,3 +86,63 @@ def test_a_file_in_the_folders_place_is_one_sentence(tmp_path: Path, key: Signin
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot be used"):
         ArtifactStore(DurableShelf(str(tmp_path / "file")), key).publish(manifest(), [artifact()])
+
+
+def test_manifests_in_folders_of_their_own_are_none(tmp_path: Path, key: SigningKey) -> None:
+    published = ArtifactStore(DurableShelf(str(tmp_path)), key).publish(manifest(), [artifact()]).manifest
+    for folder in "ab":
+        (tmp_path / "manifests" / folder).mkdir()
+        (tmp_path / "manifests" / folder / "same.json").write_text("{}")
+    listing = ArtifactStore(DurableShelf(str(tmp_path)), key).manifests()
+    assert (listing.manifests, listing.refused) == ((published,), ())
+
+
+def test_a_manifest_that_was_read_badly_once_is_read_again(
+    tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder of the cluster reads for weeks, and `verify --remove` would remove it."""
+    shelf = DurableShelf(str(tmp_path))
+    store = ArtifactStore(shelf, key)
+    published = store.publish(manifest(), [artifact()]).manifest
+    with monkeypatch.context() as patch:
+        read = shelf._read
+        patch.setattr(shelf, "_read", lambda name, most: read(name, most)[:-5])
+        assert len(store.manifests().refused) == 1
+    assert store.manifests().manifests == (published,)
+
+
+def test_manifests_that_are_gone_are_forgotten(tmp_path: Path, key: SigningKey) -> None:
+    shelf = DurableShelf(str(tmp_path))
+    store = ArtifactStore(shelf, key)
+    store.remove([store.publish(manifest(maker=str(number)), [artifact()]).manifest.id for number in range(3)])
+    assert store.manifests().manifests == ()
+    assert shelf._manifests == {}
+
+
+class OddFileSystem(MemoryFileSystem):
+    """One whose client has errors of its own, as those of https, Azure and Google have."""
+
+    protocol = "odd"
+
+    def fails(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise RuntimeError("the server said 500")
+
+    info = ls = find = exists = makedirs = mkdir = open = fails
+
+
+def test_whatever_a_file_system_of_fsspec_raises_is_one_sentence(key: SigningKey) -> None:
+    fsspec.register_implementation("odd", OddFileSystem, clobber=True)
+    store = ArtifactStore(DurableShelf("fsspec+odd://host/store"), key)
+    for call in (store.manifests, store.uses, store.collect, lambda: store.publish(manifest(), [artifact()])):
+        with pytest.raises(CacheError, match=r"cannot be used: .*the server said 500"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"), [("", 12), ("?endpoint_override=127.0.0.1:1", 12), ("?retry_limit_seconds=3", 3)]
+)
+def test_googles_library_tries_again_for_seconds_not_for_minutes(options: str, seconds: int) -> None:
+    filesystem, root = places.opened(f"gs://anonymous@bucket/prefix{options}")
+    assert root == "bucket/prefix"
+    _, (opened_with, *_) = filesystem.__reduce__()
+    assert opened_with["retry_time_limit"].total_seconds() == seconds

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from samples import wait_until
 
+from orchestrator import places, sweep
 from orchestrator import storage as storage_module
-from orchestrator import sweep
 from orchestrator.config import SweepConfig
 from orchestrator.errors import StorageError, SweepFolderError
 from orchestrator.folder import read_sweep
@@ -53,6 +53,23 @@ def test_what_changed_is_copied_and_nothing_else(folder: Path, place: Path) -> N
     assert storage.copy() == 1
     assert (place / "trials.jsonl").read_text() == "one\ntwo\n"
     assert storage.holds_sweep()
+
+
+def test_whatever_a_library_raises_disturbs_no_sweep(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of fsspec have errors of their own, which are no OSError."""
+
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("the server said 500")
+
+    storage, went_on = Storage(str(place), folder), []
+    monkeypatch.setattr(places, "write_whole", fails)
+    with pytest.raises(StorageError, match="the server said 500; the sweep is whole"), storage.copying():
+        went_on.append(storage)
+    assert went_on
+    monkeypatch.setattr(places, "opened", fails)
+    for call in (Storage(str(place), folder).holds_sweep, Storage(str(place), folder).bring_back):
+        with pytest.raises(StorageError, match="the server said 500"):
+            call()
 
 
 def test_another_machine_brings_all_of_it_back(folder: Path, place: Path, tmp_path: Path) -> None:
