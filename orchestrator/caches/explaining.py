@@ -49,6 +49,8 @@ class Difference:
     component: str
     a: str
     b: str
+    may_share: bool = False
+    """Whether artifacts may serve the other side all the same."""
 
 
 def explain(a: Side, b: Side) -> list[Difference]:
@@ -64,7 +66,8 @@ def explain(a: Side, b: Side) -> list[Difference]:
             for name, mine, theirs in (("workload", a.workload, b.workload), ("size", str(a.size), str(b.size)))
             if mine != theirs
         ]
-        found += _settings(str(a.settings_key), str(b.settings_key))
+        known = {one.component for one in found}  # some settings are facts, too
+        found += [one for one in _settings(str(a.settings_key), str(b.settings_key)) if one.component not in known]
     if not found and a.entries is not None and b.entries is not None:
         found = _entries(a.entries, b.entries)
     return found
@@ -80,10 +83,11 @@ def sentences(a: Side, b: Side, found: Sequence[Difference]) -> list[str]:
             "are alike in environment, workload and settings, yet compiled different graphs: "
             "the code of the model, of its loss or data, or its shapes differ"
         )
-    elif decisive.startswith("settings."):
+    elif all(one.may_share for one in found):
         verdict = f"share artifacts as far as {_words(found)} leaves graphs alike"
     else:
-        verdict = f"share nothing, because {decisive} differs" + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        verdict = f"share nothing, because {decisive.removeprefix('settings.')} differs{more}"
     return [f"{a.name} and {b.name} {verdict}.", *(f"  {one.component}: {one.a} | {one.b}" for one in found)]
 
 
@@ -109,9 +113,9 @@ def _settings(a: str, b: str) -> list[Difference]:
     try:
         mine, theirs = _spelled(a), _spelled(b)
     except SettingsError:  # of another version of this project
-        return [Difference(component="settings.key", a=a, b=b)]
+        return [Difference(component="settings.key", a=a, b=b, may_share=True)]
     return [
-        Difference(component=f"settings.{name}", a=mine.get(name, ABSENT), b=theirs.get(name, ABSENT))
+        Difference(component=f"settings.{name}", a=mine.get(name, ABSENT), b=theirs.get(name, ABSENT), may_share=True)
         for name in dict.fromkeys((*mine, *theirs))
         if mine.get(name) != theirs.get(name)
     ]

@@ -124,6 +124,17 @@ def test_what_differs_between_trials_is_named(changes: dict[str, str], component
     assert words in sentences(a, b, found)[0]
 
 
+def test_settings_that_keep_artifacts_apart_are_said_to_and_once() -> None:
+    facts = manifest().facts
+    a, b = (
+        Side.of(manifest(facts={**facts, "settings.autocast": dtype}, settings_key=f"scope=full,autocast={dtype}{more}"), dtype)
+        for dtype, more in (("bf16", ""), ("fp16", ",optimizer=fused"))
+    )
+    verdict, *lines = sentences(a, b, explain(a, b))
+    assert verdict == "bf16 and fp16 share nothing, because autocast differs (and 1 more)."
+    assert [line.split(":")[0] for line in lines] == ["  settings.autocast", "  settings.optimizer"]
+
+
 def test_a_miss_between_like_trials_is_laid_to_the_graphs() -> None:
     key = SigningKey(b"k" * 32)
     ours, theirs = (
