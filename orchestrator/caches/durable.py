@@ -239,5 +239,5 @@ def _folder_of(info: FileInfo) -> str:
 
 
 def _modified_at(info: FileInfo) -> datetime:
-    """Now, where a file system does not tell: nothing is then taken for old."""
-    return info.mtime.astimezone(UTC) if info.mtime else datetime.now(UTC)
+    """Never yet, where a file system does not tell: nothing is then taken for old."""
+    return info.mtime.astimezone(UTC) if info.mtime else datetime.max.replace(tzinfo=UTC)

@@ -121,8 +121,12 @@ class ArtifactStore:
                 self._shelf.put_manifest(signed.id, signed.to_json())
                 if before is not None:
                     self._shelf.drop_manifests([before.id])
-            there = self._shelf.present(wanted)  # a collection that had not seen the manifest may have taken what it names
-            if there >= {entry.digest for entry in named_by}:
+            there, mine = self._shelf.present(wanted), {entry.digest for entry in named_by}
+            # A collection that looked before this manifest was there takes what only manifests named that it removed. So what
+            # was found is relied on only while another manifest names it, and else put there again, which spares it.
+            if not mine <= put.keys():
+                there &= put.keys() | self._named_by_others(signed.id)
+            if there >= mine:
                 break
         else:
             if signed is not None:
@@ -234,10 +238,9 @@ class ArtifactStore:
         left = self._read()  # afresh, since others publish meanwhile
         unread = sum(not isinstance(manifest, Manifest) for manifest in left.values())
         named = {entry.digest for manifest in left.values() if isinstance(manifest, Manifest) for entry in manifest.entries}
+        untouched = {digest for digest, blob in self._shelf.blobs().items() if blob == blobs.get(digest)}
         swept = [
-            digest
-            for digest, blob in blobs.items()
-            if not unread and digest not in named and (digest in let_go or now - blob.modified_at > grace)
+            digest for digest in untouched - named if not unread and (digest in let_go or now - blobs[digest].modified_at > grace)
         ]
         self._shelf.drop_blobs(swept)
         freed = sum(blobs[digest].size_bytes for digest in swept)
@@ -256,6 +259,11 @@ class ArtifactStore:
                     if entry.kind not in OF_FUNCTIONS and entry.problem(self._key, environment) is None:
                         entries.setdefault((entry.kind, entry.key), entry)
         return entries
+
+    def _named_by_others(self, manifest_id: str) -> set[str]:
+        """Contents that any manifest names but this one."""
+        others = [one for name, one in self._read().items() if isinstance(one, Manifest) and name != manifest_id]
+        return {entry.digest for manifest in others for entry in manifest.entries}
 
     def _read(self) -> dict[str, Manifest | str]:
         """Every manifest by name, or why it is none."""

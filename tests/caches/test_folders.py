@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from orchestrator import places
 from orchestrator.caches import KEY_VARIABLE, SigningKey, open_store
 from orchestrator.caches.durable import DurableShelf
+from orchestrator.caches.shelf import BlobInfo
 from orchestrator.caches.store import ArtifactStore
 from orchestrator.errors import CacheError
 
@@ -101,9 +103,9 @@ def test_a_manifest_that_was_read_badly_once_is_read_again(
     tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A holder of the cluster reads for weeks, and `verify --remove` would remove it."""
+    published = ArtifactStore(DurableShelf(str(tmp_path)), key).publish(manifest(), [artifact()]).manifest
     shelf = DurableShelf(str(tmp_path))
     store = ArtifactStore(shelf, key)
-    published = store.publish(manifest(), [artifact()]).manifest
     with monkeypatch.context() as patch:
         read = shelf._read
         patch.setattr(shelf, "_read", lambda name, most: read(name, most)[:-5])
@@ -117,6 +119,28 @@ def test_manifests_that_are_gone_are_forgotten(tmp_path: Path, key: SigningKey) 
     store.remove([store.publish(manifest(maker=str(number)), [artifact()]).manifest.id for number in range(3)])
     assert store.manifests().manifests == ()
     assert shelf._manifests == {}
+
+
+def test_a_content_that_was_published_again_meanwhile_is_not_collected(
+    tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes, after the collection's last look at manifests. S3, which tells whole seconds, cannot show it."""
+    shelf = DurableShelf(str(tmp_path))
+    store = ArtifactStore(shelf, key)
+    store.publish(manifest(), [artifact()])
+    blobs, looks = shelf.blobs, list[int]()
+
+    def looked() -> dict[str, BlobInfo]:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            store.publish(manifest(maker="002-b"), [artifact()])
+        return blobs()
+
+    monkeypatch.setattr(shelf, "blobs", looked)
+    collected = store.collect(max_age=timedelta(0))
+    assert (collected.manifests, collected.blobs) == (1, 0)
+    (left,) = store.manifests().manifests
+    assert store.fetch(left.entries, left.environment).refused == ()
 
 
 class OddFileSystem(MemoryFileSystem):

@@ -243,6 +243,27 @@ def test_what_a_collection_takes_from_a_publisher_is_put_back(
     assert [one.content for one in fetched.artifacts] == [content]
 
 
+def test_what_a_collection_is_about_to_take_is_not_relied_on(
+    store: ArtifactStore, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for the last time before the publisher's manifest is there, and takes contents once the publisher has ended."""
+    store.publish(manifest(), [artifact("a", b"took 1.5 s")])
+    put, drop, about_to_go = shelf.put_manifest, shelf.drop_blobs, list[str]()
+
+    def late(name: str, text: bytes) -> None:
+        if not about_to_go:
+            store.collect(max_age=timedelta(0))
+        put(name, text)
+
+    monkeypatch.setattr(shelf, "drop_blobs", about_to_go.extend)
+    monkeypatch.setattr(shelf, "put_manifest", late)
+    published = store.publish(manifest(maker="002-b"), [artifact("a", b"took 1.7 s")])
+    drop(about_to_go)
+    assert store.manifests().manifests == (published.manifest,)
+    fetched = store.fetch(published.manifest.entries, ENVIRONMENT)
+    assert [one.content for one in fetched.artifacts] == [b"took 1.7 s"]
+
+
 def test_a_publisher_from_whom_everything_is_taken_again_and_again_gives_up(
     store: ArtifactStore, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
