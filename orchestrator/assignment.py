@@ -13,10 +13,6 @@ from orchestrator.records import Caches, TrialRecord, WarmStart
 from orchestrator.retrying import was_lost_to_precompile
 from workloads.settings import CompileSettings, Scope
 
-_KEPT_APART = ("attention", "matmul_precision", "autocast", "backend", "dynamic_min", "dynamic_max")
-"""Settings that are not in every key of torch's caches: what a compiled graph computes, who compiles it, and the bounds of a
-marked size, under which torch 2.13 finds a graph of narrower ones and then fails, because that graph's guard contradicts them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
@@ -91,11 +87,6 @@ class Assignment:
     def restores(self) -> bool:
         """Whether it begins with artifacts."""
         return self.plan.restores and self.plan.cache is not None and self.compiles
-
-    def kept_apart(self) -> dict[str, str]:
-        """Of the settings, those by which artifacts must be kept apart, because torch does not, by name."""
-        chosen = self.settings.to_dict()
-        return {f"settings.{name}": str(chosen[name]) for name in _KEPT_APART if chosen[name] is not None}
 
     @property
     def log_folder(self) -> Path:

@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator import cli
-from orchestrator.caches import ArtifactStore, Manifest, SigningKey, environment_facts, open_store
+from orchestrator.caches import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
 from orchestrator.caches.explaining import Side, explain, nearest, sentences
 from orchestrator.caches.shelf import Use
+from orchestrator.environment import fingerprint
 from orchestrator.errors import CacheError
 from workloads.errors import SettingsError
 from workloads.settings import CompileSettings
@@ -96,8 +97,8 @@ class ImportOptions(Place):
     """What to read; it must have been made in an environment like this one."""
     workload: str = "captioning"
     """Whose graphs they are."""
-    size: str = ""
-    """The workload's."""
+    size: str | None = None
+    """One of the workload's sizes; by default its first with a GPU and its last without."""
     settings: str = "scope=full"
     """Compile settings they were made with, like scope=regional,dynamic=auto."""
 
@@ -247,7 +248,8 @@ def _import(options: ImportOptions) -> int:
     except OSError as error:
         raise CacheError(f"{options.file} cannot be read ({error.strerror})") from None
     store = _open(options, may_be_new=True)
-    from workloads.cache_bundles import split  # which loads torch, as the next does
+    from workloads.base import load_workload  # which loads torch, as the next do
+    from workloads.cache_bundles import split
     from workloads.compile_caches import configuration
 
     try:
@@ -256,11 +258,17 @@ def _import(options: ImportOptions) -> int:
         raise CacheError(f"{options.file} {_NO_ARTIFACTS}: {ascii(str(error))[1:-1][:200]}") from None
     if not artifacts:
         raise CacheError(f"{options.file} {_NO_ARTIFACTS}")
+    if ":" in options.workload:  # a user's module, named as it would be imported from here
+        sys.path.insert(0, os.getcwd())
+    kind, use_gpu = load_workload(options.workload), bool(fingerprint().gpu)
+    workload = kind(options.size or kind.sizes[0 if use_gpu else -1], 0)
+    with workload.process_settings():
+        facts = trial_facts(configuration(), settings, use_gpu=use_gpu)
     published = store.publish(
         Manifest(
-            facts=environment_facts(configuration()),
+            facts=facts,
             workload=options.workload,
-            size=options.size,
+            size=workload.size,
             settings_key=settings.key,
             maker=f"import of {options.file.name}",
         ),

@@ -6,7 +6,6 @@ what is missing is compiled.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.assignment import Assignment
-from orchestrator.caches import Facts, Manifest, Selection, SigningKey, environment_facts, open_store, select
+from orchestrator.caches import Facts, Manifest, Selection, SigningKey, open_store, select, trial_facts
 from orchestrator.config import REDIS, shown
 from orchestrator.deposit import withdrawn
 from orchestrator.records import Caches
@@ -83,8 +82,10 @@ class Sharing:
             return
         began = time.perf_counter()
         try:
+            from workloads.compile_caches import configuration
+
             with self.workload.process_settings():
-                self._facts = facts_of(self.assignment)
+                self._facts = trial_facts(configuration(), self.assignment.settings, use_gpu=self.assignment.plan.use_gpu)
             if not self.assignment.restores:
                 return
             self._restored = _Restored()
@@ -257,18 +258,6 @@ class Sharing:
             for artifact in self._restored.artifacts
             if (artifact.kind, artifact.key) in hit or (artifact.kind, artifact.key.partition("/")[0]) in hit
         }
-
-
-def facts_of(assignment: Assignment) -> Facts:
-    """What an assignment's artifacts depend on in this process, as it is before the settings are applied."""
-    from workloads.compile_caches import configuration
-
-    own = assignment.kept_apart()
-    if assignment.plan.use_gpu:
-        own["device"] = "cuda"
-    else:  # the number of threads is in the code; `cores.bind` sets it
-        own |= {"device": "cpu", "threads": os.environ.get("OMP_NUM_THREADS", "")}
-    return environment_facts({**configuration(), **own})
 
 
 def _within(limit_s: float, call: Callable[[], Result]) -> Result:

@@ -28,6 +28,7 @@ from orchestrator import folder as sweep_folder
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
 from orchestrator.board import Progress, find_board
+from orchestrator.caches.keys import kept_apart
 from orchestrator.caches.redis import NO_SERVER, NOBODY, environment_for
 from orchestrator.config import REDIS, Placement
 from orchestrator.failures import Label, Verdict, judge_death, judge_measurement, judge_stop, judge_warm_start
@@ -194,7 +195,7 @@ def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> d
     remote: dict[str, str] = {}
     if assignment.restores and str(plan.cache).startswith(REDIS):
         # A workload may switch back-ends of attention, which torch's keys leave out like these settings.
-        apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **assignment.kept_apart()}
+        apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **kept_apart(assignment.settings)}
         # The worker itself sets the address, which Ray would log, once what comes from there is verified.
         remote = environment_for(NOBODY, tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -12,6 +13,7 @@ from pathlib import Path
 import pynvml
 
 from orchestrator.environment import Environment, fingerprint, visible_gpus
+from workloads.settings import CompileSettings
 
 Facts = Mapping[str, str]
 """Component → value. Compared whole; a component that one side lacks differs."""
@@ -20,6 +22,33 @@ DECISIVE = (
     "torch", "triton", "cuda", "driver", "gpu", "capability", "python", "machine", "libc", "cpu", "cpu_instructions",
 )  # fmt: skip
 """Components of the host, the one that explains most first: another torch brings another triton and configuration."""
+
+_KEPT_APART = ("attention", "matmul_precision", "autocast", "backend", "dynamic_min", "dynamic_max")
+"""Settings that are not in every key of torch's caches: what a compiled graph computes, who compiles it, and the bounds of a
+marked size, under which torch 2.13 finds a graph of narrower ones and then fails, because that graph's guard contradicts them."""
+
+
+def trial_facts(configuration: Mapping[str, str], settings: CompileSettings, *, use_gpu: bool) -> dict[str, str]:
+    """Everything that artifacts of a trial depend on.
+
+    Args:
+        configuration: as in `environment_facts`, with the workload's process settings in force.
+        settings: the trial's, which are not applied yet.
+        use_gpu: whether it runs on one.
+    """
+    own = kept_apart(settings)
+    if use_gpu:
+        own["device"] = "cuda"
+    else:  # the number of threads is in the code; `cores.bind` sets it for trials
+        threads = os.environ.get("OMP_NUM_THREADS") or configuration.get("cpu_threads", "")
+        own |= {"device": "cpu", "threads": threads}
+    return environment_facts({**configuration, **own})
+
+
+def kept_apart(settings: CompileSettings) -> dict[str, str]:
+    """Of the settings, those by which artifacts must be kept apart, because torch does not, by name."""
+    chosen = settings.to_dict()
+    return {f"settings.{name}": str(chosen[name]) for name in _KEPT_APART if chosen[name] is not None}
 
 
 def environment_facts(configuration: Mapping[str, str], environment: Environment | None = None) -> dict[str, str]:

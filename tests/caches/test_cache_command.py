@@ -16,6 +16,7 @@ from cache_samples import FACTS, artifact, manifest
 from orchestrator import cache
 from orchestrator.caches import ArtifactStore, SigningKey, open_store
 from orchestrator.caches.signing import KEY_VARIABLE
+from workloads.compile_caches import bundle
 
 Command = Callable[..., str]
 
@@ -182,6 +183,12 @@ def test_no_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in said for name in ("list", "show", "verify", "gc", "export", "import", "explain"))
 
 
+def test_an_import_for_no_workload_is_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bundle([artifact("a/b.best_config", kind="autotune")]))
+    assert "no workload is called 'capshuning'" in command("import", str(tmp_path / "file"), "--workload", "capshuning", code=2)
+    assert "has no size 'huge'" in command("import", str(tmp_path / "file"), "--size", "huge", code=2)
+
+
 def test_a_file_that_is_no_bundle_is_not_imported(command: Command, tmp_path: Path) -> None:
     for content in (b"", b"not a bundle", os.urandom(1000)):
         (tmp_path / "file").write_bytes(content)
@@ -235,5 +242,5 @@ def test_a_production_job_restores_an_export_with_the_three_lines(command: Comma
     assert "miss" not in printed
     assert "[]" in printed  # nothing of this project is there
 
-    command("import", str(tmp_path / "toy.bin"), "--workload", "toy")
+    command("import", str(tmp_path / "toy.bin"), "--workload", "toy_workloads:Toy")
     assert "import of toy.bin" in command("list")

@@ -12,10 +12,13 @@ import torch
 from torch.compiler._cache import CacheArtifactManager
 from toy_workloads import Toy
 
-from orchestrator import sharing
+from orchestrator import cache, sharing
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.caches import KEY_VARIABLE, open_store
+from orchestrator.environment import fingerprint
 from orchestrator.sharing import Sharing
+from workloads.artifacts import Artifact
+from workloads.compile_caches import bundle
 from workloads.restarting import Start
 
 FULL, REGIONAL = "scope=full", "scope=regional"
@@ -108,6 +111,15 @@ def test_a_warm_trial_finds_what_a_cold_one_published(tmp_path: Path, monkeypatc
     assert figures["cold_equivalent_s"] == 10.0 + figures["cache_saved_s"]
     assert figures["restore_s"] > 0
     assert figures["cache_new_bytes"] == 0  # what was restored is not stored again
+
+
+def test_a_trial_finds_what_was_imported_for_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "given.bin").write_bytes(bundle([Artifact(kind="autotune", key=TUNED, content=b"{}")]))
+    settings = "scope=full,dynamic=mark,dynamic_max=64,autocast=bf16"
+    words = ["--workload", "toy_workloads:Toy", "--settings", settings, "--cache", str(tmp_path / "cache")]
+    assert cache.main(["import", str(tmp_path / "given.bin"), *words]) == 0
+    figures = worked(sharing_of(tmp_path, settings, restores=True, use_gpu=bool(fingerprint().gpu)))
+    assert (figures["caches"], figures["cache_restored"]) == ("warm", 1)
 
 
 def test_what_another_setting_left_and_nothing_hit_is_not_named_as_this_ones(

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.caches.keys import kept_apart
 from orchestrator.failures import OK
 from orchestrator.records import Caches, TrialRecord, WarmStart
+from workloads.settings import CompileSettings
 
 
 def assignment(settings: str = "scope=full", **plan: Any) -> Assignment:
@@ -71,10 +73,10 @@ def test_a_warm_start_has_a_record_of_its_own_kind() -> None:
 
 
 def test_settings_that_torch_does_not_keep_apart_are_named() -> None:
-    assert assignment().kept_apart() == {}
-    found = assignment("scope=full,matmul_precision=high,autocast=off").kept_apart()
+    assert kept_apart(CompileSettings.parse("scope=full")) == {}
+    found = kept_apart(CompileSettings.parse("scope=full,matmul_precision=high,autocast=off"))
     assert found == {"settings.matmul_precision": "high", "settings.autocast": "off"}
-    bounded = assignment("scope=full,dynamic=mark,dynamic_max=64").kept_apart()
+    bounded = kept_apart(CompileSettings.parse("scope=full,dynamic=mark,dynamic_max=64"))
     assert bounded == {"settings.dynamic_max": "64"}
 
 
