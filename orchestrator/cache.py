@@ -20,6 +20,7 @@ from rich.table import Table
 
 from orchestrator import cli
 from orchestrator.caches import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
+from orchestrator.caches.durable import normalized
 from orchestrator.caches.explaining import Side, explain, nearest, sentences
 from orchestrator.caches.shelf import Use
 from orchestrator.environment import fingerprint
@@ -148,7 +149,7 @@ def _list(options: ListOptions) -> int:
             str(uses.get(manifest.id, Use()).hits),
         )
     if listing.manifests:
-        Console(soft_wrap=True).print(table)
+        Console(soft_wrap=True, markup=False, highlight=False, emoji=False).print(table)
     apart = sum(manifest.size_bytes for manifest in listing.manifests)
     held = sum(contents.values())
     print(f"{store.location}: {len(listing.manifests)} manifests; {held / 1e6:.1f} MB, {apart / 1e6:.1f} MB if each kept its own")
@@ -332,9 +333,10 @@ def _find(manifests: Sequence[Manifest], name: str, store: ArtifactStore) -> Man
 def _open(options: Place, *, may_be_new: bool = False) -> ArtifactStore:
     if options.cache.startswith(("redis://", "rediss://")):
         raise CacheError("what Inductor keeps on Redis is Inductor's; this command is for folders and object stores")
-    if "://" not in options.cache and not may_be_new and not os.path.isdir(options.cache):
+    if "://" not in options.cache and not may_be_new and not os.path.isdir(normalized(options.cache)):
         raise CacheError(f"there is no folder {options.cache!r}; name one with --cache, or a URI")
-    return open_store(options.cache, key=SigningKey.load(options.key_file))
+    environ = {} if options.key_file else os.environ  # a file that is named goes before the variable
+    return open_store(options.cache, key=SigningKey.load(options.key_file, environ))
 
 
 def _label(settings_key: str) -> str:

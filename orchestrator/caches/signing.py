@@ -93,7 +93,10 @@ class SigningKey:
 
 
 def _default_path(environ: Mapping[str, str]) -> Path:
-    folder = environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    try:
+        folder = environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:  # a container's user without a name
+        raise CacheError(f"this user has no home folder for the key; set {KEY_VARIABLE}, or name a file") from None
     return Path(folder) / "compile-sweep" / "cache.key"
 
 

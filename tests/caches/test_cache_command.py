@@ -66,6 +66,23 @@ def test_list_says_who_made_what_and_how_often_it_was_hit(command: Command) -> N
     assert "2 manifests; 3.5 MB, 4.0 MB if each kept its own" in said
 
 
+def test_list_shows_names_as_they_are(command: Command, folder: Path) -> None:
+    open_store(str(folder)).publish(manifest(workload="odd[/]name", maker=":smile: [red]3"), [artifact("c")])
+    said = command("list")
+    assert "odd[/]name" in said
+    assert ":smile: [red]3" in said
+
+
+def test_a_store_is_found_below_home(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert cache.main(["list", "--cache=~/cache"]) == 0  # no shell expands it there, and a sweep does so itself
+    assert "2 manifests" in capsys.readouterr().out
+
+
+def test_a_key_file_that_is_named_goes_before_the_variable(command: Command, tmp_path: Path) -> None:
+    assert command("list", "--key-file", str(tmp_path / "another.key"), code=1).count("another key") == 2
+
+
 def test_show_says_under_which_facts_and_of_which_kinds(command: Command) -> None:
     said = command("show", "002-b")
     assert all(f"{name}: {value}" in said for name, value in FACTS.items())

@@ -72,3 +72,12 @@ def test_a_signature_holds_for_its_message_and_key_alone() -> None:
 
 def test_a_key_does_not_show_itself() -> None:
     assert "1111" not in repr(SigningKey(b"1" * 32)) + str(SigningKey(b"1" * 32))
+
+
+def test_a_user_without_a_home_is_told_to_set_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*of: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fails)
+    with pytest.raises(CacheError, match=f"set {KEY_VARIABLE}"):
+        SigningKey.load(environ={})
