@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
@@ -80,19 +81,39 @@ def chosen(given: str | None, stored: Mapping[str, Any], output: Path, environ: 
     Raises:
         StorageError: results cannot be kept there, or the password was not written down.
     """
+    if given == NOWHERE:
+        return None
     if given is not None:
-        location = normalized(given)
-        if given == NOWHERE:
-            return None
-        if Path(location).is_relative_to(output.absolute()):
-            raise StorageError(f"--storage {given} lies in the sweep's own folder, whose copy it would be; name another")
-        return location
+        return _apart(normalized(given), output)
     if HIDDEN in str(stored.get("storage")):
         raise StorageError(f"the password of {stored['storage']} was not written down; give --storage again")
     if "storage" in stored:
         return None if stored["storage"] is None else str(stored["storage"])
     base = environ.get(VARIABLE)
-    return below(normalized(base), output.absolute().name) if base else None
+    location = below(normalized(base), output.absolute().name) if base else None
+    if location is None or _place(location) == _place(str(output)):  # the sweep's folder lies where the cluster keeps results
+        return None
+    return _apart(location, output)
+
+
+def _apart(location: str, output: Path) -> str:
+    """The location, which is no copy of the sweep's folder in that folder itself, however either is spelled.
+
+    Raises:
+        StorageError: it is.
+    """
+    place = _place(location)
+    if place is not None and place.is_relative_to(os.path.realpath(output)):
+        raise StorageError(f"{location} lies in the sweep's own folder, whose copy it would be; name another --storage")
+    return location
+
+
+def _place(location: str) -> Path | None:
+    """The folder of this host that a location is, through all links; None if it is none."""
+    scheme, colon, rest = location.partition("://")
+    if colon and scheme.removeprefix(places.FSSPEC) != "file":
+        return None
+    return Path(os.path.realpath(unquote(rest.partition("?")[0]) if colon else location))  # which a loop of links does not end
 
 
 class Storage:

@@ -218,9 +218,17 @@ def test_a_storage_whose_password_was_not_written_down_has_to_be_given_again() -
         chosen(None, {"storage": "s3://***@bucket/x"}, Path("results/captioning"), {})
 
 
-def test_a_storage_in_the_sweeps_own_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spelled", ["{0}/sweep/copy", "file://{0}/sweep/copy", "fsspec+file://{0}/sweep", "{0}/link/copy"])
+def test_a_storage_in_the_sweeps_own_folder_is_refused(spelled: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "sweep")
     with pytest.raises(StorageError, match="lies in the sweep's own folder, whose copy it would be"):
-        chosen(str(tmp_path / "sweep" / "copy"), {}, tmp_path / "sweep", {})
+        chosen(spelled.format(tmp_path), {}, tmp_path / "sweep", {})
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_sweep_that_lies_where_the_cluster_keeps_results_is_not_copied_onto_itself(scheme: str, tmp_path: Path) -> None:
+    assert chosen(None, {}, tmp_path / "sweep", {storage_module.VARIABLE: f"{scheme}{tmp_path}"}) is None
 
 
 SWEEP = ("--settings", "scope=eager", "--size", "tiny", "--device", "cpu", "--cache", "none")
