@@ -64,8 +64,11 @@ def compared(cold: Path, shared: Path) -> Row:
         raise ConfigError(
             f"{cold} has no cold trial of a setting that {shared} has a trial of; give two sweeps over the same settings"
         )
-    starts = {start.settings_key: start for folder in (cold, shared) for start in records.read_warm_starts(folder)}
-    settings = [_setting(before, after, starts.get(before["settings_key"])) for before, after, _ in pairs]
+    started = [start for folder in (cold, shared) for start in records.read_warm_starts(folder)]
+    starts = {(start.settings_key, start.num_workers): start for start in started}
+    settings = [
+        _setting(before, after, starts.get((before["settings_key"], before["num_workers"]))) for before, after, _ in pairs
+    ]
     keys = [before["settings_key"] for before, _, _ in pairs]
     return {
         "cold": _described(cold),
@@ -269,6 +272,7 @@ def _errors(found: Row) -> Table:
         "saved s",
         "cold equivalent s",
         "error",
+        "of its warm start",
         "hits",
         "misses",
         "wall s, cold",

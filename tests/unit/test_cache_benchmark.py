@@ -185,6 +185,19 @@ def test_all_of_it_is_written_and_shown(cold: Path, tmp_path: Path) -> None:
     assert "fronts: the same" in text
 
 
+def test_every_figure_of_the_table_stands_below_its_title(cold: Path, tmp_path: Path) -> None:
+    chosen = CompileSettings.parse(FULL)
+    usual: dict[str, Any] = {"settings": chosen.to_dict(), "settings_key": chosen.key, "status": Status.OK}
+    for workers in (1, 2):  # of which the cold trial had one
+        append(cold, WarmStart(trial_id="start", warmup_s=11.0, cache_saved_s=100.0 * workers, num_workers=workers, **usual))
+    shared = sweep(tmp_path / "shared", warm(FULL, 700, 10, 75, 110))
+    table, *_ = cache_sweeps.compare(tmp_path / "found.json", cold, shared)
+    assert isinstance(table, Table)
+    cells = {str(column.header): str(*column.cells) for column in table.columns}
+    assert (cells["hits"], cells["misses"], cells["wall s, cold"], cells["shared"]) == ("3", "0", "200.0", "110.0")
+    assert (cells["error"], cells["of its warm start"]) == ("-15.0%", f"{111 / measured(700, 100)['warmup_s'] - 1:+.1%}")
+
+
 def test_sweeps_that_share_no_setting_are_one_sentence(cold: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = sweep(tmp_path / "shared", warm(MARKED, 700, 10, 75, 110))
     assert cache.main(["sweeps", str(cold), str(shared), "--output", str(tmp_path / "found.json")]) == 2
