@@ -154,7 +154,7 @@ class Sharing:
                 "cache_restored_bytes": restored.size_bytes,
                 "cache_refused": restored.refused,
             }
-        is_warm = self._is_redis if restored is None else bool(restored.artifacts)
+        is_warm = self._is_redis if restored is None else bool(restored.artifacts) or self._others_may_have
         saved_s = use.saved_s if use is not None and is_warm else None
         found |= {"caches": str(Caches.WARM if is_warm else Caches.COLD), "cache_saved_s": saved_s}
         if self.assignment.plan.warm_start:
@@ -171,6 +171,12 @@ class Sharing:
     @property
     def _is_redis(self) -> bool:
         return self.assignment.restores and not self._has_store
+
+    @property
+    def _others_may_have(self) -> bool:
+        """Whether another worker of the host, which shares its caches, may have restored what this one could not."""
+        chosen = self._restored.selection if self._restored else None
+        return self.assignment.plan.num_workers > 1 and (chosen is None or bool(chosen.entries))
 
     @contextmanager
     def _reaching_redis(self) -> Iterator[None]:

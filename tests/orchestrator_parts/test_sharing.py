@@ -162,6 +162,27 @@ def test_only_the_first_worker_publishes_and_every_one_restores(tmp_path: Path, 
     assert worked(sharing_of(tmp_path, rank=1, restores=True))["cache_restored"] == 1
 
 
+@pytest.mark.parametrize(("num_workers", "caches"), [(1, "cold"), (2, "warm")])
+def test_of_several_workers_one_that_could_not_restore_is_not_called_cold(
+    tmp_path: Path, num_workers: int, caches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a host share its caches, and another of them may have restored there."""
+    made(tmp_path)
+    worked(sharing_of(tmp_path))
+    fresh(tmp_path / "second", monkeypatch)
+    away = tmp_path / "away"
+    (tmp_path / "cache").rename(away)
+    (tmp_path / "cache").touch()
+    assert worked(sharing_of(tmp_path, restores=True, num_workers=num_workers))["caches"] == caches
+    (tmp_path / "cache").unlink()
+    away.rename(tmp_path / "cache")
+    for blob in blobs(tmp_path):
+        blob.unlink()
+    assert worked(sharing_of(tmp_path, restores=True, num_workers=num_workers))["caches"] == caches
+    nothing = sharing_of(tmp_path, restores=True, num_workers=num_workers, size="other")
+    assert worked(nothing)["caches"] == "cold"
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_a_damaged_artifact_is_refused_counted_and_told(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
