@@ -2,12 +2,13 @@
 
 torch's own format knows no signatures, and whoever can write to the server could else run code in every trial. A seal goes
 before each value and covers its key, too, so that one value cannot stand in for another. What has none, or another's, is to
-torch as if it were not there.
+torch as if it were not there. So is a server that hangs, is full or loads: torch does without one that refuses connections, and
+of whatever else one answers the compile would fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -52,7 +53,7 @@ def sealed(seal: Seal, address: str) -> Iterator[list[str]]:
         backend._redis = redis.Redis.from_url(address)
 
     def sealed_get(backend: RedisRemoteCacheBackend, key: str) -> bytes | None:
-        found = get(backend, key)
+        found = _answer(backend, get, key)
         if found is None:
             return None
         signature, end, data = found.partition(_END)
@@ -62,13 +63,25 @@ def sealed(seal: Seal, address: str) -> Iterator[list[str]]:
         return None
 
     def sealed_put(backend: RedisRemoteCacheBackend, key: str, data: bytes) -> None:
-        put(backend, key, seal.sign(_message(key, data)).encode("ascii") + _END + data)
+        _answer(backend, put, key, seal.sign(_message(key, data)).encode("ascii") + _END + data)
 
     patched.__init__, patched._get, patched._put = connected, sealed_get, sealed_put
     try:
         yield refused
     finally:
         patched.__init__, patched._get, patched._put = connect, get, put
+
+
+def _answer(backend: RedisRemoteCacheBackend, call: Callable[..., bytes | None], *arguments: Any) -> bytes | None:
+    """What the server answers; nothing, from now on, if that is an error."""
+    import redis
+
+    try:
+        return call(backend, *arguments)
+    except redis.RedisError as error:
+        print(f"the Redis server is done without from here: {type(error).__name__}", flush=True)
+        backend._redis = None
+        return None
 
 
 def _message(key: str, data: bytes) -> bytes:

@@ -1,8 +1,7 @@
 """Inductor's own remote caches on Redis, in place of the store: every compile asks the server, and gives it what it made.
 
-What torch reads there it unpickles, which runs code, and its format knows no signatures: `workloads/remote_caches.py` adds them.
-torch does without a server that is not there; one that takes connections and
-then does not answer fails the compile (torch 2.13), so ask it with `check` before a sweep.
+What torch reads there it unpickles, which runs code, and its format knows no signatures: `workloads/remote_caches.py` adds them,
+and sees to it that no compile fails of a server.
 """
 
 from __future__ import annotations

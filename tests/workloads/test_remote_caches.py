@@ -82,6 +82,28 @@ def test_one_value_does_not_stand_in_for_another(server: Server) -> None:
         assert [cache.get(key) for key in ("first", "second")] == [None, None]
 
 
+@pytest.mark.parametrize(
+    "error", [redis.TimeoutError, redis.exceptions.OutOfMemoryError, redis.ReadOnlyError, redis.ConnectionError]
+)
+@pytest.mark.parametrize("method", ["get", "set"])
+def test_of_a_server_that_answers_with_an_error_no_compile_fails(
+    server: Server, error: type[Exception], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fails(key: str, *value: bytes) -> None:
+        asked.append(key)
+        raise error("no")
+
+    monkeypatch.setattr(server, method, fails)
+    with sealed(OURS, ADDRESS) as refused:
+        cache = RemoteFxGraphCache("id")
+        for _ in range(2):
+            cache.put("key", "graph")
+            assert cache.get("key") is None or method == "set"
+    assert (refused, len(asked)) == ([], 1)  # it is not asked again
+
+
 def test_torchs_own_reading_is_put_back_whatever_happens(server: Server) -> None:
     before = RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
     with pytest.raises(RuntimeError), sealed(OURS, ADDRESS):
