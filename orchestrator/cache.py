@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -284,26 +284,33 @@ def _explain(options: ExplainOptions) -> int:
     store = _open(options)
     if any(name != HERE and not _is_file(name) for name in (options.a, options.b)):
         manifests = store.manifests().manifests
-    a = _side(options.a, manifests, store)
-    if options.b is not None:
-        b = _side(options.b, manifests, store)
-    elif a.workload is None:
+    if options.b is None and (options.a == HERE or _is_file(options.a)):
         raise cli.UsageError(f"{options.a} is no trial; name what to compare it with")
-    else:
+    a, b = (None if name in (HERE, None) else _side(name, manifests, store) for name in (options.a, options.b))
+    if options.b is None:
         closest = nearest(_find(manifests, options.a, store), manifests)
         if closest is None:
             raise CacheError(f"{store.location} holds nothing else to compare {options.a} with")
         b = Side.of(closest, closest.maker)
+    a, b = a or _here(b), b or _here(a)
     for sentence in sentences(a, b, explain(a, b)):
         print(sentence)
     return 0
 
 
-def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Side:
-    if name == HERE:
-        from workloads.compile_caches import configuration  # which loads torch
+def _here(other: Side | None) -> Side:
+    """This environment, as the process of a trial of the other side's workload has it; a user's is not imported for that."""
+    from workloads.base import BUILT_IN, load_workload  # which loads torch, as the next does
+    from workloads.compile_caches import configuration
 
-        return Side(name=name, facts=environment_facts(configuration()))
+    with ExitStack() as settled:
+        if other is not None and other.workload in BUILT_IN:
+            kind = load_workload(other.workload)
+            settled.enter_context(kind(kind.sizes[0], 0).process_settings())
+        return Side(name=HERE, facts=environment_facts(configuration()))
+
+
+def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Side:
     if not _is_file(name):
         return Side.of(_find(manifests, name, store), name)
     try:

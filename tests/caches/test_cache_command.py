@@ -7,16 +7,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from cache_samples import FACTS, artifact, manifest
 
 from orchestrator import cache
-from orchestrator.caches import ArtifactStore, SigningKey, open_store
+from orchestrator.caches import ArtifactStore, SigningKey, open_store, trial_facts
 from orchestrator.caches.signing import KEY_VARIABLE
-from workloads.compile_caches import bundle
+from workloads.compile_caches import bundle, configuration
+from workloads.layers import Layers
+from workloads.settings import CompileSettings
 
 Command = Callable[..., str]
 
@@ -137,6 +141,26 @@ def test_explain_compares_trials_files_and_the_nearest(command: Command, folder:
     other.write_text(json.dumps({**FACTS, "gpu": "NVIDIA B200"}))
     assert "gpu: NVIDIA H200 | NVIDIA B200" in command("explain", "001-a", str(other))
     assert "because torch differs" in command("explain", "001-a", "here")
+
+
+def test_here_is_as_a_trial_of_the_same_workload_has_it(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captioning, for one, switches cuDNN's attention off on a GPU, and trials are compared as they compile."""
+    settings = Layers.process_settings
+
+    @contextmanager
+    def precise(workload: Layers) -> Iterator[None]:
+        with settings(workload):
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("medium")
+            yield
+            torch.set_float32_matmul_precision(before)
+
+    monkeypatch.setattr(Layers, "process_settings", precise)
+    with Layers(Layers.sizes[0], 0).process_settings():
+        facts = trial_facts(configuration(), CompileSettings.parse("scope=full"), use_gpu=False)
+    open_store(str(folder)).publish(manifest(maker="003-c", workload="layers", facts=facts), [artifact("c")])
+    assert "003-c and here do not differ" in command("explain", "003-c", "here")
+    assert "here and 003-c do not differ" in command("explain", "here", "003-c")
 
 
 @pytest.mark.parametrize(
