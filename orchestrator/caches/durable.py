@@ -8,12 +8,14 @@ hits/<manifest's name>/<count>-<random>    empty: what a listing shows is all th
 from __future__ import annotations
 
 import hashlib
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
@@ -205,10 +207,26 @@ class DurableShelf:
         Raises:
             TimeoutError: they did not, and must.
         """
-        pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="cache")
-        futures = {name: pool.submit(call, name) for name in names}
+        futures: dict[str, Future[Result]] = {name: Future() for name in names}
+        left: SimpleQueue[str] = SimpleQueue()
+        for name in futures:
+            left.put(name)
+
+        def work() -> None:
+            with suppress(Empty):
+                while True:
+                    future = futures[name := left.get_nowait()]
+                    if future.set_running_or_notify_cancel():
+                        try:
+                            future.set_result(call(name))
+                        except Exception as error:
+                            future.set_exception(error)
+
+        for _ in range(min(AT_ONCE, len(futures))):  # a pool's threads would keep the process until the last request ends
+            threading.Thread(target=work, name="cache", daemon=True).start()
         _, late = wait(futures.values(), timeout=self._timeout_s)
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in late:
+            future.cancel()
         if late and must_end:
             raise TimeoutError(f"{len(late)} of {len(names)} requests did not end within {self._timeout_s:.0f} s")
         return futures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -141,6 +142,17 @@ def test_a_content_that_was_published_again_meanwhile_is_not_collected(
     assert (collected.manifests, collected.blobs) == (1, 0)
     (left,) = store.manifests().manifests
     assert store.fetch(left.entries, left.environment).refused == ()
+
+
+def test_requests_that_hang_keep_no_process(tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    ArtifactStore(DurableShelf(str(tmp_path)), key).publish(manifest(), [artifact()])
+    shelf, answered = DurableShelf(str(tmp_path), timeout_s=0.05), threading.Event()
+    monkeypatch.setattr(shelf, "_read", lambda name, most: answered.wait(60))
+    with pytest.raises(CacheError, match="1 of 1 requests did not end"):
+        shelf.manifests()
+    asking = [thread for thread in threading.enumerate() if thread.name.startswith("cache")]
+    assert [thread.daemon for thread in asking] == [True]
+    answered.set()
 
 
 class OddFileSystem(MemoryFileSystem):
