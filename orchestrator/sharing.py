@@ -17,6 +17,7 @@ from orchestrator.assignment import Assignment
 from orchestrator.caches import Facts, Manifest, Selection, SigningKey, open_store, select, trial_facts
 from orchestrator.config import REDIS, shown
 from orchestrator.deposit import withdrawn
+from orchestrator.errors import CacheError
 from orchestrator.records import Caches
 from orchestrator.secrecy import hidden
 from workloads.artifacts import Artifact
@@ -223,7 +224,10 @@ class Sharing:
     def _put(self, artifacts: Sequence[Artifact]) -> dict[str, Any]:
         store = open_store(withdrawn(str(self.assignment.plan.cache)), in_cluster=self.assignment.plan.cache_in_cluster)
         if self._restored is not None and self._restored.selection is not None:
-            store.note_hits(self._restored.selection.hits(self._hit_names()))
+            try:
+                store.note_hits(self._restored.selection.hits(self._hit_names()))
+            except CacheError as error:  # `gc` may take for unused what was used; what was made is worth more
+                print(f"hits are not noted: {_sentence(error)}", flush=True)
         if not artifacts:
             return {}
         published = store.publish(self._manifest(), artifacts)

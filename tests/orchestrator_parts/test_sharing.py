@@ -14,8 +14,9 @@ from toy_workloads import Toy
 
 from orchestrator import cache, sharing
 from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.caches import KEY_VARIABLE, open_store
+from orchestrator.caches import KEY_VARIABLE, ArtifactStore, open_store
 from orchestrator.environment import fingerprint
+from orchestrator.errors import CacheError
 from orchestrator.sharing import Sharing
 from workloads.artifacts import Artifact
 from workloads.compile_caches import bundle
@@ -265,6 +266,21 @@ def test_a_slow_store_costs_a_trial_no_more_than_its_limit(
     assert time.monotonic() - began < 10
     assert (figures["caches"], figures["cache_restored"]) == ("cold", 0)
     assert capsys.readouterr().out.count("TimeoutError") == 2
+
+
+def test_hits_that_cannot_be_noted_keep_nothing_from_being_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path)
+    worked(sharing_of(tmp_path))
+    fresh(tmp_path / "second", monkeypatch)
+
+    def fails(store: ArtifactStore, hits: object) -> None:
+        raise CacheError("the server said 500")
+
+    monkeypatch.setattr(ArtifactStore, "note_hits", fails)
+    assert worked(sharing_of(tmp_path, restores=True, trial_id="2"))["cache_made"] == 1
+    assert "hits are not noted: CacheError: the server said 500" in capsys.readouterr().out
 
 
 def test_a_trial_at_its_deadline_does_not_begin_to_publish(
