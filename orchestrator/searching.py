@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from orchestrator import records
 from orchestrator.config import SweepConfig
@@ -113,12 +114,15 @@ class Search:
         """Records the proposer has yet to be told of; they are counted."""
         for record in self._fresh():
             row = asdict(record)
-            self._spending.tell(row)
             self._under_way.pop(record.settings_key, None)
-            if record.label not in INFRASTRUCTURE:  # else it tells nothing of its setting, which a later run tries again
-                self._told.append(row)
-                self._tried.add(record.settings_key)
-                yield record
+            if record.label in INFRASTRUCTURE:  # it tells nothing of its setting, which a later run tries again
+                self._spending.spend(row)
+                continue
+            # One that was tried was measured again, by an earlier run: no news for the rule that ends a search.
+            (self._spending.spend if record.settings_key in self._tried else self._spending.tell)(row)
+            self._told.append(row)
+            self._tried.add(record.settings_key)
+            yield record
 
     def why_enough(self) -> str | None:
         """Why no further trial should start; None if one may."""
@@ -168,8 +172,7 @@ class Search:
 
     def left(self) -> Left | None:
         """What settings that were not tried are expected to add to the hypervolume; None if there are none, or no front."""
-        told = {str(row["settings_key"]) for row in self._told}
-        untried = np.array([place for place, key in enumerate(self._candidates.keys) if key not in told], dtype=np.intp)
+        untried = self._untried()
         if not len(untried) or not self._search.aims.usable_losses(self._told):
             return None
         outlook = Outlook(self._candidates, self._search.aims, max_length=self._max_length)
@@ -185,9 +188,19 @@ class Search:
             return str(error)
         return None
 
+    def _untried(self) -> npt.NDArray[np.intp]:
+        """Places of the candidates of which nothing is known."""
+        told = {str(row["settings_key"]) for row in self._told}
+        return np.array([place for place, key in enumerate(self._candidates.keys) if key not in told], dtype=np.intp)
+
+    def _is_short_of_budget(self) -> bool:
+        """Whether proposals did not fit in the budget, or none was asked for because none would."""
+        untried = [self._candidates.settings[place] for place in self._untried()]
+        return self._refused > 0 or (bool(untried) and not any(self.allows(self._expected_s(setting)) for setting in untried))
+
     def outcome(self) -> str:
         """How it ended, as one line."""
-        why = self.why_enough() or (_TOO_LITTLE_LEFT if self._refused else "there is nothing left to try")
+        why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else "there is nothing left to try")
         words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
         if (left := self.left()) is not None and np.isfinite(left.by_one):
             adds = f"add {left.by_one:.1%} to" if left.by_one < 1 else "more than double"

@@ -159,6 +159,34 @@ def test_after_many_proposals_that_do_not_fit_none_is_expected_to(tmp_path: Path
     assert asked.why_enough() == "no setting fits in what is left of the budget"
 
 
+def test_a_search_whose_budget_nothing_fits_in_says_so(tmp_path: Path) -> None:
+    asked = search(tmp_path, gpu_budget_s=5)
+    assert asked.outcome() == "the search ended after 0 trials of 12 settings: no setting fits in what is left of the budget"
+
+
+def test_what_the_machines_ended_is_no_trial_that_left_the_front_as_it_was(tmp_path: Path) -> None:
+    asked = search(tmp_path, stop="front stable for 2 trials", gpu_budget_s=1000)
+    step(asked, tmp_path, 100)
+    for _ in range(2):
+        step(asked, tmp_path, None, status=Status.FAILED, label="node-lost")
+    assert asked.why_enough() is None
+    assert not asked.allows(920), "it costs what it took"
+
+
+def test_what_was_measured_again_is_no_news_of_the_front_to_a_resumed_search_either(tmp_path: Path) -> None:
+    asked = search(tmp_path, stop="front stable for 3 trials", num_trials=2)
+    for speed in (100, 90):
+        step(asked, tmp_path, speed)
+    for setting in SETTINGS[:2]:
+        records.append(tmp_path, recorded(setting, 95))
+    again = search(tmp_path, stop="front stable for 3 trials", num_trials=4)
+    again.catch_up()
+    assert again.why_enough() is None
+    step(again, tmp_path, 80)
+    step(again, tmp_path, 80)
+    assert again.why_enough() == "4 trials were asked for"
+
+
 def test_a_time_budget_begins_when_the_search_does(tmp_path: Path) -> None:
     assert search(tmp_path, time_budget_s=20).may_start(SETTINGS[0]) is False
     assert search(tmp_path, time_budget_s=40).may_start(SETTINGS[0]) is True
