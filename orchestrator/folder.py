@@ -55,9 +55,8 @@ def begin(folder: Path, config: SweepConfig, environment: Environment, commit: s
     Raises:
         SweepFolderError: the folder holds a sweep already, or cannot be written.
     """
+    refuse(folder, config, environment, to_resume=False)
     _make_writable(folder)
-    if (folder / records.SWEEP_FILE).exists() or (folder / records.TRIALS_FILE).exists():
-        raise SweepFolderError(f"{folder} holds a sweep already; add --resume to go on with it, or name another --output")
     with _in_a_sentence(folder):
         write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs=[]))
         (folder / records.TRIALS_FILE).touch()  # second: without sweep.json it would look like a sweep that cannot be resumed
@@ -71,9 +70,38 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
         SweepFolderError: another sweep's folder, or one begun in an environment whose figures cannot be compared.
         RecordsError: a damaged sweep.json or trials.jsonl.
     """
-    if not (folder / records.SWEEP_FILE).exists():
+    if not _holds(folder, records.SWEEP_FILE):
         return begin(folder, config, environment, commit)
+    refuse(folder, config, environment, to_resume=True)
     _make_writable(folder)
+    before = read_sweep(folder)
+    done = records.read(folder)
+    for left_behind in folder.glob(f"{TRAIN_STATE}*"):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    recorded = {trial.trial_id for trial in done} | {start.trial_id for start in records.read_warm_starts(folder)}
+    for logs in (folder / LOGS).iterdir():
+        if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
+            secrecy.clear_logs(logs)
+    runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
+    with _in_a_sentence(folder):
+        write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs))
+    return done
+
+
+def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_resume: bool) -> None:
+    """Refuses a folder that `begin`, or `resume`, would; writes nothing.
+
+    Raises:
+        SweepFolderError, RecordsError: as those do.
+    """
+    if not (to_resume and _holds(folder, records.SWEEP_FILE)):
+        if _holds(folder, records.SWEEP_FILE) or _holds(folder, records.TRIALS_FILE):
+            raise SweepFolderError(f"{folder} holds a sweep already; add --resume to go on with it, or name another --output")
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "Permission denied" if there.is_dir() else "Not a directory"
+            raise SweepFolderError(f"{folder} cannot be written ({why}); name another --output")
+        return
     before = read_sweep(folder)
     for name in IDENTITY:
         mine, theirs = config.to_dict()[name], before["config"].get(name)
@@ -89,17 +117,6 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
                 f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
                 "so name another --output"
             )
-    done = records.read(folder)
-    for left_behind in folder.glob(f"{TRAIN_STATE}*"):
-        shutil.rmtree(left_behind, ignore_errors=True)
-    recorded = {trial.trial_id for trial in done} | {start.trial_id for start in records.read_warm_starts(folder)}
-    for logs in (folder / LOGS).iterdir():
-        if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
-            secrecy.clear_logs(logs)
-    runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
-    with _in_a_sentence(folder):
-        write_json(folder / records.SWEEP_FILE, _described(config, environment, commit, runs))
-    return done
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
@@ -164,6 +181,13 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
         "planned": [] if config.search.searcher else [setting.key for setting in config.settings],
         "runs": runs,
     }
+
+
+def _holds(folder: Path, name: str) -> bool:
+    try:
+        return (folder / name).exists()
+    except OSError as error:  # a folder that lets nobody in, a name too long
+        raise SweepFolderError(f"{folder} cannot be read ({error.strerror}); name another --output") from None
 
 
 def _make_writable(folder: Path) -> None:

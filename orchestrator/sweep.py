@@ -73,12 +73,13 @@ def _sweep(options: Options) -> int:
     workload = _workload(options, stored, device)
     config = _configured(options, stored, workload, device, environment, output)
     config = replace(config, storage=kept.uri if kept else None)
+    learned = learned_for(config, environment)
     if options.dry_run:
+        folder.refuse(output, config, environment, to_resume=options.resume)
         done = records.read(output) if options.resume else []
         presenting.show_plan(console, config, workload.max_length, done)
         return 0
     _check_cache(config)
-    learned = learned_for(config, environment)
     tracking = Tracking(config.log_to, output)
     commit = git_commit(named_workloads().get(config.workload, config.workload))
     with folder.held(output):

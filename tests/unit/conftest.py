@@ -21,7 +21,7 @@ from orchestrator.stages import Stages
 def theirs(tmp_path: Path) -> Path:
     """The folder of a `tiny` captioning sweep of which one trial is recorded."""
     config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS)
-    sweep_folder.begin(tmp_path / "theirs", config, fingerprint(), None)
+    sweep_folder.begin(tmp_path / "theirs", config, replace(fingerprint(), gpu=None, num_gpus=0), None)
     eager = SETTINGS[0]
     done = TrialRecord(trial_id="001-a", settings=eager.to_dict(), settings_key=eager.key, status=Status.OK)
     append(tmp_path / "theirs", done)

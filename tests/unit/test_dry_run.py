@@ -11,7 +11,6 @@ from begun_sweeps import SETTINGS, contents
 from orchestrator import folder as sweep_folder
 from orchestrator import sweep
 from orchestrator.config import SearchConfig, SweepConfig
-from orchestrator.environment import fingerprint
 from orchestrator.records import Caches, Status, TrialRecord, append
 from orchestrator.search import Searcher
 
@@ -151,7 +150,7 @@ def test_a_resumed_search_goes_on_as_it_began(theirs: Path, capsys: pytest.Captu
         searcher=Searcher.RANDOM, objectives=("samples_per_s:max",), stop="front stable for 3 trials", prune=True
     )
     config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, search=search)
-    sweep_folder.resume(theirs, config, fingerprint(), None)
+    sweep_folder.resume(theirs, config, sweep.fingerprint(), None)
     capsys.readouterr()
     assert sweep.main(["--resume", "--output", str(theirs), "--dry-run"]) == 0
     printed = capsys.readouterr().out
@@ -170,3 +169,29 @@ def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Pa
     assert "full, default, static" in out
     assert "eager, pad to max" not in out
     assert contents(theirs) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--output", "{theirs}"], "holds a sweep already; add --resume"),
+        (["--output", "file/new"], "cannot be written (Not a directory)"),
+        (["--resume", "--output", "{theirs}", "--seed", "7"], "holds another sweep: its seed is 0, not 7"),
+        (["--searcher", "gain", "--learn-from", "nowhere"], "--learn-from {here}/nowhere holds no trial's record"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_sweep_would_and_changes_nothing(
+    words: list[str], said: str, theirs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here := Path.cwd()).joinpath("file").touch()
+    before = contents(theirs.parent)
+    assert sweep.main(["--dry-run", "--size", "tiny", *(word.format(theirs=theirs) for word in words)]) == 2
+    assert said.format(here=here) in capsys.readouterr().err
+    assert contents(theirs.parent) == before
+
+
+def test_a_dry_run_does_not_go_on_in_another_environment(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    description = theirs / "sweep.json"
+    description.write_text(re.sub(r'"environment_key": "\w+"', '"environment_key": "0"', description.read_text()))
+    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 2
+    assert "their figures cannot be compared" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_reading_a_folder_imports_nothing_that_it_names(here: Path, repository: 
     config = SweepConfig(recipe="given", workload="mine:Mine", size="only", settings=(EAGER,))
     sweep_folder.begin(here / "sweep", config, fingerprint(), None)
     record = TrialRecord(trial_id="1", settings=EAGER.to_dict(), settings_key=EAGER.key, status=Status.OK, workload="mine:Mine",
-                         source="import unasked", samples_per_s=5.0, compile_s=1.0)  # fmt: skip
+                         source="import unasked", samples_per_s=5.0, environment_key=fingerprint().key)  # fmt: skip
     append(here / "sweep", record)
     program = (
         "from analysis import compare, recommend, report, table; "
