@@ -25,7 +25,8 @@ from orchestrator.search.hypervolume import Cells
 from orchestrator.search.named import Searcher
 from orchestrator.search.surrogate import Posterior, Scale, likeness
 from workloads.phases import Phase
-from workloads.settings import CompileSettings, OptimizerKind, Scope
+from workloads.settings import CompileSettings, Scope
+from workloads.vocabulary import COMPILED_OPTIMIZERS
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,8 +35,6 @@ SPEEDS = ("samples_per_s", "tokens_per_s")
 
 EARLY = (*SPEEDS, "step_ms_median", "compile_s", "warmup_s", "peak_memory_bytes", "peak_reserved_bytes")
 """Figures that the first timed pass tells."""
-
-_COMPILES_OPTIMIZER = (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP)
 
 _MOST_KNOWN = 200
 """Results that expectations rest on, the latest ones. Bounds their time."""
@@ -126,13 +125,14 @@ class Pruning:
         self._num_compiled = 0
         self._warmed_up: dict[tuple[Any, ...], tuple[int, float]] = {}
         self._steps_s: float | None = None
+        self._most_lengths = 1
         self._expected: tuple[CompileSettings, list[Floats]] | None = None
 
     def tell(self, record: Record) -> None:
         """Learns from a finished attempt; of one that was stopped after its first timed pass, from what that told."""
         setting = _setting(str(record["settings_key"]))
         losses = self._aims.losses(record)
-        known = losses or self._aims.losses(record.get("bounds") or {})
+        known = losses or self._aims.losses({**record, **(record.get("bounds") or {})})
         if known is not None:
             self._num_compiled += setting.scope is not Scope.EAGER and setting.key not in self._measured
             self._measured.pop(setting.key, None)  # so that the latest comes last
@@ -148,6 +148,7 @@ class Pruning:
         if warmup_s is None or compile_s is None:
             return
         self._steps_s = max(self._steps_s or 0.0, warmup_s - compile_s)
+        self._most_lengths = max(self._most_lengths, self._lengths(setting))
         cold_s = record.get("cold_equivalent_s") if record.get("caches") == Caches.WARM else compile_s
         if setting.scope is not Scope.EAGER and cold_s is not None:
             num, longest_s = self._warmed_up.get(_family(setting), (0, 0.0))
@@ -161,7 +162,9 @@ class Pruning:
         if sighting.early:
             return self._after_first_pass(sighting)
         if sighting.phase == Phase.WARMING_UP and self._steps_s is not None:
-            return self._while_compiling(sighting, sighting.in_phase_s - self._patience.step_safety * self._steps_s)
+            # A warm-up visits every length: of more than were ever met it takes as many more steps.
+            steps_s = self._steps_s * max(1.0, self._lengths(sighting.setting) / self._most_lengths)
+            return self._while_compiling(sighting, sighting.in_phase_s - self._patience.step_safety * steps_s)
         return None
 
     def compile_deadline_s(self, setting: CompileSettings) -> float | None:
@@ -173,6 +176,9 @@ class Pruning:
 
     def _graphs(self, setting: CompileSettings) -> int:
         return max(1, setting.num_graphs(self._max_length))
+
+    def _lengths(self, setting: CompileSettings) -> int:
+        return len(setting.shape_policy(self._max_length).lengths())
 
     def _while_compiling(self, sighting: Sighting, compiling_s: float) -> Stop | None:
         """Args: compiling_s: what of the warm-up so far cannot have been steps."""
@@ -358,4 +364,4 @@ def _setting(key: str) -> CompileSettings:
 
 def _family(setting: CompileSettings) -> tuple[Any, ...]:
     """What decides how long a graph compiles."""
-    return setting.scope, setting.mode, setting.dynamic, setting.tunes, setting.backend, setting.optimizer in _COMPILES_OPTIMIZER
+    return setting.scope, setting.mode, setting.dynamic, setting.tunes, setting.backend, setting.optimizer in COMPILED_OPTIMIZERS

@@ -20,6 +20,7 @@ from workloads.base import Workload, unwrapped
 from workloads.parts import part_of
 from workloads.settings import CompileSettings, OptimizerKind, Scope
 from workloads.torch_messages import module_path
+from workloads.vocabulary import COMPILED_OPTIMIZERS
 
 _INLINE_WRAPPER = "torch/_dynamo/external_utils.py"
 """Where torch keeps the function it compiles around one that it would not convert on its own, such as a forward of `torch.nn`."""
@@ -46,7 +47,7 @@ class Expectation:
             names = [name for name in workload.parts() if part_of(settings.parts, name).compile is not False]
         targets: dict[str, Callable[..., Any]] = {name: inner.get_submodule(name).forward for name in names}
         words = [f"scope={settings.scope}"] if settings.scope is not Scope.EAGER else []
-        if settings.optimizer in (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP):
+        if settings.optimizer in COMPILED_OPTIMIZERS:
             words.append(f"optimizer={settings.optimizer}")
         if settings.optimizer is OptimizerKind.COMPILED and optimizer is not None:
             targets["the optimizer's step"] = type(optimizer).step

@@ -17,6 +17,7 @@ from workloads.errors import SettingsError
 from workloads.parts import part_of
 from workloads.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from workloads.shapes import length_grouped
+from workloads.vocabulary import COMPILED_OPTIMIZERS
 
 _DYNAMIC_ARGUMENT = {
     Dynamic.STATIC: "False",
@@ -264,7 +265,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield "    keep_gradients(model)"
     if scaled:
         yield f'    scaler = torch.amp.GradScaler("{facts.device_type}", init_scale={_INITIAL_SCALE})'
-        if settings.optimizer in (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP):
+        if settings.optimizer in COMPILED_OPTIMIZERS:
             yield "    optimizer.step = update  # the scaler calls it, unless a gradient is not finite"
     yield ""
     yield "    def step(inputs: dict[str, Any], before_update: Callable[[], None] | None = None) -> torch.Tensor:"

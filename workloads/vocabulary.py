@@ -50,6 +50,10 @@ class OptimizerKind(StrEnum):
     FOREACH_MAP = "foreach_map"
 
 
+COMPILED_OPTIMIZERS = (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP)
+"""Those whose step is compiled."""
+
+
 class MatmulPrecision(StrEnum):
     """`torch.set_float32_matmul_precision`."""
 

@@ -96,6 +96,24 @@ def test_a_compile_that_breaks_a_constraint_is_stopped_and_says_what_it_would_ha
     assert "compile_s<=50" in stop.reason
 
 
+def test_steps_of_more_lengths_than_were_ever_met_are_not_taken_for_compiling() -> None:
+    aims = Aims.parse((), ["compile_s<=40"])
+    one_length = row("scope=full", 1000, 30)  # 12 steps, 2 s
+    asked = compiling("scope=full,dynamic=mark", 50)  # 32 lengths: 74 steps, 12 s of these
+    assert pruning([one_length], aims).decide(asked) is None
+    assert pruning([one_length, EAGER], aims).decide(asked) is not None, "eager has met all of them, in 2 s"
+
+
+def test_a_warm_trial_that_was_stopped_says_nothing_of_cold_compiles() -> None:
+    asked = compiling("scope=full,dynamic=true,optimizer=compiled", 350)
+    last = SLOW_TO_COMPILE[3]
+    bounds = {name: last[name] for name in ("samples_per_s", "peak_memory_bytes")} | {"compile_s": 2.0}
+    halted = {"settings_key": last["settings_key"], "status": "stopped", "label": "dominated", "bounds": bounds}
+    rest = [one for one in SLOW_TO_COMPILE if one is not last]
+    assert pruning([EAGER, *rest, halted], TWO, known_compiled=6).decide(asked) is not None
+    assert pruning([EAGER, *rest, {**halted, "caches": "warm"}], TWO, known_compiled=6).decide(asked) is None
+
+
 def test_while_no_step_of_the_workload_was_timed_nothing_is_known_of_a_compile() -> None:
     assert pruning([], Aims.parse((), ["compile_s<=50"])).decide(compiling("scope=full", 400)) is None
 
