@@ -200,6 +200,7 @@ def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[s
             settings_key=one.settings.key,
             status=Status.OK,
             wall_s=one.wall_s + _STEADY_S[device],
+            compile_s=one.measurement["compile_s"],
         )
         for one in tried
         if one.measurement is not None

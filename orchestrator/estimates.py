@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from orchestrator.records import Status, TrialRecord
-from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
+from orchestrator.records import Caches, Status, TrialRecord
+from workloads.settings import CompileSettings, Dynamic, Scope
+from workloads.vocabulary import COMPILED_OPTIMIZERS
 
 _OVERHEAD_S = 20.0
 """Worker start, model, steady state and check, before any trial has shown what they take."""
@@ -31,27 +32,33 @@ _WARM_SHARE = 0.2
 """Of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
 
 
-def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialRecord]) -> float:
+def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialRecord], *, cold: bool = False) -> float:
     """Expected seconds of a trial: the median of like trials in this folder if there are any, otherwise a prior.
 
     Args:
         settings: what will be measured.
         max_length: of the workload, in tokens.
         done: records of the same sweep.
+        cold: it will begin with empty caches, so that what like trials restored takes its time to compile.
     """
     graphs = settings.num_graphs(max_length)
     like = [
-        record.wall_s
+        record.wall_s + (_not_compiled_s(record) if cold else 0.0)
         for record in done
         if record.status is Status.OK
         and (other := CompileSettings.from_dict(record.settings)).scope is settings.scope
-        and other.mode is settings.mode
+        and (other.mode, other.tunes) == (settings.mode, settings.tunes)
         and other.num_graphs(max_length) == graphs
-        and (other.optimizer is OptimizerKind.COMPILED) == (settings.optimizer is OptimizerKind.COMPILED)
+        and (other.optimizer in COMPILED_OPTIMIZERS) == (settings.optimizer in COMPILED_OPTIMIZERS)
     ]
     if like:
         return statistics.median(like)
     return rest_s((record.compile_s, record.wall_s) for record in done) + guessed_compile_s(settings, max_length)
+
+
+def _not_compiled_s(record: TrialRecord) -> float:
+    """Seconds of compiling that a warm trial was spared; 0 for a cold one."""
+    return max(0.0, (record.cold_equivalent_s or 0.0) - (record.compile_s or 0.0)) if record.caches is Caches.WARM else 0.0
 
 
 def guessed_compile_s(settings: CompileSettings, max_length: int) -> float:
@@ -61,10 +68,9 @@ def guessed_compile_s(settings: CompileSettings, max_length: int) -> float:
         settings: what will be compiled.
         max_length: of the workload, in tokens.
     """
-    tuning = settings.mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
-    of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if tuning else 1.0)
+    of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if settings.tunes else 1.0)
     of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
-    of_optimizer = _OPTIMIZER_S if settings.optimizer is OptimizerKind.COMPILED else 0.0
+    of_optimizer = _OPTIMIZER_S if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
     # Graphs of one code share kernels, and what the compiler knows by then: three buckets took 24.0 s where one length took
     # 11.5 (docs/results.md).
     return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(max_length)) + of_optimizer

@@ -43,7 +43,8 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
     table = Table("setting", "graphs", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     seconds = 0.0
     for setting in left:
-        expected = min(expected_s(setting, max_length, done), config.trial_deadline_s)
+        cold = config.caches is CachePolicy.COLD
+        expected = min(expected_s(setting, max_length, done, cold=cold), config.trial_deadline_s)
         seconds += expected
         table.add_row(escape(setting.label), str(setting.num_graphs(max_length)), f"{expected:.0f} s")
     console.print(table)

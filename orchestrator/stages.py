@@ -109,9 +109,6 @@ class Stages:
             in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected_s < ends_at
             return in_time and (search is None or search.allows(expected_s))
 
-        def run_fits(setting: CompileSettings) -> bool:
-            return fits(self._expected_s(setting))
-
         def start_fits(setting: CompileSettings) -> bool:
             return fits(self._expected_start_s(setting))
 
@@ -119,19 +116,19 @@ class Stages:
             expected_s = expected(setting)
             return fits(expected_s) and (search is None or search.may_take(setting, expected_s))
 
-        may_run, may_start = partial(may_take, self._expected_s), partial(may_take, self._expected_start_s)
+        may_run, may_start = partial(may_take, self._expected_again_s), partial(may_take, self._expected_start_s)
 
         def may_try(setting: CompileSettings) -> bool:
-            return search.may_start(setting) if search else may_run(setting)
+            return search.may_start(setting) if search else may_take(self._expected_s, setting)
 
         def affordable(find: Callable[[], list[TrialRecord]]) -> list[TrialRecord]:
-            return [member for member in find() if run_fits(CompileSettings.parse(member.settings_key))]
+            return [member for member in find() if fits(self._expected_again_s(CompileSettings.parse(member.settings_key)))]
 
         left = self.left()
         if search is not None and search.why_enough() is not None:
             left = []
         if not (
-            any(map(run_fits, left))
+            any(fits(self._expected_s(setting)) for setting in left)
             or affordable(self.to_measure_cold)
             or affordable(self.disturbed)
             or any(map(start_fits, self.to_start()))
@@ -169,7 +166,7 @@ class Stages:
 
                     def again(members: Sequence[TrialRecord], why: str) -> list[CompileSettings]:
                         settings = [CompileSettings.parse(member.settings_key) for member in members]
-                        view.plan_more({setting.key: self._expected_s(setting) for setting in settings}, why)
+                        view.plan_more({setting.key: self._expected_again_s(setting) for setting in settings}, why)
                         return settings
 
                     with_logs: AbstractContextManager[None] = nullcontext()
@@ -209,7 +206,14 @@ class Stages:
         return self._records
 
     def _expected_s(self, setting: CompileSettings) -> float:
-        return expected_s(setting, self.max_length, self._done())
+        return self._at_most_s(setting, cold=self.config.caches is CachePolicy.COLD)
+
+    def _expected_again_s(self, setting: CompileSettings) -> float:
+        """Of a member of the front that is measured again: cold, unless trials share artifacts to the end."""
+        return self._at_most_s(setting, cold=self.config.caches is not CachePolicy.SHARED)
+
+    def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:
+        return min(expected_s(setting, self.max_length, self._done(), cold=cold), self.config.trial_deadline_s)
 
     def _expected_start_s(self, setting: CompileSettings) -> float:
         return expected_warm_start_s(setting, self._done())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.estimates import expected_s
-from orchestrator.records import Status, TrialRecord
+from orchestrator.records import Caches, Status, TrialRecord
 from orchestrator.space import Target, choose, every_candidate
 from workloads.settings import CompileSettings
 
@@ -28,6 +30,8 @@ def test_what_compiles_more_is_expected_to_take_longer() -> None:
     assert prior("scope=full") < prior("scope=full,mode=max-autotune")
     assert prior("scope=full,dynamic=mark") < prior("scope=full,dynamic=true")
     assert prior("scope=regional,optimizer=fused") < prior("scope=regional,optimizer=compiled")
+    assert prior("scope=regional,optimizer=fused") < prior("scope=regional,optimizer=foreach_map")
+    assert prior("scope=modular") < prior("scope=modular,parts.encoder.mode=max-autotune")
     assert prior("mode=max-autotune") == prior("mode=max-autotune-no-cudagraphs")
 
 
@@ -64,7 +68,17 @@ def test_like_trials_of_the_folder_replace_the_prior_by_their_median() -> None:
         "scope=full,dynamic=auto",
         "scope=full,dynamic=buckets,bucket_size=32",
         "scope=full,optimizer=compiled",
+        "scope=full,optimizer=foreach_map",
+        "scope=full,inductor.max_autotune_gemm=on",
     ],
 )
 def test_trials_that_compile_something_else_say_nothing(other: str) -> None:
     assert expected_s(CompileSettings.parse("scope=full"), 256, [took(other, 1.0)]) == prior("scope=full")
+
+
+def test_a_cold_trial_also_takes_what_like_ones_had_restored() -> None:
+    warm = replace(took("scope=full", 40.0, 6.0), caches=Caches.WARM, cold_equivalent_s=300.0)
+    asked = CompileSettings.parse("scope=full,optimizer=fused")
+    assert expected_s(asked, 256, [warm]) == 40.0
+    assert expected_s(asked, 256, [warm], cold=True) == 334.0
+    assert expected_s(asked, 256, [took("scope=full", 330.0, 300.0)], cold=True) == 330.0

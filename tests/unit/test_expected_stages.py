@@ -1,0 +1,51 @@
+"""What the stages of a sweep, and its check, take trials to take, by which budgets are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples import H200
+
+from orchestrator import folder, records
+from orchestrator.check import Tried, _costs
+from orchestrator.config import CachePolicy, Device, SweepConfig
+from orchestrator.records import Caches, Status, TrialRecord
+from orchestrator.space import Target
+from orchestrator.stages import Fronts, Stages
+from workloads.settings import CompileSettings
+
+FULL = CompileSettings.parse("scope=full")
+
+
+def stages(output: Path, caches: CachePolicy, trial_deadline_s: float = 1200.0) -> Stages:
+    config = SweepConfig(
+        recipe="given", workload="captioning", size="base", settings=(FULL,), cache=str(output.parent / "cache"), caches=caches,
+        trial_deadline_s=trial_deadline_s, compile_deadline_s=200.0,
+    )  # fmt: skip
+    folder.begin(output, config, H200, None)
+    return Stages(config=config, output=output, fronts=Fronts(lambda _: [], lambda _: []), max_length=256, environment=H200)
+
+
+@pytest.mark.parametrize(("caches", "again_s"), [(CachePolicy.SHARED, 40.0), (CachePolicy.AUTO, 334.0)])
+def test_a_member_of_the_front_that_is_measured_again_cold_takes_as_long_as_a_cold_trial(
+    caches: CachePolicy, again_s: float, tmp_path: Path
+) -> None:
+    found = stages(tmp_path / "sweep", caches)
+    warm = {"caches": Caches.WARM, "compile_s": 6.0, "cold_equivalent_s": 300.0, "wall_s": 40.0, "status": Status.OK}
+    record = TrialRecord(trial_id="1", settings=FULL.to_dict(), settings_key=FULL.key, **warm)  # type: ignore[arg-type]
+    records.append(tmp_path / "sweep", record)
+    assert found._expected_s(FULL) == 40.0
+    assert found._expected_again_s(FULL) == again_s
+
+
+def test_no_trial_is_expected_to_outlive_its_deadline(tmp_path: Path) -> None:
+    tuned = CompileSettings.parse("scope=full,mode=max-autotune,dynamic=buckets,bucket_size=32")
+    assert stages(tmp_path / "sweep", CachePolicy.COLD)._expected_s(tuned) > 250
+    assert stages(tmp_path / "other", CachePolicy.COLD, 250.0)._expected_s(tuned) == 250
+
+
+def test_what_a_check_says_of_costs_goes_by_what_its_trials_took_beside_compiling() -> None:
+    eager = Tried(settings=CompileSettings.parse("scope=eager"), wall_s=285.0, verdict="", measurement={"compile_s": 1.0})
+    costs = list(_costs([eager], Target(max_length=1, has_gpu=False), Device.CPU))
+    assert "regional: 3 settings, about 16 min one after the other" in costs, "300 s each, and 80 s of compiling"
