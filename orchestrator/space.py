@@ -43,8 +43,6 @@ class Target:
     """Its class's name, for messages."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """What settings may vary of the workload itself."""
-    job_options: frozenset[str] = frozenset()
-    """Those of them on which all settings of a sweep agree."""
     trains: bool = True
     """False for inference only."""
     num_workers: int = 1
@@ -70,7 +68,6 @@ class Target:
             attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
             workload=type(workload).__name__,
             options=workload.options,
-            job_options=workload.job_options,
             trains=workload.trains,
             num_workers=num_workers,
             needs_gpu=workload.needs_gpu,
@@ -143,18 +140,18 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
     return None
 
 
-def refuse_several_jobs(settings: Iterable[CompileSettings], target: Target) -> None:
+def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterable[str]) -> None:
     """Refuses settings that are not of one job: the fastest of them would be the one with the least to do.
 
     Args:
-        settings: of one sweep.
-        target: what they were chosen for.
+        settings: of one sweep, and of those that it learns from.
+        job_options: what of a workload's options they must agree on.
 
     Raises:
         SettingsError: they differ in what a sample is.
     """
     every = [dict(setting.workload or ()) for setting in settings]
-    for name in sorted(target.job_options):
+    for name in sorted(job_options):
         values = {spelled(chosen[name]) if name in chosen else "its usual value" for chosen in every}
         if len(values) > 1:
             raise SettingsError(

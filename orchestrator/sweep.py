@@ -74,6 +74,8 @@ def _sweep(options: Options) -> int:
     config = _configured(options, stored, workload, device, environment, output)
     config = replace(config, storage=kept.uri if kept else None)
     learned = learned_for(config, environment)
+    known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
+    refuse_several_jobs((*config.settings, *known), workload.job_options)
     if options.dry_run:
         folder.refuse(output, config, environment, to_resume=options.resume)
         done = records.read(output) if options.resume else []
@@ -122,7 +124,8 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     found = analysis.summary(trials)
     presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.noisy_steps(trials))
     say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
-    why = "stopped" if interrupted else "the time budget did not suffice for them"
+    ran_out = "the time budget did not suffice for them" if config.time_budget_s else "machines failed"
+    why = "stopped" if interrupted else ran_out
     if search is not None:
         presenting.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
     if search is None and (left := stages.left()):
@@ -208,10 +211,15 @@ def _configured(
     elif options.recipe is None and "settings" in stored:
         if options.vary:
             raise ConfigError("--vary goes with a recipe or --settings; name the one that the sweep to resume began with")
-        chosen = Choice(settings=tuple(CompileSettings.parse(str(key)) for key in stored["settings"]), excluded=())
+        kept = tuple(CompileSettings.parse(str(key)) for key in stored["settings"])
+        if (options.num_trials or 0) > len(kept) == stored.get("search", {}).get("num_trials") and not search.searcher:
+            more = f"--num-trials {options.num_trials} is more than the {len(kept)} settings that the sweep kept"
+            raise ConfigError(f"{more}; name its recipe or --settings again")
+        chosen = Choice(settings=kept, excluded=())
     else:
         chosen = choose(varied(find_recipe(recipe)(target), _axes(options.vary)), target)
-    refuse_several_jobs((*chosen.settings, *map(CompileSettings.parse, map(str, stored.get("settings", ())))), target)
+    before = map(CompileSettings.parse, map(str, stored.get("settings", ())))
+    refuse_several_jobs((*chosen.settings, *before), workload.job_options)
     pipeline = Pipeline(_first(options.pipeline, stored.get("pipeline"), Pipeline.RESIDENT))
     if pipeline is Pipeline.REAL and type(workload).loader is Workload.loader:
         raise ConfigError(f"--pipeline real needs a loader, and {type(workload).__name__} has none; write one, or use resident")

@@ -13,6 +13,7 @@ from orchestrator import sweep
 from orchestrator.config import SearchConfig, SweepConfig
 from orchestrator.records import Caches, Status, TrialRecord, append
 from orchestrator.search import Searcher
+from workloads.settings import CompileSettings
 
 pytestmark = pytest.mark.usefixtures("nothing_starts", "no_gpu")
 
@@ -195,3 +196,15 @@ def test_a_dry_run_does_not_go_on_in_another_environment(theirs: Path, capsys: p
     description.write_text(re.sub(r'"environment_key": "\w+"', '"environment_key": "0"', description.read_text()))
     assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 2
     assert "their figures cannot be compared" in capsys.readouterr().err
+
+
+def test_figures_of_another_job_are_not_learnt_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (earlier := tmp_path / "earlier").mkdir()
+    one_token = CompileSettings.parse("scope=eager,workload.new_tokens=1")
+    known = {"status": Status.OK, "workload": "decoder", "size": "tiny", "environment_key": sweep.fingerprint().key}
+    record = TrialRecord(trial_id="1", settings=one_token.to_dict(), settings_key=one_token.key, **known)  # type: ignore[arg-type]
+    append(earlier, record)
+    words = ["--dry-run", "--workload", "decoder", "--size", "tiny", "--searcher", "gain", "--learn-from", str(earlier)]
+    assert sweep.main(words) == 2
+    assert "workload.new_tokens changes what a sample is" in capsys.readouterr().err
+    assert sweep.main([*words, "--vary", "workload.new_tokens=1"]) == 0

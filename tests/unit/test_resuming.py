@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli, folder, presenting, sweep
+from orchestrator import cli, folder, presenting, records, sweep
 from orchestrator.config import SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.errors import SessionError
 from orchestrator.options import Options
 from orchestrator.records import Status, TrialRecord, append
-from orchestrator.search.named import Searcher
+from orchestrator.search import Learned, Searcher
 from orchestrator.stages import Stages
 from orchestrator.tracking import deliveries
 from workloads.settings import CompileSettings
@@ -25,7 +25,7 @@ from workloads.settings import CompileSettings
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begins a sweep with some fields and returns the configuration with which `--resume` and these words go on."""
     planned: list[SweepConfig] = []
-    monkeypatch.setattr(sweep, "learned_for", lambda *asked: None)  # from folders that are none here
+    monkeypatch.setattr(sweep, "learned_for", lambda *asked: Learned())  # from folders that are none here
     monkeypatch.setattr(presenting, "show_plan", lambda console, config, *others: planned.append(config))
 
     def again(fields: dict[str, Any], *words: str) -> SweepConfig:
@@ -90,6 +90,15 @@ def test_paths_and_what_libraries_say_are_printed_with_their_brackets(
     assert f"report: {output / 'report.html'}\n" in said
 
 
+def test_more_trials_than_a_list_was_cut_to_need_the_list_again(resumed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = {"recipe": "quickstart", "search": SearchConfig(num_trials=2)}
+    assert len(resumed(cut, "--num-trials", "2").settings) == 2
+    assert len(resumed({"recipe": "quickstart"}, "--num-trials", "4").settings) == 2, "that is all of it"
+    with pytest.raises(AssertionError):
+        resumed(cut, "--num-trials", "4")
+    assert "--num-trials 4 is more than the 2 settings that the sweep kept; name its recipe" in capsys.readouterr().err
+
+
 def test_whether_the_end_is_left_out_is_said_to_each_run(resumed: Any) -> None:
     config = resumed({"confirm": False, "warm_starts": False})
     assert (config.confirm, config.warm_starts) == (True, True)
@@ -120,3 +129,18 @@ def test_the_command_to_go_on_repeats_what_is_each_runs_own_but_no_budget(
     assert (told.resume, told.output, told.time_budget_s) == (True, output, None)
     for own in ("max_concurrent", "no_confirm", "no_warm_start"):
         assert getattr(told, own) == getattr(asked, own)
+
+
+def test_what_machines_ended_is_not_blamed_on_a_budget_that_nobody_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, eager = tmp_path / "sweep", CompileSettings.parse("scope=eager")
+    lost = TrialRecord(
+        trial_id="1", settings=eager.to_dict(), settings_key=eager.key, status=Status.FAILED, label="node-lost", reason="gone"
+    )
+    monkeypatch.setattr(Stages, "run", lambda *asked: records.append(output, lost))
+    words = ["--size", "tiny", "--device", "cpu", "--settings", "scope=eager", "--output", str(output)]
+    assert sweep.main(words) == 0
+    assert "1 of 1 settings did not run (machines failed); go on with: " in capsys.readouterr().out
+    assert sweep.main([*words[:4], "--resume", "--output", str(output), "--time-budget-s", "1"]) == 0
+    assert "1 of 1 settings did not run (the time budget did not suffice for them); go on" in capsys.readouterr().out
