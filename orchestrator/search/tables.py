@@ -71,9 +71,10 @@ def read_table(folder: Path) -> Table:
             raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEEP}")
     except OSError as error:
         raise RecordsError(f"{folder} cannot be read ({error.strerror}); {_SWEEP}") from None
-    found = records.standing(records.read(folder))
+    every = records.standing(records.read(folder))
+    found = {key: record for key, record in every.items() if record.label not in records.LOST_TO_MACHINES}
     if not found:
-        raise RecordsError(f"{folder / TRIALS_FILE} holds no record; {_SWEEP}")
+        raise RecordsError(f"{folder / TRIALS_FILE} holds no record of what a setting came to; {_SWEEP}")
     origin = Origin.of_all(found.values())
     for record in found.values():
         if difference := origin.difference(Origin.of(record)):
@@ -97,9 +98,11 @@ def write_table(sweep: Path, folder: Path) -> Table:
 
     Raises:
         RecordsError: as `read_table`, of the sweep.
-        SweepFolderError: the table cannot be written there.
+        SweepFolderError: the table cannot be written there, or a sweep is there, whose records it would take the place of.
     """
     read_table(sweep)
+    if folder.resolve() == sweep.resolve() or "config" in (_described(found) if (found := folder / SWEEP_FILE).is_file() else ()):
+        raise SweepFolderError(f"{folder} holds a sweep, of which a table keeps only a part; name another folder for the table")
     lines = []
     for record in records.standing(records.read(sweep)).values():
         values = json.loads(record.to_json())

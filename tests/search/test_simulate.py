@@ -15,7 +15,7 @@ from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, w
 from orchestrator import records, simulate
 from orchestrator.errors import ConfigError, RecordsError
 from orchestrator.objectives import Aims, Record
-from orchestrator.records import TrialRecord, WarmStart
+from orchestrator.records import Status, TrialRecord, WarmStart
 from orchestrator.search import Budget, Searcher, StableFront, make_proposer
 from orchestrator.search.tables import main as write_table_main
 from orchestrator.search.tables import read_table, write_table
@@ -133,6 +133,26 @@ def test_a_table_is_not_written_where_a_file_is(tmp_path: Path, folder: Path, ca
     for place, why in (("/dev/null", "File exists"), ("/dev/null/table", "Not a directory")):
         assert write_table_main([str(folder), place]) == 2
         assert capsys.readouterr().err == f"error: {place} cannot be written ({why}); name a folder that can\n"
+
+
+def test_a_table_does_not_take_the_place_of_a_sweeps_records(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_sweep(tmp_path / "other", DONE[:3])
+    (other / "sweep.json").write_text(json.dumps({"schema_version": 2, "config": {}}))
+    for place in (folder, other):
+        before = (place / "trials.jsonl").read_bytes()
+        assert write_table_main([str(folder), str(place)]) == 2
+        assert "holds a sweep, of which a table keeps only a part" in capsys.readouterr().err
+        assert (place / "trials.jsonl").read_bytes() == before
+
+
+def test_what_machines_ended_is_in_no_table_for_a_search_is_not_told_of_it(tmp_path: Path) -> None:
+    lost = replace(DONE[0], status=Status.FAILED, label="node-lost", reason="gone")
+    table = read_table(write_sweep(tmp_path / "sweep", [lost, *DONE[1:]]))
+    assert list(table.rows) == [record.settings_key for record in DONE[1:]]
+    with pytest.raises(RecordsError, match="no record of what a setting came to"):
+        read_table(write_sweep(tmp_path / "lost", [lost]))
 
 
 def test_a_table_of_two_environments_is_none(tmp_path: Path) -> None:
