@@ -32,13 +32,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.host_queue import only_gpus
 from orchestrator import cli, cores
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
-from orchestrator.folder import write_json
+from orchestrator.folder import make_room, write_json
 from orchestrator.pressure import PressureGauge
+from workloads.errors import CompileSweepError
 from workloads.phases import Phase
+from workloads.settings import CompileSettings
 
 PROG = "python -m benchmarks.contention"
 WORKER = "worker"
@@ -98,11 +101,15 @@ def main(arguments: list[str]) -> int:
 
 def compare(options: Options) -> int:
     """Runs the arrangements, prints the table and writes the JSON."""
-    at_once = options.side_by_side or min(4, fingerprint().num_gpus)
+    at_once = min(4, fingerprint().num_gpus) if options.side_by_side is None else options.side_by_side
     if at_once < 2:
         raise ConfigError(
             "two trials are needed to be side by side; on a host with fewer than 2 GPUs say --device cpu --side-by-side 2"
         )
+    if options.device is Device.CUDA and at_once > fingerprint().num_gpus:
+        raise ConfigError(f"--side-by-side {at_once} needs as many GPUs, and {fingerprint().num_gpus} are visible")
+    CompileSettings.parse(options.setting)
+    make_room(options.output)
     ends_at = time.monotonic() + options.budget_s
     found: list[dict[str, Any]] = []
     for arrangement in (
@@ -130,7 +137,6 @@ def warm_up(job: Job) -> None:
 
         from workloads.base import load_workload
         from workloads.measuring import measure
-        from workloads.settings import CompileSettings
         from workloads.toolchain import start_compile_workers, warm_cpp_headers
 
         torch.set_num_threads(len(cpus))
@@ -182,7 +188,7 @@ def _run(arrangement: Arrangement, options: Options, ends_at: float) -> list[dic
             for process in processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     if process.wait(max(0.0, ends_at - time.monotonic())):
-                        raise RuntimeError(f"a trial of {arrangement.name} ended with code {process.returncode}; see above")
+                        raise CompileSweepError(f"a trial of {arrangement.name} ended with code {process.returncode}; see above")
         return [json.loads(Path(job.result).read_text()) for job in jobs if Path(job.result).exists()]
 
 
@@ -193,7 +199,7 @@ def _process(job: Job, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"inductor-{job.index}"),
         "TRITON_CACHE_DIR": str(scratch / f"triton-{job.index}"),
-        "CUDA_VISIBLE_DEVICES": str(job.index) if job.device is Device.CUDA else "",
+        **(only_gpus([job.index]) if job.device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""}),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.contention", WORKER, json.dumps(asdict(job))], env=environment, start_new_session=True

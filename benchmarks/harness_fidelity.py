@@ -26,10 +26,14 @@ from typing import Any
 
 import torch
 
+from orchestrator import cli
+from orchestrator.errors import ConfigError
+from orchestrator.folder import make_room
 from workloads.base import Batch
 from workloads.captioning import Captioning
+from workloads.errors import CompileSweepError
 from workloads.measuring import Protocol, measure
-from workloads.settings import CompileSettings
+from workloads.settings import CompileSettings, Mode
 
 GOAL = 0.98
 SETTINGS = ("scope=eager,padding=max", "scope=full,mode=default", "scope=full,mode=reduce-overhead")
@@ -102,6 +106,18 @@ def trial(settings: CompileSettings, workload: Captioning, device: torch.device)
     return found.samples_per_s / workload.batch_size
 
 
+def refuse_another_loop(spelled: str) -> None:
+    """Refuses settings that the loop would not run as they are: all it varies is the mode.
+
+    Raises:
+        ConfigError: they are.
+        SettingsError: they are no settings.
+    """
+    able = ("scope=eager,padding=max", *(f"scope=full,mode={mode}" for mode in Mode))
+    if CompileSettings.parse(spelled).key not in {CompileSettings.parse(text).key for text in able}:
+        raise ConfigError(f"--settings {spelled}: the loop by hand is eager or one mode; use {able[0]} or scope=full,mode=MODE")
+
+
 def child(kind: str, spelled: str, workload: Captioning, device: torch.device) -> None:
     """Answers each line on its input with a rate: the loop again and again, the trial once."""
     settings = CompileSettings.parse(spelled)
@@ -140,7 +156,7 @@ def answer(process: subprocess.Popen[str]) -> float:
     for line in process.stdout:
         if line.startswith(ANSWER):
             return float(json.loads(line.removeprefix(ANSWER)))
-    raise RuntimeError("the child ended without an answer; its error is above")
+    raise CompileSweepError("the child ended without an answer; its error is above")
 
 
 def compared(spelled: str, arguments: argparse.Namespace, caches: str) -> dict[str, Any]:
@@ -160,7 +176,12 @@ def compared(spelled: str, arguments: argparse.Namespace, caches: str) -> dict[s
     }
 
 
-def main() -> None:
+def main() -> int:
+    """The command; returns its exit code."""
+    return cli.run(_compare)
+
+
+def _compare() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--size", default="base", choices=Captioning.sizes)
@@ -173,7 +194,12 @@ def main() -> None:
         workload = Captioning(arguments.size, 0)
         workload.pool_batches = POOL_BATCHES if arguments.size == "base" else TINY_POOL_BATCHES
         child(arguments.child, arguments.settings[0], workload, torch.device(arguments.device))
-        return
+        return 0
+    if arguments.rounds < 1:
+        raise ConfigError(f"--rounds {arguments.rounds} is too few; use 1 or more")
+    for spelled in arguments.settings:
+        refuse_another_loop(spelled)
+    make_room(arguments.output)
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -189,7 +215,8 @@ def main() -> None:
             print(f"{row['settings']}: loop {rates['loop']}; trial {rates['trial']}; {ratio}", flush=True)
             result["rows"].append(row)
             arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

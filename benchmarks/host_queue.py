@@ -33,7 +33,7 @@ import tyro
 from orchestrator import cli, cores
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
-from orchestrator.folder import write_json
+from orchestrator.folder import make_room, write_json
 from orchestrator.records import SWEEP_FILE
 
 PROG = "python -m benchmarks.host_queue"
@@ -103,6 +103,10 @@ def read_jobs(path: Path) -> list[Job]:
             raise ConfigError(f"line {number} of {path} is no job; write NAME GPUS: COMMAND, GPUS being a number or all")
         if found["name"] in jobs:
             raise ConfigError(f"line {number} of {path} calls a second job {found['name']}; names must differ")
+        try:
+            shlex.split(found["command"])
+        except ValueError as error:
+            raise ConfigError(f"line {number} of {path} is no command ({error}); mend it") from None
         jobs[found["name"]] = Job(found["name"], None if found["gpus"] == _ALL else int(found["gpus"]), found["command"])
     return list(jobs.values())
 
@@ -127,7 +131,7 @@ def _run(options: Options) -> int:
     if places < 1 or (num_gpus and places > num_gpus):
         most = f"1 to {num_gpus}" if num_gpus else "1 or more"
         raise ConfigError(f"--places {places} is no number of places here; use {most}")
-    options.output.mkdir(parents=True, exist_ok=True)
+    make_room(options.output / ENDED)
     ended: dict[str, Any] = _ended(options.output)
     waiting = []
     for job in [by_name[name] for name in dict.fromkeys(options.only)] or jobs:
@@ -180,7 +184,7 @@ class _Host:
         words = words_of(job, self._options.output)
         cpus = {cpu for place in places for cpu in cores.share_of(place, self._num_places)}
         log = (self._options.output / f"{job.name}.log").open("ab")
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **_only_gpus(places)}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **only_gpus(places)}
         try:
             process = subprocess.Popen(
                 words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
@@ -220,8 +224,8 @@ class _Host:
         print(f"[{time.monotonic() - self._began:7.1f} s] {words}", flush=True)
 
 
-def _only_gpus(places: Sequence[int]) -> dict[str, str]:
-    """The variable that shows a job its GPUs alone; none on a host without."""
+def only_gpus(places: Sequence[int]) -> dict[str, str]:
+    """The variable that shows a job these alone of the GPUs that this process may use; none on a host without."""
     if not fingerprint().num_gpus:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

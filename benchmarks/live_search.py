@@ -31,13 +31,13 @@ from analysis.load import SweepInfo
 from analysis.picture import draw, picture_title
 from orchestrator import cli
 from orchestrator.errors import ConfigError
-from orchestrator.folder import write_json
+from orchestrator.folder import make_room, write_json
 
 PROG = "python -m benchmarks.live_search"
 SHARES = (0.25, 0.5, 1.0)
 """Of the budget, at which hypervolume is printed."""
 
-_ALIKE = ("workload", "size", "time_budget_s", "workers_per_trial", "device")
+_ALIKE = ("workload", "size", "time_budget_s", "workers_per_trial", "device", "pipeline", "caches", "max_concurrent")
 """What of a sweep's configuration has to be the same in all."""
 
 
@@ -63,6 +63,7 @@ def main(words: Sequence[str]) -> int:
 def _compare(options: Options) -> int:
     if len(set(options.sweeps)) < 2:
         raise ConfigError("one sweep cannot be compared with itself; name the folders of two or more")
+    make_room(options.output)
     infos = {folder: analysis.load_sweep(folder) for folder in options.sweeps}
     _refuse_unlike(infos)
     names = _names(infos)
@@ -97,6 +98,8 @@ def _refuse_unlike(infos: Mapping[Path, SweepInfo]) -> None:
             if info.config.get(name) != first.config.get(name):
                 theirs, ours = info.config.get(name), first.config.get(name)
                 raise ConfigError(f"{one} has {name} {ours} and {other} {theirs}; give sweeps that differ in the searcher alone")
+        if set(info.config.get("settings", ())) != set(first.config.get("settings", ())):
+            raise ConfigError(f"{one} and {other} searched different settings; give sweeps that differ in the searcher alone")
 
 
 def _names(infos: Mapping[Path, SweepInfo]) -> dict[Path, str]:

@@ -28,7 +28,7 @@ from rich.table import Table
 from orchestrator import cli
 from orchestrator.environment import fingerprint
 from orchestrator.errors import CompileSweepError
-from orchestrator.folder import write_json
+from orchestrator.folder import make_room, write_json
 from workloads.layers import NUM_LAYERS
 
 PROG = "python -m benchmarks.regional_recipe"
@@ -59,6 +59,7 @@ def main(words: list[str]) -> int:
 
 
 def _benchmark(options: Options) -> int:
+    make_room(options.output)
     printed = Table("", "arrangement", "full, s", "regional, s", "full over regional", box=None)
     rows = []
     for trains in (False, True):

@@ -32,11 +32,12 @@ from rich.table import Table
 
 import analysis
 from benchmarks import scaling_tables
+from benchmarks.host_queue import only_gpus
 from orchestrator import cli, cores
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
-from orchestrator.folder import write_json
+from orchestrator.folder import make_room, write_json
 from orchestrator.records import SWEEP_FILE, TRIALS_FILE, read
 from workloads.ddp import OptimizeDdp
 from workloads.errors import CompileSweepError
@@ -102,6 +103,7 @@ def _command(words: Sequence[str]) -> int:
     if found is None:
         return 0
     options, command = found
+    make_room(options.output)
     Console(width=WIDTH).print(command(options))
     return 0
 
@@ -149,7 +151,7 @@ def sweep(options: SweepOptions) -> Table:
             "two trials are needed to be side by side; on a host with fewer than 2 GPUs say --device cpu --at-once 2"
         )
     ends_at = time.monotonic() + options.budget_s
-    keys = [CompileSettings.parse(words).key for words in options.settings]
+    keys = list(dict.fromkeys(CompileSettings.parse(words).key for words in options.settings))
     share = cores.share_of(0, at_once)
     if options.part in ("one", "both"):
         _run(options, _folder(options, "one"), keys, ends_at, at_once=1, cpus=share, one_gpu=True)
@@ -185,7 +187,7 @@ def _run(
     ]  # fmt: skip
     if (folder / SWEEP_FILE).exists():
         command.append("--resume")
-    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": "0"} if one_gpu and options.device is Device.CUDA else {})}
+    environment = {**os.environ, **(only_gpus([0]) if one_gpu and options.device is Device.CUDA else {})}
     ended = subprocess.run(
         command, env=environment, check=False, preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None
     )

@@ -37,7 +37,7 @@ from analysis.figures.regret_curves import regret_figure, regret_info
 from analysis.picture import PictureError, draw
 from orchestrator import cli
 from orchestrator.errors import ConfigError
-from orchestrator.folder import write_json
+from orchestrator.folder import make_room, write_json
 from orchestrator.objectives import Aims
 from orchestrator.pruning import Patience
 from orchestrator.recipes import grid
@@ -89,6 +89,7 @@ def main() -> int:
 
 def _benchmark(options: Options) -> int:
     console = Console()
+    make_room(options.output)
     if options.flat:
         write_json(options.output, {"flat": _flat(console, options)})
         return 0
@@ -106,7 +107,7 @@ def _benchmark(options: Options) -> int:
         names = [*map(str, options.searcher), *([ALONE] if Searcher.GAIN in options.searcher else [])]
         jobs = [(name, seed) for name in names for seed in range(1 if name == Searcher.GRID else options.seeds)]
         run = partial(_search, str(folder), options.objective, options.constraint, options.until, tuple(known))
-        with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        with _processes(options.processes) as pool:
             found = list(pool.map(run, jobs))
         by_name = {name: [replay for (n, _), replay in zip(jobs, found, strict=True) if n == name] for name in names}
         pruned = _pruned(Ground(table, aims))
@@ -132,9 +133,10 @@ def _benchmark(options: Options) -> int:
     return 0
 
 
-def _one_thread() -> None:
-    """Each process has one core: threads of several would only wait for each other."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+def _processes(count: int) -> ProcessPoolExecutor:
+    """Each has one core: threads of several would only wait for each other."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # here, because it is read when numpy is loaded, which is before any initializer
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
 
 
 def _known_elsewhere(table: Table, tables: list[Table], aims: Aims) -> list[CompileSettings]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -68,13 +70,27 @@ def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: 
 def run(command: Callable[[], int]) -> int:
     """Runs a command; the user's mistakes become one sentence on stderr and exit code 2."""
     try:
-        return command()
+        with _ending_in_order():
+            return command()
     except CompileSweepError as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM, which `timeout` sends, raises while the block lasts, so that what a command started ends with it."""
+    if threading.current_thread() is not threading.main_thread():  # of others Python takes no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _sentence(complaint: str, prog: str) -> str:

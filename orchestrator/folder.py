@@ -157,6 +157,18 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
             raise
 
 
+def make_room(path: Path) -> None:
+    """Makes the folder that a file will be written to, before what goes into it is worked out.
+
+    Raises:
+        SweepFolderError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name another place") from None
+
+
 def now(seconds_ago: float = 0.0) -> str:
     """ISO 8601 with its UTC offset, to the second."""
     return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")

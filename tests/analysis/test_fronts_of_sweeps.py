@@ -128,10 +128,16 @@ def test_sweeps_that_differ_in_more_than_the_searcher_are_refused(
     config = {"workload": "captioning", "size": "base", "time_budget_s": 240.0}
     other = make_sweep(FOUND_LESS, name="other", config=config)
     elsewhere = make_sweep(FOUND_LESS, name="elsewhere", environment_key="xyz")
+    small = {**config, "size": "tiny"}
+    loading = make_sweep(FOUND_LESS, name="loading", config={**small, "pipeline": "real"})
+    asking = make_sweep(FOUND_LESS, name="asking", config={**small, "settings": ["scope=eager"]})
+    alike = make_sweep(FOUND_LESS, name="alike", config=small)
     output = ("--output", tmp_path / "live.json")
     for given, words in (
         ((folders["gain"], other), "has size tiny"),
         ((folders["gain"], elsewhere), "different environments"),
+        ((alike, loading), "has pipeline None and"),
+        ((alike, asking), "searched different settings"),
         ((folders["gain"],), "two or more"),
         ((folders["gain"], tmp_path / "none"), "there is no folder"),
     ):

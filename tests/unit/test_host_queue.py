@@ -78,15 +78,16 @@ def test_a_job_that_takes_too_long_is_stopped_and_begins_again(tmp_path: Path) -
     assert ended(output) == {"short": 0}
 
 
-def test_who_stops_the_queue_stops_its_jobs(tmp_path: Path, repository: Path) -> None:
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_stops_the_queue_stops_its_jobs(tmp_path: Path, repository: Path, number: int, exit_code: int) -> None:
     mark = tmp_path / "pid"
     job = f'import os, time, pathlib; pathlib.Path("{mark}").write_text(str(os.getpid())); time.sleep(600)'
     path, output = listed(tmp_path, f"long 1: python -c '{job}'")
     command = [sys.executable, "-m", "benchmarks.host_queue", path, "--output", str(output)]
     queue = subprocess.Popen(command, cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: mark.exists() and mark.read_text() != "", 60)
-    queue.send_signal(signal.SIGINT)
-    assert queue.wait(60) == 130
+    queue.send_signal(number)
+    assert queue.wait(60) == exit_code
     assert not Path(f"/proc/{mark.read_text()}").exists()
 
 
@@ -106,6 +107,7 @@ def test_a_sweep_that_began_is_resumed(tmp_path: Path) -> None:
         (["what is this"], [], "line 3 of"),
         (["a 0: true"], [], "write NAME GPUS: COMMAND"),
         (["a 1: true", "a 1: true"], [], "calls a second job a"),
+        (['a 1: echo "b', "c 1: true"], [], "line 3 of"),
         (["a 1: true"], ["--only", "b"], "use a"),
         (["a 1: there-is-no-such-command"], [], "there-is-no-such-command cannot be run"),
         (["a 1: true"], ["--places", "0"], "--places 0"),
@@ -119,6 +121,13 @@ def test_bad_lists_and_options_are_a_sentence(
     said = capsys.readouterr().err
     assert named in said
     assert "Traceback" not in said
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = listed(tmp_path, "a 1: true")
+    output.touch()
+    assert main([path, "--output", str(output)]) == 2
+    assert "cannot be written (File exists)" in capsys.readouterr().err
 
 
 def test_a_list_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
