@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import DEFAULT_OBJECTIVES, assured_costs, costs_of, signs_of, usable
+from analysis.pareto import DEFAULT_OBJECTIVES, assured_costs, signs_of, usable
 from analysis.uncertainty import drawn
 from orchestrator.objectives import Goal
 from orchestrator.objectives import hypervolume as losses_hypervolume
@@ -33,7 +33,7 @@ class Hypervolume(NamedTuple):
 
 
 def reference_point(*frames: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES) -> dict[str, float]:
-    """A point a tenth of each objective's range worse than the worst usable trial of all frames.
+    """A point a tenth of each objective's range worse than the worst usable trial of all frames, by what fronts go by.
 
     The range's tenth lets the two ends of the front count. Hypervolumes can be compared only if they share the point.
 
@@ -43,7 +43,8 @@ def reference_point(*frames: pd.DataFrame, objectives: Mapping[str, Goal | str] 
     columns = []
     for df in frames:
         signs = signs_of(df, objectives)
-        columns.append(costs_of(usable(df, *signs), signs))
+        costs = assured_costs(usable(df, *signs), signs)
+        columns.append(costs[np.isfinite(costs).all(axis=1)])  # what nothing bounds is on no front
     costs = np.vstack(columns) if columns else np.empty((0, 0))
     if not len(costs):
         raise ValueError("no trial is usable, so there is no worst one to take as the reference point; name the point")

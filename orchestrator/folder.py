@@ -127,6 +127,8 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     """
     path = folder / records.SWEEP_FILE
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no file")
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {values['schema_version']!r}, and this version reads {SCHEMA_VERSION}")

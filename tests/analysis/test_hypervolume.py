@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,6 +58,17 @@ def test_the_reference_point_is_beyond_the_worst_of_all_frames(make_sweep: MakeS
     assert point["samples_per_s"] == pytest.approx(586 - 0.1 * (1046 - 586))
     assert point == reference_point(quick, slow, objectives=THREE)
     assert hypervolume(df, reference=point).value > 0
+
+
+def test_a_noisy_trial_on_the_front_lies_before_the_reference_point(make_sweep: MakeSweep) -> None:
+    noisy = trial("scope=eager", 950, 0.5, stable=False, samples_per_s_ci95=(500.0, 6000.0))
+    df = analysis.load(make_sweep([noisy, trial("scope=full", 1000, 50)]))
+    point = reference_point(df)
+    assert point["samples_per_s"] == pytest.approx(500 - 0.1 * (1000 - 500))
+    assert hypervolume(df, reference=point).value > hypervolume(df[df["samples_per_s"] > 950], reference=point).value
+    unbounded = trial("scope=regional", 900, 5, stable=False, step_ms_ci95=(1.0, math.inf))
+    other = analysis.load(make_sweep([unbounded, trial("scope=full", 1000, 50)], name="other"))
+    assert math.isfinite(reference_point(other, objectives={"step_ms_median": "min"})["step_ms_median"])
 
 
 def test_without_a_usable_trial_there_is_no_point_and_no_volume(make_sweep: MakeSweep) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,13 @@ def test_a_damaged_description_is_named(begun: Path, text: str) -> None:
         read_sweep(begun)
     with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
         resume(begun, config(), H200, None)
+
+
+def test_a_description_that_is_a_pipe_is_named_and_not_waited_for(begun: Path) -> None:
+    (begun / SWEEP_FILE).unlink()
+    os.mkfifo(begun / SWEEP_FILE)
+    with pytest.raises(RecordsError, match="it is no file"):
+        read_sweep(begun)
 
 
 def test_a_description_of_another_version_is_named(begun: Path) -> None:
