@@ -190,6 +190,8 @@ class Stages:
                             view.expect_starts(expected, remaining.announced_starts(starting))
                             run(starting, may_start=may_start, alone=True, warm_start=True)
             except KeyboardInterrupt:
+                if search is not None:
+                    search.catch_up()  # with trials that ended since it was last asked
                 return True
         return self._interrupts.asked.is_set()
 

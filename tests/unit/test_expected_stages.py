@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from samples import H200
 
 from orchestrator import folder, records
 from orchestrator.check import Tried, _costs
-from orchestrator.config import CachePolicy, Device, SweepConfig
+from orchestrator.config import CachePolicy, Device, SearchConfig, SweepConfig
 from orchestrator.records import Caches, Status, TrialRecord
+from orchestrator.search import Searcher
 from orchestrator.space import Target
 from orchestrator.stages import Fronts, Stages
 from workloads.settings import CompileSettings
@@ -18,10 +22,10 @@ from workloads.settings import CompileSettings
 FULL = CompileSettings.parse("scope=full")
 
 
-def stages(output: Path, caches: CachePolicy, trial_deadline_s: float = 1200.0) -> Stages:
+def stages(output: Path, caches: CachePolicy, trial_deadline_s: float = 1200.0, **fields: Any) -> Stages:
     config = SweepConfig(
         recipe="given", workload="captioning", size="base", settings=(FULL,), cache=str(output.parent / "cache"), caches=caches,
-        trial_deadline_s=trial_deadline_s, compile_deadline_s=200.0,
+        trial_deadline_s=trial_deadline_s, compile_deadline_s=200.0, **fields,
     )  # fmt: skip
     folder.begin(output, config, H200, None)
     return Stages(config=config, output=output, fronts=Fronts(lambda _: [], lambda _: []), max_length=256, environment=H200)
@@ -43,6 +47,21 @@ def test_no_trial_is_expected_to_outlive_its_deadline(tmp_path: Path) -> None:
     tuned = CompileSettings.parse("scope=full,mode=max-autotune,dynamic=buckets,bucket_size=32")
     assert stages(tmp_path / "sweep", CachePolicy.COLD)._expected_s(tuned) > 250
     assert stages(tmp_path / "other", CachePolicy.COLD, 250.0)._expected_s(tuned) == 250
+
+
+def test_a_search_that_is_stopped_at_once_counts_the_trials_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = stages(tmp_path / "sweep", CachePolicy.COLD, search=SearchConfig(searcher=Searcher.GRID))
+
+    def ended() -> None:
+        records.append(
+            tmp_path / "sweep", TrialRecord(trial_id="1", settings=FULL.to_dict(), settings_key=FULL.key, status=Status.OK)
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.stages.ray_session", ended)
+    assert found.run(Console(file=io.StringIO()), search := found.search())
+    assert search is not None
+    assert search.outcome().startswith("the search ended after 1 trial of 1 settings")
 
 
 def test_what_a_check_says_of_costs_goes_by_what_its_trials_took_beside_compiling() -> None:
