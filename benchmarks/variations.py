@@ -27,6 +27,9 @@ _GIB = 2**30
 USUAL = "nothing"
 """Name of the row without anything varied."""
 
+_FURTHER = ("optimizer", "padding", "pad_multiple", "bucket_size", "buckets", "group_window", "shape_padding", "backend")
+"""Fields that the recipes leave as they usually are."""
+
 Table = Mapping[tuple[str, str], TrialRecord]
 """Records by what is varied and by how it is compiled, the last good one of each; one that is not good where there is none."""
 
@@ -60,6 +63,10 @@ def _place(record: TrialRecord, *, with_workers: bool) -> tuple[str, str]:
     settings = CompileSettings.from_dict(record.settings)
     varied = [f"{name}={spelled(value)}" for name, value in settings.workload or ()]
     varied += [f"{name}={value}" for name in ("autocast", "attention", "matmul_precision") if (value := getattr(settings, name))]
+    usual = CompileSettings(scope=settings.scope, dynamic=settings.dynamic)
+    varied += [
+        f"{name}={spelled(value)}" for name in _FURTHER if (value := getattr(settings, name)) not in (None, getattr(usual, name))
+    ]
     if settings.dynamic not in (None, Dynamic.STATIC):
         varied.append(f"dynamic={settings.dynamic}")
     if with_workers and record.num_workers > 1:

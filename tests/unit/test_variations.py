@@ -97,3 +97,16 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert main(folders) == 2
     assert said in capsys.readouterr().err
+
+
+def test_settings_that_differ_in_anything_but_how_they_are_compiled_have_rows_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path, "scope=full", 6.0)
+    recorded(tmp_path, "scope=full,optimizer=fused", 5.0)
+    recorded(tmp_path, "scope=full,group_window=100", 4.0)
+    recorded(tmp_path, "scope=full,mode=max-autotune,inductor.coordinate_descent_tuning=off", 3.0)
+    lines = printed(tmp_path, capsys)
+    assert "| nothing | 6 | 3 |" in lines
+    assert "| optimizer=fused | 5 | – |" in lines
+    assert "| group_window=100 | 4 | – |" in lines
