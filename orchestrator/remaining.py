@@ -10,15 +10,19 @@ from orchestrator.records import Caches, TrialRecord, WarmStart, standing
 from workloads.settings import CompileSettings, Scope
 
 
+def counts(config: SweepConfig, record: TrialRecord) -> bool:
+    """Whether a setting was tried: where trials are to be cold, not by a warm one, nor by one that the machines ended."""
+    return record.label not in INFRASTRUCTURE and (config.caches is not CachePolicy.COLD or record.caches is Caches.COLD)
+
+
 def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:
-    """Settings without a record, in order; where trials are to be cold, a warm one's is none, nor is one of the machines' fault.
+    """Settings without a record that counts, in order.
 
     Args:
         config: the sweep's.
         done: its records.
     """
-    counting = [record for record in done if record.label not in INFRASTRUCTURE]
-    recorded = {r.settings_key for r in counting if config.caches is not CachePolicy.COLD or r.caches is Caches.COLD}
+    recorded = {record.settings_key for record in done if counts(config, record)}
     return [setting for setting in config.settings if setting.key not in recorded]
 
 

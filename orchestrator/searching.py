@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator import records
+from orchestrator import records, remaining
 from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import ConfigError
-from orchestrator.failures import INFRASTRUCTURE
 from orchestrator.records import TrialRecord, WarmStart
 from orchestrator.search import (
     Budget,
@@ -85,6 +85,7 @@ class Search:
         if search.searcher is None:
             raise ConfigError("a sweep without a searcher tries its settings in order")
         self._search, self._workers, self._expected_s = search, config.workers_per_trial, expected_s
+        self._counts = partial(remaining.counts, config)
         self._max_length, self._stopping = max_length, stopping
         self._candidates = Candidates(config.settings)
         self._fresh = records.follow(folder).fresh
@@ -115,7 +116,7 @@ class Search:
         for record in self._fresh():
             row = asdict(record)
             self._under_way.pop(record.settings_key, None)
-            if record.label in INFRASTRUCTURE:  # it tells nothing of its setting, which a later run tries again
+            if not self._counts(record):  # its setting is still to be tried, by this run or a later one
                 self._spending.spend(row)
                 continue
             # One that was tried was measured again, by an earlier run: no news for the rule that ends a search.

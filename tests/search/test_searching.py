@@ -11,7 +11,7 @@ from orchestrator import records
 from orchestrator.config import SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
-from orchestrator.records import Status, TrialRecord, WarmStart
+from orchestrator.records import Caches, Status, TrialRecord, WarmStart
 from orchestrator.search import Learned, Searcher
 from orchestrator.search.outlook import Left
 from orchestrator.searching import MOST_REFUSED, Search, learned_for
@@ -157,6 +157,18 @@ def test_after_many_proposals_that_do_not_fit_none_is_expected_to(tmp_path: Path
         refused += 1
     assert refused == MOST_REFUSED
     assert asked.why_enough() == "no setting fits in what is left of the budget"
+
+
+def test_where_trials_are_to_be_cold_what_was_measured_warm_is_tried(tmp_path: Path) -> None:
+    warm = recorded(SETTINGS[0], 100, caches=Caches.WARM, cold_equivalent_s=20.0)
+    records.append(tmp_path, warm)
+    asked = search(tmp_path, settings=SETTINGS[:2])
+    asked.catch_up()
+    for setting in SETTINGS[:2]:
+        assert asked.proposer.propose() == setting
+        records.append(tmp_path, recorded(setting, 100))
+    asked.catch_up()
+    assert asked.outcome() == "the search ended after 2 trials of 2 settings: there is nothing left to try"
 
 
 def test_a_search_whose_budget_nothing_fits_in_says_so(tmp_path: Path) -> None:
