@@ -85,6 +85,20 @@ class Stages:
         front = self.fronts.present(self.output)
         return remaining.not_started(self.config, front, self._done(), records.read_warm_starts(self.output))
 
+    def undone(self, *, interrupted: bool) -> str | None:
+        """What another run would do first, and why this one did not; None if nothing. Of its settings a search tells itself."""
+        if self.config.search.searcher is None and (left := self.left()):
+            ran_out = "the time budget did not suffice for them" if self.config.time_budget_s else "machines failed"
+            why = "stopped" if interrupted else ran_out
+            return f"{len(left)} of {len(self.config.settings)} settings did not run ({why})"
+        if cold := self.to_measure_cold():
+            return f"{len(cold)} of the front were not measured cold"
+        if unconfirmed := self.disturbed():
+            return f"{len(unconfirmed)} of the front were disturbed by other trials and did not run again alone"
+        if starts := self.to_start():
+            return f"{len(starts)} of the front were not started from artifacts"
+        return None
+
     def search(self) -> Search | None:
         """What chooses among the settings, told of the records there are; None where they are tried in order."""
         if self.config.search.searcher is None:

@@ -123,20 +123,11 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     trials = analysis.load(output)
     found = analysis.summary(trials)
     presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.noisy_steps(trials))
-    say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
-    ran_out = "the time budget did not suffice for them" if config.time_budget_s else "machines failed"
-    why = "stopped" if interrupted else ran_out
     if search is not None:
         presenting.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
-    if search is None and (left := stages.left()):
-        say(f"{len(left)} of {len(config.settings)} settings did not run ({why}); go on with: {again}")
-    elif cold := stages.to_measure_cold():
-        say(f"{len(cold)} of the front were not measured cold; go on with: {again}")
-    elif unconfirmed := stages.disturbed():
-        which = f"{len(unconfirmed)} of the front were disturbed by other trials and did not run again alone"
-        say(f"{which}; go on with: {again}")
-    elif starts := stages.to_start():
-        say(f"{len(starts)} of the front were not started from artifacts; go on with: {again}")
+    say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
+    if undone := stages.undone(interrupted=interrupted):
+        say(f"{undone}; go on with: {again}")
     presenting.show_warnings(console, stages.tracking.finish(report))
     say(f"report: {report}")
     return interrupted
