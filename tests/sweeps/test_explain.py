@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.sweep import main
+
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +24,7 @@ def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", "--workload", f"toy_workloads:{workload}", "--explain", spelled],
         cwd=root / "tests",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "COLUMNS": "80"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
         capture_output=True,
         text=True,
         timeout=300,
@@ -54,16 +61,23 @@ def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
     assert "def make_step" in source
 
 
-def test_a_setting_that_cannot_be_measured_says_what_ended_it() -> None:
-    done = explained("Faulty", "scope=eager,padding=longest,pad_multiple=2")
-    assert done.returncode == 1, done.stderr
-    assert "failed (exception): RuntimeError: this workload does not like multiples of 2" in done.stdout
-    killed = explained("Faulty", "scope=eager,padding=longest,pad_multiple=4")
-    assert killed.returncode == 1, killed.stderr
-    assert "failed (worker-died)" in killed.stdout
+def explained_here(capsys: pytest.CaptureFixture[str], workload: str, spelled: str) -> tuple[int, str, str]:
+    """Exit code, output and complaint of the command in this process; what is measured has one of its own all the same."""
+    code = main(["--workload", f"toy_workloads:{workload}", "--explain", spelled])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
 
 
-def test_a_setting_that_does_not_exist_is_one_sentence() -> None:
-    done = explained("Toy", "scope=ful")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "did you mean full?" in done.stderr
+def test_a_setting_that_cannot_be_measured_says_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, complaint = explained_here(capsys, "Faulty", "scope=eager,padding=longest,pad_multiple=2")
+    assert code == 1, complaint
+    assert "failed (exception): RuntimeError: this workload does not like multiples of 2" in printed
+    code, printed, complaint = explained_here(capsys, "Faulty", "scope=eager,padding=longest,pad_multiple=4")
+    assert code == 1, complaint
+    assert "failed (worker-died)" in printed
+
+
+def test_a_setting_that_does_not_exist_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, complaint = explained_here(capsys, "Toy", "scope=ful")
+    assert (code, printed) == (2, "")
+    assert "did you mean full?" in complaint
