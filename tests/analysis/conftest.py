@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_folders import ENVIRONMENT, MakeSweep, MakeTwo, typical_trials
+from sweep_folders import ENVIRONMENT, MakeSweep, MakeTwo, ReportOn, typical_trials
 
+import analysis
 from orchestrator.records import SCHEMA_VERSION, TrialRecord, append
 
 
@@ -18,24 +19,41 @@ def make_sweep(tmp_path: Path) -> MakeSweep:
     """Writes a sweep folder of these records and returns its path."""
 
     def make(records: Sequence[TrialRecord] | None = None, *, name: str = "sweep", **sweep: Any) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "trials.jsonl").touch()
-        records = typical_trials() if records is None else records
-        for record in records:
-            append(folder, record)
-        contents = {
-            "schema_version": SCHEMA_VERSION,
-            "config": {"recipe": "captioning", "workload": "captioning", "size": "base", "seed": 0},
-            "environment": ENVIRONMENT,
-            "environment_key": "abc",
-            "started_at": "2026-11-21T09:11:40+00:00",
-            "planned": [record.settings_key for record in records],
-        }
-        (folder / "sweep.json").write_text(json.dumps(contents | sweep))
-        return folder
+        return _written(tmp_path / name, typical_trials() if records is None else records, sweep)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def report_on(tmp_path_factory: pytest.TempPathFactory) -> ReportOn:
+    """Writes the report on a sweep of these records and returns its path; once for all tests, which only look at it."""
+    made: dict[str, Path] = {}
+
+    def report(records: Sequence[TrialRecord] | None = None) -> Path:
+        records = typical_trials() if records is None else records
+        content = "".join(record.to_json() for record in records)
+        if content not in made:
+            made[content] = analysis.write_report(_written(tmp_path_factory.mktemp("reports") / "sweep", records, {}))
+        return made[content]
+
+    return report
+
+
+def _written(folder: Path, records: Sequence[TrialRecord], sweep: Mapping[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "trials.jsonl").touch()
+    for record in records:
+        append(folder, record)
+    contents = {
+        "schema_version": SCHEMA_VERSION,
+        "config": {"recipe": "captioning", "workload": "captioning", "size": "base", "seed": 0},
+        "environment": ENVIRONMENT,
+        "environment_key": "abc",
+        "started_at": "2026-11-21T09:11:40+00:00",
+        "planned": [record.settings_key for record in records],
+    }
+    (folder / "sweep.json").write_text(json.dumps(contents | sweep))
+    return folder
 
 
 @pytest.fixture

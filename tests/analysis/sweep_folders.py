@@ -15,6 +15,7 @@ from workloads.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]
 MakeTwo = Callable[..., tuple[Path, Path]]
+ReportOn = Callable[..., Path]
 
 EAGER, FULL, REGIONAL, MODULAR = "scope=eager,padding=max", "scope=full", "scope=regional", "scope=modular"
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 from playwright import sync_api
 from report_browser import FLAGS, PATIENCE_MS, Visit, boxes, overlap
-from sweep_folders import MakeSweep, trial, typical_trials
+from sweep_folders import ReportOn, trial, typical_trials
 
-import analysis
 from orchestrator.records import TrialRecord
 
 pytestmark = pytest.mark.browser
@@ -31,8 +30,8 @@ def close_ends() -> list[TrialRecord]:
 
 
 @pytest.mark.parametrize("width", [768, 1280, 1920])
-def test_names_of_lines_stand_apart_in_the_margin(browser: sync_api.Browser, make_sweep: MakeSweep, width: int) -> None:
-    with Visit(browser, analysis.write_report(make_sweep(close_ends())), width=width) as visit:
+def test_names_of_lines_stand_apart_in_the_margin(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
+    with Visit(browser, report_on(close_ends()), width=width) as visit:
         names = boxes(visit.page.locator("#break-even-chart .annotation-text-g"))
         (plot,) = boxes(visit.page.locator("#break-even-chart .nsewdrag").first)
         assert len(names) >= 5
@@ -42,8 +41,8 @@ def test_names_of_lines_stand_apart_in_the_margin(browser: sync_api.Browser, mak
         assert visit.errors == []
 
 
-def test_a_telephone_has_a_legend_under_the_chart_instead(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep(close_ends())), width=390) as visit:
+def test_a_telephone_has_a_legend_under_the_chart_instead(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on(close_ends()), width=390) as visit:
         assert visit.page.locator("#break-even-chart .annotation").count() == 0
         entries = boxes(visit.page.locator("#break-even-chart .legend .legendtext"))
         (chart,) = boxes(visit.page.locator("#break-even-chart"))
@@ -54,9 +53,9 @@ def test_a_telephone_has_a_legend_under_the_chart_instead(browser: sync_api.Brow
 
 
 @pytest.mark.parametrize("width", [390, 768, 900, 1280])
-def test_the_fronts_two_legends_do_not_meet(browser: sync_api.Browser, make_sweep: MakeSweep, width: int) -> None:
+def test_the_fronts_two_legends_do_not_meet(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
     records = [*typical_trials(), trial("scope=full,optimizer=fused", 1046, 439), trial("scope=full,dynamic=true", 600, 400)]
-    with Visit(browser, analysis.write_report(make_sweep(records)), width=width) as visit:
+    with Visit(browser, report_on(records), width=width) as visit:
         above, below = boxes(visit.page.locator("#chart .legend")) + boxes(visit.page.locator("#chart .legend2"))
         assert not overlap(above, below)
         (chart,) = boxes(visit.page.locator("#chart"))

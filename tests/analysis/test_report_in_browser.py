@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright import sync_api
 from report_browser import FLAGS, Visit, boxes, overlap
-from sweep_folders import MakeSweep, trial, typical_trials
+from sweep_folders import MakeSweep, ReportOn, trial, typical_trials
 
 import analysis
 from analysis import picture
@@ -32,16 +32,16 @@ def browser(chromium: str) -> Iterator[sync_api.Browser]:
         running.close()
 
 
-def test_the_report_draws_offline_without_errors_or_requests(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    report = analysis.write_report(make_sweep())
+def test_the_report_draws_offline_without_errors_or_requests(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    report = report_on()
     with Visit(browser, report) as visit:
         assert visit.trials_drawn() == 7
         assert visit.errors == []
         assert [url for url in visit.requests if not url.startswith("data:")] == [report.as_uri()]
 
 
-def test_a_heading_sorts_with_the_mouse_and_with_the_keyboard(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+def test_a_heading_sorts_with_the_mouse_and_with_the_keyboard(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on()) as visit:
         heading = visit.page.locator("#trials th", has_text="compile").first
         heading.get_by_role("button").click()
         compile_s = visit.column(COMPILE)
@@ -52,8 +52,8 @@ def test_a_heading_sorts_with_the_mouse_and_with_the_keyboard(browser: sync_api.
         assert heading.get_attribute("aria-sort") == "descending"
 
 
-def test_trials_without_the_figure_sort_last_either_way(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+def test_trials_without_the_figure_sort_last_either_way(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on()) as visit:
         button = visit.page.get_by_role("button", name="vs same padding")
         sync_api.expect(button).to_be_hidden()
         visit.page.get_by_label("all columns").check()
@@ -62,8 +62,8 @@ def test_trials_without_the_figure_sort_last_either_way(browser: sync_api.Browse
             assert visit.column(SAME_PADDING)[-1] == "—"
 
 
-def test_copy_takes_the_whole_setting(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep([trial("scope=full", 700, 50)]))) as visit:
+def test_copy_takes_the_whole_setting(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on([trial("scope=full", 700, 50)])) as visit:
         visit.page.locator(".copy").click()
         sync_api.expect(visit.page.locator("#copied")).to_have_text(re.compile("Copied scope=full,mode=.*optimizer=foreach"))
 
@@ -89,10 +89,10 @@ def test_hostile_strings_are_inert_text(browser: sync_api.Browser, make_sweep: M
 
 
 @pytest.mark.parametrize("width", [390, 1300])
-def test_bars_of_compile_time_have_room_for_their_names(browser: sync_api.Browser, make_sweep: MakeSweep, width: int) -> None:
+def test_bars_of_compile_time_have_room_for_their_names(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
     long = "scope=full,mode=max-autotune,dynamic=buckets,buckets=32/40/64/96/256,optimizer=compiled,group_window=100,fullgraph=on"
     records = [*typical_trials(), trial(long, 1200, 500), trial(f"{long},inductor.coordinate_descent_tuning=on", 1210, 510)]
-    with Visit(browser, analysis.write_report(make_sweep(records)), width=width) as visit:
+    with Visit(browser, report_on(records), width=width) as visit:
         names = boxes(visit.page.locator("#phases-chart .annotation"))
         assert len(names) == 6
         assert all(name["x"] + name["width"] <= width for name in names)
@@ -103,9 +103,9 @@ def test_bars_of_compile_time_have_room_for_their_names(browser: sync_api.Browse
 
 
 def test_a_telephone_that_is_turned_shows_what_a_page_opened_that_way_does(
-    browser: sync_api.Browser, make_sweep: MakeSweep
+    browser: sync_api.Browser, report_on: ReportOn
 ) -> None:
-    report = analysis.write_report(make_sweep())
+    report = report_on()
     parts = ("#chart .legend", "#chart .legend2", "#chart .point", "#phases-chart .legend", "#phases-chart .annotation")
     with Visit(browser, report, width=390) as turned, Visit(browser, report, width=844) as opened:
         turned.page.set_viewport_size({"width": 844, "height": 900})
@@ -121,10 +121,10 @@ def test_a_telephone_that_is_turned_shows_what_a_page_opened_that_way_does(
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 800])
 def test_a_small_screen_needs_no_sideways_scrolling(
-    browser: sync_api.Browser, make_sweep: MakeSweep, width: int, dark: bool
+    browser: sync_api.Browser, report_on: ReportOn, width: int, dark: bool
 ) -> None:
     records = [*typical_trials(), trial("scope=modular,dynamic=true", status=Status.FAILED, reason="x" * 500)]
-    with Visit(browser, analysis.write_report(make_sweep(records)), width=width, dark=dark) as visit:
+    with Visit(browser, report_on(records), width=width, dark=dark) as visit:
         assert visit.page.evaluate("document.documentElement.scrollWidth") == width
         red, green, blue = visit.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
         assert (red + green + blue < 3 * 60) == dark

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright import sync_api
 from report_browser import FLAGS, Visit
-from sweep_folders import MakeSweep, trial, warm_start
+from sweep_folders import MakeSweep, ReportOn, trial, warm_start
 
 import analysis
 from analysis.break_even import Job, costs
@@ -115,8 +115,8 @@ def test_of_settings_that_catch_up_at_one_length_the_page_names_the_shortest(
         assert visit.errors == []
 
 
-def test_the_filter_takes_words_fields_and_figures(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+def test_the_filter_takes_words_fields_and_figures(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on()) as visit:
         field = visit.page.locator("#filter")
         for text, expected in (
             ("regional", 2), ("scope=full", 2), ("optimizer=comp", 0), ("compile<20", 3),
@@ -129,8 +129,8 @@ def test_the_filter_takes_words_fields_and_figures(browser: sync_api.Browser, ma
         assert visit.page.locator("#trials tbody tr").count() == 9
 
 
-def test_a_click_on_a_choice_filters_the_table_and_dims_the_other_lines(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+def test_a_click_on_a_choice_filters_the_table_and_dims_the_other_lines(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on()) as visit:
         visit.page.locator("#parallel-chart .annotation", has_text=re.compile("^regional$")).locator("rect").first.click(
             force=True
         )
@@ -140,8 +140,8 @@ def test_a_click_on_a_choice_filters_the_table_and_dims_the_other_lines(browser:
         assert sorted(opacity < 0.1 for opacity in opacities) == [False] * 2 + [True] * 4
 
 
-def test_columns_come_and_go(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+def test_columns_come_and_go(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on()) as visit:
         visit.page.get_by_text("columns", exact=True).click()
         visit.page.locator("#columns").get_by_label("step", exact=True).uncheck()
         assert visit.page.locator("#trials thead th", has_text="step").count() == 0
@@ -149,8 +149,8 @@ def test_columns_come_and_go(browser: sync_api.Browser, make_sweep: MakeSweep) -
         assert visit.page.locator("#trials thead th", has_text="clock drift").count() == 1
 
 
-def test_a_setting_is_copied_as_python_and_as_a_command(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep([trial("scope=full", 700, 50)]))) as visit:
+def test_a_setting_is_copied_as_python_and_as_a_command(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on([trial("scope=full", 700, 50)])) as visit:
         visit.page.get_by_role("button", name="as Python").click()
         sync_api.expect(visit.page.locator("#copied")).to_have_text("Copied step = torch.compile(step)")
         visit.page.get_by_role("button", name="as a command").click()
@@ -158,8 +158,8 @@ def test_a_setting_is_copied_as_python_and_as_a_command(browser: sync_api.Browse
         sync_api.expect(visit.page.locator("#copied")).to_contain_text(command)
 
 
-def test_arrow_keys_walk_through_a_chart_and_say_where_they_are(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep())) as visit:
+def test_arrow_keys_walk_through_a_chart_and_say_where_they_are(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on()) as visit:
         for chart, first in (
             ("#chart", "eager"),
             ("#phases-chart", "Dynamo"),
@@ -176,8 +176,8 @@ def test_arrow_keys_walk_through_a_chart_and_say_where_they_are(browser: sync_ap
         assert visit.errors == []
 
 
-def test_the_theme_follows_the_system_until_it_is_chosen(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep()), dark=True) as visit:
+def test_the_theme_follows_the_system_until_it_is_chosen(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on(), dark=True) as visit:
         background = "getComputedStyle(document.body).backgroundColor"
         chart = "document.querySelector('#chart .main-svg').style.background"
         dark = (visit.page.evaluate(background), visit.page.evaluate(chart))
@@ -190,9 +190,9 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: sync_api.Brows
 
 
 def test_paper_is_white_and_holds_everything_and_the_screen_is_dark_again_after(
-    browser: sync_api.Browser, make_sweep: MakeSweep
+    browser: sync_api.Browser, report_on: ReportOn
 ) -> None:
-    with Visit(browser, analysis.write_report(make_sweep()), dark=True) as visit:
+    with Visit(browser, report_on(), dark=True) as visit:
         visit.page.set_viewport_size({"width": 703, "height": 1000})
         visit.page.emulate_media(media="print")
         visit.page.wait_for_selector("html[data-printing]", state="attached")
@@ -219,8 +219,8 @@ def test_a_report_on_500_trials_opens_in_two_seconds(browser: sync_api.Browser, 
     assert min(took) <= OPEN_S, took
 
 
-def test_of_many_rows_a_page_is_shown_and_more_when_asked(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
-    with Visit(browser, analysis.write_report(make_sweep(many(100)))) as visit:
+def test_of_many_rows_a_page_is_shown_and_more_when_asked(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    with Visit(browser, report_on(many(100))) as visit:
         rows = visit.page.locator("#trials tbody tr")
         assert rows.count() == 30
         visit.page.get_by_role("button", name="Show more rows").click()
