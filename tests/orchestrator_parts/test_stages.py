@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +31,15 @@ def recorded(setting: CompileSettings, **fields: Any) -> TrialRecord:
     return TrialRecord(**{"trial_id": setting.key, "compile_s": 1.0, **known, **fields})
 
 
-def test_a_gpu_budget_holds_for_what_is_measured_again_and_started_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget_s = len(SETTINGS) * TRIAL_S + 2.5 * TRIAL_S
-    config = SweepConfig(
-        recipe="given",
-        workload="captioning",
-        size="tiny",
-        settings=SETTINGS,
-        max_concurrent=2,
-        cache=str(tmp_path / "cache"),
-        search=SearchConfig(searcher=Searcher.GRID, gpu_budget_s=budget_s),
-    )
-    output = tmp_path / "sweep"
-    folder.begin(output, config, H200, None)
-    for setting in SETTINGS:
-        records.append(output, recorded(setting, contended=True))
+@pytest.fixture
+def run_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of real trials."""
 
     def run_trials(
         config: SweepConfig,
         settings: Sequence[CompileSettings],
         *,
+        output: Path,
         may_start: Callable[[CompileSettings], bool],
         warm_start: bool = False,
         **others: Any,
@@ -60,18 +50,49 @@ def test_a_gpu_budget_holds_for_what_is_measured_again_and_started_warm(tmp_path
             )
             records.append(output, start if warm_start else recorded(setting))
 
-    def run() -> None:
-        stages = Stages(
-            config=config, output=output, fronts=Fronts(lambda _: KEYS, lambda _: KEYS), max_length=16, environment=H200
-        )
-        stages.run(Console(file=io.StringIO()), stages.search())
-
     import orchestrator.tuning  # which loads Ray
 
     monkeypatch.setattr(orchestrator.tuning, "run_trials", run_trials)
-    run()
-    again = records.read(output)[len(SETTINGS) :]
+
+
+def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> Stages:
+    """The stages of a sweep whose settings all have records, with these fields, and are all on the front."""
+    config = SweepConfig(
+        recipe="given",
+        workload="captioning",
+        size="tiny",
+        settings=SETTINGS,
+        max_concurrent=2,
+        cache=str(tmp_path / "cache"),
+        search=SearchConfig(searcher=Searcher.GRID, gpu_budget_s=budget_s) if budget_s else SearchConfig(),
+    )
+    output = tmp_path / "sweep"
+    folder.begin(output, config, H200, None)
+    for setting in SETTINGS:
+        records.append(output, recorded(setting, **fields))
+    return Stages(config=config, output=output, fronts=Fronts(lambda _: KEYS, lambda _: KEYS), max_length=16, environment=H200)
+
+
+def run(stages: Stages) -> None:
+    stages.run(Console(file=io.StringIO()), stages.search())
+
+
+@pytest.mark.usefixtures("run_trials")
+def test_a_gpu_budget_holds_for_what_is_measured_again_and_started_warm(tmp_path: Path) -> None:
+    stages = begun(tmp_path, budget_s=len(SETTINGS) * TRIAL_S + 2.5 * TRIAL_S, contended=True)
+    run(stages)
+    again = records.read(stages.output)[len(SETTINGS) :]
     assert [record.settings_key for record in again] == KEYS[:2], "a third would take 50 s more than are left"
-    assert [start.settings_key for start in records.read_warm_starts(output)] == KEYS[:2], "likewise, 10 s"
-    run()
-    assert (len(records.read(output)), len(records.read_warm_starts(output))) == (5, 2), "the next run counts them too"
+    assert [start.settings_key for start in records.read_warm_starts(stages.output)] == KEYS[:2], "likewise, 10 s"
+    run(replace(stages))
+    assert (len(records.read(stages.output)), len(records.read_warm_starts(stages.output))) == (5, 2), (
+        "the next run counts them too"
+    )
+
+
+@pytest.mark.usefixtures("run_trials")
+def test_where_only_starts_were_put_off_the_next_run_does_those_alone(tmp_path: Path) -> None:
+    stages = begun(tmp_path)
+    run(stages)
+    assert len(records.read(stages.output)) == len(SETTINGS)
+    assert [start.settings_key for start in records.read_warm_starts(stages.output)] == KEYS

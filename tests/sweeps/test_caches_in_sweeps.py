@@ -13,7 +13,7 @@ import pytest
 
 import analysis
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # it compares how long compiles took
 
 SETTINGS = ("scope=eager", "scope=full")
 
@@ -79,7 +79,7 @@ def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(tmp_pa
     known = analysis.pareto_front(analysis.load(tmp_path / "shared"))
     assert list(known["settings_key"]) == [eager["settings_key"]]  # an estimate is not among cold figures
 
-    printed = sweep(tmp_path / "shared", "--caches", "auto", "--resume", "--no-warm-start")
+    printed = sweep(tmp_path / "shared", "--caches", "auto", "--resume")
     _, _, cold = records_of(tmp_path / "shared")
     assert (cold["status"], cold["caches"], cold["settings_key"]) == ("ok", "cold", full["settings_key"])
     assert cold["compile_s"] > warm["compile_s"]
@@ -90,9 +90,10 @@ def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(tmp_pa
     best = analysis.summary(frame).best
     assert best is not None
     assert best.trial["compile_s"] == pytest.approx(cold["compile_s"])
-
-    again = sweep(tmp_path / "shared", "--caches", "auto", "--resume")
-    assert len(records_of(tmp_path / "shared")) == 3  # nothing is left but the start that was put off
-    (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")
+    (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")  # which was put off
     assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"])
-    assert "warm start s" in again
+    assert "warm start s" in printed
+
+    sweep(tmp_path / "shared", "--caches", "auto", "--resume")
+    assert len(records_of(tmp_path / "shared")) == 3  # nothing is left
+    assert records_of(tmp_path / "shared", "warm_starts.jsonl") == [start]
