@@ -7,9 +7,11 @@ import gc
 import os
 import shutil
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # Threads of OpenMP that wait for each other spin, and where there are as many as cores, any other process makes each wait as long
 # as the kernel lets that one run. Read when torch is loaded, here and in every process that a test starts.
@@ -19,8 +21,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # find that its compiler knows the CPU's vector instructions. Read likewise; test_nothing_leaks.py does without.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-ALONE = ("chaos", "cluster", "orchestrator_parts", "sweeps", "workers")
-"""Folders whose tests start Ray or several workers, each of which takes every core there is."""
+IN_TURN = ("sweeps", "chaos", "cluster", "workers", "orchestrator_parts")
+"""Folders whose tests start Ray or several workers: processes that wait for each other, and keep one core busy rather than all.
+
+One process runs them one after the other, beside the others' tests. Several Rays at once would fight for cores and memory.
+"""
+
+COUNT_AS_ALONE = ("alone", "gpu", "long")
+"""Markers: most hosts have one GPU, and clusters fill a machine."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -54,18 +62,31 @@ def chromium() -> str:
     return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
 
 
+class _Files(LoadFileScheduling):
+    """Deals files out to processes, and those of the folders `IN_TURN` to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "in turn" if PurePosixPath(file).parent.name in IN_TURN else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Is asked where tests run side by side, by `--dist loadfile` as `make test` has it."""
+    return _Files(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what runs `alone`, and puts workloads first: their files are the longest, and last one process would wait for them.
+    """Marks what counts as `alone`, and puts first what takes longest, for which one process would wait at the end.
 
     Leaves out what `--alone` says. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long`
     unless they are asked for.
     """
     for item in items:
-        if item.path.parent.name in ALONE or item.get_closest_marker("gpu"):  # most hosts have one GPU
+        if any(map(item.get_closest_marker, COUNT_AS_ALONE)):
             item.add_marker("alone")
     _choose(config, items)
-    items.sort(key=lambda item: item.path.parent.name != "workloads")
+    items.sort(key=lambda item: _place(item.path.parent.name))
     for marker, is_there, reason in (
         ("long", lambda: bool(config.getoption("--long")), "part of `make test-all`"),
         ("gpu", _has_gpu, "no CUDA device"),
@@ -75,6 +96,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marked and not is_there():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _place(folder: str) -> int:
+    """When the tests of a folder begin."""
+    longest = (*IN_TURN, "workloads")
+    return longest.index(folder) if folder in longest else len(longest)
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
