@@ -21,6 +21,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # find that its compiler knows the CPU's vector instructions. Read likewise; test_nothing_leaks.py does without.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Ray's workers have 15 by default, with which they hardly get on beside other tests.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 IN_TURN = ("sweeps", "chaos", "cluster", "workers", "orchestrator_parts")
 """Folders whose tests start Ray or several workers: processes that wait for each other, and keep one core busy rather than all.
 
