@@ -1,0 +1,149 @@
+"""What compiles and what breaks with several workers, where there is one GPU: both workers share it and talk by gloo.
+
+Background: NCCL wants a GPU a worker. What a compiler makes of a model whose workers talk inside the forward pass (SyncBN) or the
+backward one (DDP) hangs on there being several, not on how fast they talk, and can be told with one GPU. How fast they are can
+not: gloo takes the host's memory, and the workers take turns on the GPU. So no speed is among what is told.
+
+Output: for each case graphs, graph breaks with their reasons, what fell back to eager or got no CUDA graph, and the check of the
+numbers against eager workers; a table, and a JSON file. About two minutes a case on an H200.
+
+    python -m benchmarks.workers_on_one_gpu --output workers_on_one_gpu.json
+    python -m benchmarks.workers_on_one_gpu --output w.json --device cpu --size tiny --settings scope=full,backend=aot_eager
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator import cli
+from orchestrator.config import Device
+from orchestrator.environment import fingerprint
+from orchestrator.errors import ConfigError
+from orchestrator.folder import make_room, write_json
+from workloads.settings import CompileSettings
+
+PROG = "python -m benchmarks.workers_on_one_gpu"
+NUM_WORKERS = 2
+WIDTH = 170
+LIMIT_S = 420.0
+"""For one case."""
+ANSWER = "worker "
+"""Begins the line meant for the parent; torch may print others."""
+
+TOLD = (
+    "graphs", "graph_break_reasons", "fallbacks", "recompile_limit_hits", "cudagraph_skips", "cudagraph_skip_reasons", "numerics",
+    "compile_s", "peak_memory_bytes",
+)  # fmt: skip
+"""What of a measurement does not hang on how fast the workers talk, and what its compiling and memory took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Compile for two workers that share a GPU, and tell what became of it."""
+
+    output: Path
+    """Where the JSON goes."""
+    workload: str = "segmentation"
+    size: str = "b0"
+    device: Device = Device.CUDA
+    settings: tuple[str, ...] = (
+        "scope=full",
+        "scope=full,workload.norm=sync",
+        "scope=full,mode=reduce-overhead,workload.norm=sync",
+        "scope=full,workload.norm=sync,ddp.optimize_ddp=no_optimization",
+        "scope=full,workload.norm=sync,ddp.optimize_ddp=python_reducer",
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    return cli.run(lambda: _benchmark(cli.parse(Options, PROG, words)))
+
+
+def _benchmark(options: Options) -> int:
+    make_room(options.output)
+    if options.device is Device.CUDA and not fingerprint().num_gpus:
+        raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu")
+    for spelled in options.settings:
+        CompileSettings.parse(spelled)
+    printed = Table("settings", "graphs", "breaks", "fell back", "CUDA graphs skipped", "numerics", "why it breaks", box=None)
+    rows: list[dict[str, Any]] = []
+    for spelled in options.settings:
+        row = {"settings": spelled, **_by_two(options, spelled)}
+        rows.append(row)
+        printed.add_row(*_cells(row))
+        described = {"workload": options.workload, "size": options.size, "num_workers": NUM_WORKERS, "backend": "gloo"}
+        write_json(options.output, {"environment": fingerprint().to_dict(), **described, "rows": rows})
+    Console(width=WIDTH).print(printed)
+    return 0
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "error" in row:
+        return [row["settings"], *["–"] * 5, row["error"]]
+    counts = len(row["graph_break_reasons"]), len(row["fallbacks"]), row["cudagraph_skips"]
+    why = dict.fromkeys(reason.splitlines()[0] for reason in row["graph_break_reasons"])
+    return [row["settings"], str(row["graphs"]), *map(str, counts), row["numerics"], "; ".join(why) or "–"]
+
+
+def _by_two(options: Options, spelled: str) -> dict[str, Any]:
+    """What worker 0 tells of a case, in processes of its own with empty caches, or the error that ended one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        words = json.dumps([scratch, options.workload, options.size, str(options.device), spelled])
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "TRITON_CACHE_DIR": f"{scratch}/triton"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, ["", *sys.path]))
+        logs = [Path(scratch) / f"worker-{rank}.log" for rank in range(NUM_WORKERS)]
+        workers = []
+        for rank, path in enumerate(logs):
+            with path.open("wb") as log:
+                command = [sys.executable, "-c", f"from {__spec__.name} import worker; worker()", str(rank), words]
+                workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        try:
+            codes = [process.wait(LIMIT_S) for process in workers]
+        except subprocess.TimeoutExpired:
+            return {"error": f"not done after {LIMIT_S:g} s"}
+        finally:
+            for process in workers:
+                process.kill()
+                process.wait()
+        said = [path.read_text(encoding="utf-8", errors="replace").splitlines() for path in logs]
+    for code, lines in zip(codes, said, strict=True):
+        if code:
+            return {"error": next((line for line in reversed(lines) if "Error" in line), f"exit code {code}")}
+    found: dict[str, Any] = json.loads(next(line for line in said[0] if line.startswith(ANSWER)).removeprefix(ANSWER))
+    return found
+
+
+def worker() -> None:
+    """What each of the processes does."""
+    import torch
+    from torch import distributed
+
+    from workloads.base import load_workload
+    from workloads.measuring import measure
+
+    rank, (scratch, workload, size, device, spelled) = int(sys.argv[1]), json.loads(sys.argv[2])
+    distributed.init_process_group("gloo", init_method=f"file://{scratch}/meeting", rank=rank, world_size=NUM_WORKERS)
+    try:
+        found = measure(load_workload(workload)(size, 0), CompileSettings.parse(spelled), device=torch.device(device), rank=rank)
+    finally:
+        distributed.destroy_process_group()
+    if rank == 0:
+        told = {name: value for name, value in found.to_dict().items() if name in TOLD}
+        told["numerics"] = found.numerics["status"]
+        print(ANSWER + json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
