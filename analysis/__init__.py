@@ -25,7 +25,7 @@ from analysis.pareto import (
     summary,
 )
 from analysis.uncertain_front import UncertainFront, front_probability, uncertain_front
-from analysis.verdict import noisy_steps
+from analysis.verdict import cache_faults, noisy_steps
 from orchestrator.objectives import Goal
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ __all__ = [
     "SweepInfo",
     "UncertainFront",
     "break_even_s",
+    "cache_faults",
     "costs",
     "effects",
     "expected_front",

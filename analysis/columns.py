@@ -149,6 +149,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "cache_restored": Column("Int64", "artifacts put in place; NA if there was no try"),
         "cache_restored_bytes": Column("Int64", "their size"),
         "cache_refused": Column("Int64", "artifacts and manifests that were not what they should be, and were not used"),
+        "cache_faults": Column("object", "list of str: why nothing could be restored or published"),
         "cache_hits": Column("Int64", "look-ups of the compiler in its caches that found something; NA for eager"),
         "cache_misses": Column("Int64", "those that did not; NA for eager"),
         "publish_s": Column("Float64", "seconds to gather and publish artifacts; NA if none were"),

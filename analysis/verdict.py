@@ -104,6 +104,21 @@ def noisy_steps(df: pd.DataFrame) -> list[str]:
     return [f"{' '.join(notes)} Measure again on a machine that does nothing else to know better."] if notes else []
 
 
+def cache_faults(df: pd.DataFrame) -> list[str]:
+    """Sentences on trials that could not restore or publish compile artifacts, or refused some; none if there are none."""
+    notes = []
+    if not (faulty := df[df["cache_faults"].map(len) > 0]).empty:
+        notes.append(
+            f"{len(faulty)} of {len(df)} trials could not use the store of compile artifacts: {faulty['cache_faults'].iloc[-1][0]}"
+        )
+    if not (refusing := df[df["cache_refused"].fillna(0) > 0]).empty:
+        notes.append(
+            f"{len(refusing)} of {len(df)} trials refused {int(refusing['cache_refused'].sum())} artifacts and manifests of the "
+            "store: not signed with this key, damaged or gone. Their logs say which; `python -m orchestrator.cache verify` too."
+        )
+    return notes
+
+
 def _intervals(trials: pd.DataFrame) -> str:
     """Up to three by name, the fastest first, each with its interval of throughput."""
     rates = [
@@ -136,7 +151,7 @@ def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
             "Trials that began with warm caches are in the table, not in the chart, which shows cold ones; what they would have "
             "taken cold is an estimate there. --caches auto measures cold those of them that would be on the front."
         )
-    return notes
+    return [*notes, *cache_faults(df)]
 
 
 def _on_the_measuring(df: pd.DataFrame) -> list[str]:

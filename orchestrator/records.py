@@ -152,6 +152,8 @@ class TrialRecord:
     cache_restored_bytes: int | None = None
     cache_refused: int | None = None
     """Artifacts and manifests that were not what their signature or digest says, or not to be had."""
+    cache_faults: list[str] = field(default_factory=list)
+    """Why nothing could be restored or published, a sentence each; a trial is measured all the same."""
     cache_hits: int | None = None
     """Look-ups of the compiler in its caches that found something."""
     cache_misses: int | None = None
@@ -254,6 +256,7 @@ class WarmStart:
     cache_restored: int | None = None
     cache_restored_bytes: int | None = None
     cache_refused: int | None = None
+    cache_faults: list[str] = field(default_factory=list)
     cache_hits: int | None = None
     cache_misses: int | None = None
     cache_saved_s: float | None = None

@@ -72,6 +72,8 @@ class Sharing:
     _facts: Facts = field(default_factory=dict, init=False)
     _restored: _Restored | None = field(default=None, init=False)
     _use: CacheUse | None = field(default=None, init=False)
+    _faults: list[str] = field(default_factory=list, init=False)
+    """What could not be done, a sentence each."""
 
     def restore(self, seconds_left: float) -> None:
         """Puts artifacts in place that may help, if the trial is to begin with any; nothing may have been compiled yet.
@@ -93,7 +95,7 @@ class Sharing:
             self._restored = _within(min(RESTORE_LIMIT_S, seconds_left - _SPARE_S), self._fetch)
             self._put_in_place(self._restored)
         except Exception as error:  # whatever it is, a compiler can do without
-            print(f"restoring from {shown(str(self.assignment.plan.cache))} failed: {_sentence(error)}", flush=True)
+            self._fault(f"restoring from {shown(str(self.assignment.plan.cache))} failed: {_sentence(error)}")
         if self._restored is not None:
             self._restored.seconds = time.perf_counter() - began
             count = len(self._restored.artifacts)
@@ -135,8 +137,8 @@ class Sharing:
             left = seconds_left - _SPARE_S - (time.perf_counter() - began)
             figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))
         except Exception as error:  # the trial is measured, and stays so
-            print(f"published nothing in {shown(str(self.assignment.plan.cache))}: {_sentence(error)}", flush=True)
-            return {}
+            self._fault(f"published nothing in {shown(str(self.assignment.plan.cache))}: {_sentence(error)}")
+            return {"cache_faults": self._faults}
         if figures:
             print("published " + ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
             figures["publish_s"] = time.perf_counter() - began
@@ -145,9 +147,9 @@ class Sharing:
     def figures(self, measured: Measurement | Start) -> dict[str, Any]:
         """What the record says of this worker's caches, besides what was measured."""
         use, restored = self._use, self._restored
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"cache_faults": self._faults}
         if use is not None:
-            found = {"cache_hits": sum(use.hits.values()), "cache_misses": sum(use.misses.values())}
+            found |= {"cache_hits": sum(use.hits.values()), "cache_misses": sum(use.misses.values())}
         if restored is not None:
             found |= {
                 "restore_s": restored.seconds,
@@ -163,6 +165,10 @@ class Sharing:
             return {**found, "warm_start_s": found.get("restore_s", 0.0) + values["load_s"] + values["warmup_s"]}
         compile_s = measured.to_dict()["compile_s"]
         return {**found, "cold_equivalent_s": None if saved_s is None else compile_s + saved_s}
+
+    def _fault(self, sentence: str) -> None:
+        print(sentence, flush=True)
+        self._faults.append(sentence)
 
     @property
     def _has_store(self) -> bool:

@@ -122,7 +122,8 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     report = analysis.write_report(output)
     trials = analysis.load(output)
     found = analysis.summary(trials)
-    presenting.show_summary(console, _rows(found), found.counts, remarks=analysis.noisy_steps(trials))
+    remarks = [*analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
+    presenting.show_summary(console, _rows(found), found.counts, remarks=remarks)
     if search is not None:
         presenting.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
     say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets

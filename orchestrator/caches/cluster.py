@@ -24,6 +24,7 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from orchestrator.caches.durable import TIMEOUT_S, DurableShelf, normalized
 from orchestrator.caches.shelf import BlobInfo, Blobs, Use
 from orchestrator.errors import CacheError
+from orchestrator.watchdog import MARKER
 
 NAMESPACE = "compile-sweep"
 MEMORY_BYTES = 2**30
@@ -226,6 +227,10 @@ class ClusterShelf:
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=8,
+            # Whoever asks first may be a trial's worker. Its placement group has no room and ends, and its reaper kills what
+            # carries its marker.
+            scheduling_strategy="DEFAULT",
+            runtime_env={"env_vars": {MARKER: ""}},
         )
         return cast("ActorHandle[CacheHolder]", options.remote(self._uri, self._memory_bytes))
 

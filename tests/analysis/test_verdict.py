@@ -82,6 +82,19 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
     assert "(more than 2.0 % in 1 of 3)" in drift
 
 
+def test_a_store_that_could_not_be_used_is_said(make_sweep: MakeSweep) -> None:
+    fault = "restoring from s3://bucket failed: CacheError: no answer"
+    records = [
+        trial("scope=eager", 500, 0),
+        trial("scope=full", 700, 50, cache_faults=[fault, "published nothing"], cache_refused=0),
+        trial("scope=regional", 650, 9, cache_refused=3),
+    ]
+    first, second = analysis.cache_faults(analysis.load(make_sweep(records)))
+    assert first == f"1 of 3 trials could not use the store of compile artifacts: {fault}"
+    assert second.startswith("1 of 3 trials refused 3 artifacts and manifests of the store: not signed with this key")
+    assert analysis.cache_faults(analysis.load(make_sweep([trial("scope=full", 700, 50)], name="other"))) == []
+
+
 def test_a_host_that_drifts_under_the_eager_reference_alone_is_not_mentioned(make_sweep: MakeSweep) -> None:
     steady = trial("scope=full", 900, 50, clock_drift=0.755, step_ms_ci95=(71.09, 71.13))
     assert cautions(analysis.load(make_sweep([steady])), SweepInfo()) == []

@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 import ray
 from cache_samples import artifact, manifest
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from samples import wait_until
 
+from orchestrator import watchdog
 from orchestrator.caches import Manifest
 from orchestrator.caches.cluster import ClusterShelf
 from orchestrator.caches.signing import SigningKey
@@ -47,17 +51,29 @@ def files(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "store" / "blobs").rglob("*") if path.is_file()]
 
 
-def test_what_a_task_published_outlives_it(shelf: ClusterShelf, key: SigningKey, tmp_path: Path) -> None:
+def test_what_a_trial_published_outlives_it(key: SigningKey, tmp_path: Path) -> None:
+    """Its worker is in a placement group, full, and carries a marker. What it starts belongs to both, and would end with them."""
     location = str(tmp_path / "store")
 
-    @ray.remote(max_calls=1)  # its process ends with it
+    @ray.remote(num_cpus=0.5, max_calls=1)  # its process ends with it
     def publish(made: Manifest, artifacts: list[Artifact]) -> None:
         ArtifactStore(ClusterShelf(location), SigningKey(b"k" * 32)).publish(made, artifacts)
 
-    ray.get(publish.remote(manifest(), [artifact("a", b"1" * MB)]))
+    group = placement_group([{"CPU": 0.5}])
+    inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    marker = {"env_vars": {watchdog.MARKER: "a-trials"}}
+    trial = publish.options(scheduling_strategy=inside, runtime_env=marker)
+    ray.get(trial.remote(manifest(), [artifact("a", b"1" * MB)]))
+    shelf = ClusterShelf(location)
+    pid = ray.get(shelf.holder().process_id.remote())
+    watchdog.kill_marked("a-trials")
+    remove_placement_group(group)
+    wait_until(lambda: placement_group_table(group)["state"] == "REMOVED", 30)
     (listed,) = ArtifactStore(shelf, key).manifests().manifests
     (got,) = ArtifactStore(shelf, key).fetch(listed.entries, ENVIRONMENT).artifacts
     assert got.content == b"1" * MB
+    assert ray.get(shelf.holder().process_id.remote()) == pid
+    ray.kill(shelf.holder())
 
 
 def test_reads_come_from_memory_and_share_it(shelf: ClusterShelf, store: ArtifactStore, tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_a_killed_cache_actor_costs_nothing(arenas: Arenas, fault_table: FaultTa
         assert left_in(arena) == []
     arena.check_nothing_is_left()
     arena.check_records(total=3, measured={1, 2, 3})
+    assert [record["cache_faults"] for record in arena.records()] == [[], [], []]
     record = arena.record(2)
     fault_table.tell(
         Row(

@@ -95,6 +95,7 @@ def test_a_cold_trial_restores_nothing_and_publishes_what_it_made(tmp_path: Path
     made(tmp_path)
     figures = worked(sharing_of(tmp_path))
     assert (figures["caches"], figures["cache_made"], figures["cache_made_bytes"]) == ("cold", 1, 2)
+    assert figures["cache_faults"] == []
     assert figures["cache_new_bytes"] == 2
     assert figures["publish_s"] > 0
     assert "restore_s" not in figures
@@ -250,7 +251,8 @@ def test_a_store_that_is_not_there_is_a_sentence_in_the_log(
     assert figures["caches"] == "cold"
     assert "cache_made" not in figures
     out = capsys.readouterr().out
-    assert "published nothing in" in out
+    assert [fault.split()[0] for fault in figures["cache_faults"]] == ["restoring", "published"]
+    assert all(fault in out for fault in figures["cache_faults"])
     assert "Traceback" not in out
 
 
@@ -291,7 +293,8 @@ def test_a_trial_at_its_deadline_does_not_begin_to_publish(
     one.restore(60.0)
     begun = list[object]()
     monkeypatch.setattr(Sharing, "_put", lambda self, artifacts: begun.append(artifacts))
-    assert one.publish(1.0) == {}
+    (fault,) = one.publish(1.0)["cache_faults"]
+    assert "there is no time for it" in fault
     assert begun == []
     assert "published nothing" in capsys.readouterr().out
 
