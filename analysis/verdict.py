@@ -108,9 +108,8 @@ def cache_faults(df: pd.DataFrame) -> list[str]:
     """Sentences on trials that could not restore or publish compile artifacts, or refused some; none if there are none."""
     notes = []
     if not (faulty := df[df["cache_faults"].map(len) > 0]).empty:
-        notes.append(
-            f"{len(faulty)} of {len(df)} trials could not use the store of compile artifacts: {faulty['cache_faults'].iloc[-1][0]}"
-        )
+        last = faulty["cache_faults"].iloc[-1]
+        notes.append(f"{len(faulty)} of {len(df)} trials could not use the store of compile artifacts: {last[0]}")
     if not (refusing := df[df["cache_refused"].fillna(0) > 0]).empty:
         notes.append(
             f"{len(refusing)} of {len(df)} trials refused {int(refusing['cache_refused'].sum())} artifacts and manifests of the "
