@@ -87,9 +87,9 @@ def measured(samples_per_s: float, compile_s: float = 0.0) -> dict[str, Any]:
     }
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Returns once the condition holds; fails when it does not in time."""
+def wait_until(condition: Callable[[], bool], timeout_s: float, why_not: Callable[[], object] = lambda: "") -> None:
+    """Returns once the condition holds; fails when it does not in time, and says why not."""
     ends_at = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < ends_at, "waited in vain"
+        assert time.monotonic() < ends_at, f"waited in vain: {why_not()}"
         time.sleep(0.05)

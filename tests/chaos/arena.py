@@ -178,10 +178,10 @@ class Arena:
         """After ten seconds there is no process, shared memory or scratch of the sweep; returns when the last process went."""
         began = time.monotonic()
         within_s = GONE_WITHIN_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-        wait_until(lambda: not self.processes(), within_s)
+        wait_until(lambda: not self.processes(), within_s, self.processes)
         gone_s = time.monotonic() - began
-        wait_until(lambda: not self._scratch(), max(1.0, within_s - gone_s))
-        wait_until(lambda: not self._shared_memory_left(), max(1.0, within_s - gone_s))
+        wait_until(lambda: not self._scratch(), max(1.0, within_s - gone_s), self._scratch)
+        wait_until(lambda: not self._shared_memory_left(), max(1.0, within_s - gone_s), self._shared_memory_left)
         return gone_s
 
     @property
