@@ -23,7 +23,7 @@ def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None
         plan: of the trial.
         error: what the worker group's trainer raised.
         progress: how far the board knows it to have been; None if it knows nothing.
-        elapsed_s: seconds since the attempt began.
+        elapsed_s: seconds since the attempt began, or had a host.
         evidence: what its logs say.
     """
     cause = cause_of(error)
@@ -44,6 +44,11 @@ def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None
         oom_killed=evidence.oom_killed,
         nodes_lost=max(int(isinstance(error, PreemptionError)), _lost(progress.hosts if progress else ())),
     )
+
+
+def waited_s(plan: TrialPlan, progress: Progress | None) -> float:
+    """For how many seconds of an attempt there was no host for it; those of the only host there is are its own."""
+    return progress.waited_s if progress is not None and plan.head is not None else 0.0
 
 
 def cause_of(error: BaseException | None) -> MeasurementFailed | None:

@@ -39,6 +39,8 @@ class Progress:
     elapsed_s: float
     neighbours: int
     """Other trials that had a worker on one of its hosts at some time of its warm-up."""
+    waited_s: float = 0.0
+    """Of `elapsed_s`, until its first worker was up: in a cluster it may wait for a host to be free, or to be there."""
     early: Mapping[str, float] = field(default_factory=dict)
     """Figures after the first timed pass, by name; empty before."""
     ended_by: Ending | None = None
@@ -55,6 +57,7 @@ class _Running:
     phase: str
     since: float
     began: float
+    arrived: float | None = None
     hosts: set[str] = field(default_factory=set)
     gpus: set[str] = field(default_factory=set)
     neighbours: set[str] = field(default_factory=set)
@@ -80,8 +83,10 @@ class Board:
     def arrive(self, trial_id: str, host: str, gpu: str | None = None) -> None:
         """One of a trial's workers is up on a host, and on a GPU if it has one."""
         if trial_id in self._running:
-            self._running[trial_id].hosts.add(host)
-            self._running[trial_id].gpus |= {gpu} if gpu else set()
+            trial = self._running[trial_id]
+            trial.arrived = trial.arrived or time.monotonic()
+            trial.hosts.add(host)
+            trial.gpus |= {gpu} if gpu else set()
             self._meet()
 
     def reach(self, trial_id: str, phase: str, settings_key: str = "") -> None:
@@ -133,6 +138,7 @@ class Board:
                 phase=trial.phase,
                 in_phase_s=now - trial.since,
                 elapsed_s=now - trial.began,
+                waited_s=(trial.arrived or now) - trial.began,
                 neighbours=len(trial.neighbours),
                 early=trial.early,
                 ended_by=trial.ended_by,

@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from orchestrator import folder as sweep_folder
 from orchestrator import records, secrecy
 from orchestrator.assignment import Assignment
+from orchestrator.autopsy import waited_s
 from orchestrator.board import Progress, find_board, find_progress
 from orchestrator.failures import Verdict, judge_trial_death
 from orchestrator.retrying import backoff_s
@@ -72,7 +73,7 @@ class Cleanup(Callback):
         with suppress(ray.exceptions.RayError):
             progress = find_progress(assignment.trial_id, _BOARD_TIMEOUT_S)
             ray.get(find_board().end.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
-        elapsed_s = progress.elapsed_s if progress else 0.0
+        elapsed_s = progress.elapsed_s - waited_s(assignment.plan, progress) if progress else 0.0
         text = str(trial.get_error() or "no message")
         return judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, text), progress
 

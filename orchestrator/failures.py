@@ -265,7 +265,7 @@ def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str
     """A trial whose own process ended before it could write its record.
 
     Args:
-        elapsed_s: seconds since it began.
+        elapsed_s: seconds since it began, or had a host.
         trial_deadline_s: after which it ends itself if its workers cannot be ended.
         error_text: what Tune says of it.
     """

@@ -109,14 +109,18 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
             raise SweepFolderError(
                 f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
             )
-    only_drives = config.device is Device.CUDA and environment.gpu is None  # the head of a cluster, whose processor times nothing
     for name in environment.decisive:
         theirs, mine = before["environment"].get(name), getattr(environment, name)
-        if theirs != mine and not (name == "cpu" and only_drives):
+        if theirs != mine and not (name == "cpu" and only_drives(config, environment)):
             raise SweepFolderError(
                 f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
                 "so name another --output"
             )
+
+
+def only_drives(config: SweepConfig, environment: Environment) -> bool:
+    """Whether this host measures nothing itself: the head of a cluster that has the GPUs elsewhere."""
+    return config.device is Device.CUDA and environment.gpu is None
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from orchestrator import records, remaining
 from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.errors import ConfigError
+from orchestrator.folder import only_drives
 from orchestrator.records import TrialRecord, WarmStart
 from orchestrator.search import (
     Budget,
@@ -49,7 +50,7 @@ def learned_for(config: SweepConfig, environment: Environment) -> Learned:
     origin = Origin(
         workload=config.workload,
         size=config.size,
-        environment_key=environment.key,
+        environment_key=None if only_drives(config, environment) else environment.key,
         num_workers=config.workers_per_trial,
         pipeline=str(config.pipeline),
     )

@@ -50,8 +50,18 @@ _LEAVING_S = 5.0
 
 @contextmanager
 def ray_session() -> Iterator[None]:
-    """Connects to the cluster that `RAY_ADDRESS` names, or runs Ray here, on 127.0.0.1 alone, while the block lasts."""
-    environment = _ENVIRONMENT | ({} if os.environ.get("RAY_ADDRESS") else _OF_A_LOCAL_SESSION)
+    """Connects to the cluster that `RAY_ADDRESS` names, or runs Ray here, on 127.0.0.1 alone, while the block lasts.
+
+    Raises:
+        SessionError: Ray does not start or answer, or the address is none of a cluster that this host is in.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address == "local" or address.startswith("ray://"):
+        raise SessionError(
+            f"RAY_ADDRESS={address} names no cluster that a sweep can run in; unset it to run on this host, or run the sweep on "
+            "the cluster's head, as `ray job submit` does, where auto is an address"
+        )
+    environment = _ENVIRONMENT | ({} if address else _OF_A_LOCAL_SESSION)
     with _kept_environment(*environment):
         for name, value in environment.items():
             os.environ.setdefault(name, value)

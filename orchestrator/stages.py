@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -183,12 +183,13 @@ class Stages:
                         view.plan_more({setting.key: self._expected_again_s(setting) for setting in settings}, why)
                         return settings
 
-                    with_logs: AbstractContextManager[None] = nullcontext()
-                    with_packing: AbstractContextManager[None] = nullcontext()
-                    if in_cluster():
-                        wait_for_host(self.config, self.environment.cores, console.print, self._interrupts.asked)
-                        with_logs, with_packing = open_log_book(self.output), open_packing()
-                    with open_board(), with_logs, with_packing, view:
+                    with ExitStack() as opened:
+                        opened.enter_context(open_board())  # first: a second sweep must not take hosts before it is refused
+                        if in_cluster():
+                            wait_for_host(self.config, self.environment.cores, console.print, self._interrupts.asked)
+                            opened.enter_context(open_log_book(self.output))
+                            opened.enter_context(open_packing())
+                        opened.enter_context(view)
                         if left:
                             restores = self.config.caches is not CachePolicy.COLD
                             run(left, may_start=may_try, restores=restores, search=search, pruning=self._pruning())

@@ -26,7 +26,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchT
 from orchestrator import evidence, logs, packing, placing, records, secrecy
 from orchestrator import folder as sweep_folder
 from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.autopsy import cause_of, death_of
+from orchestrator.autopsy import cause_of, death_of, waited_s
 from orchestrator.board import Progress, find_board
 from orchestrator.caches.keys import kept_apart
 from orchestrator.caches.redis import NO_SERVER, NOBODY, environment_for
@@ -47,6 +47,9 @@ RECORD_PATIENCE_S = 30.0
 
 UNWRITTEN = "unwritten"
 """Key of what Tune is told of a trial whose record could not be written: why."""
+
+_ARRIVAL_POLL_S = 2.0
+"""How often the guard asks, in a cluster, whether a trial's workers are up."""
 
 _BOARD_TIMEOUT_S = 60.0
 """A board that died is there again within seconds."""
@@ -137,7 +140,10 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
     error: Exception | None = None
     began, logged = time.monotonic(), evidence.lengths(assignment.log_folder)
     try:
-        with tempfile.TemporaryDirectory(prefix=sweep_folder.TRAIN_STATE, dir=plan.folder) as storage, _deadline(plan, marker):
+        with (
+            tempfile.TemporaryDirectory(prefix=sweep_folder.TRAIN_STATE, dir=plan.folder) as storage,
+            _deadline(assignment, marker),
+        ):
             measurement = _trainer(assignment, marker, scratch, storage).fit().return_value
     except Exception as raised:  # whatever ends a worker group: a result of this attempt, not of the sweep
         error = raised
@@ -147,7 +153,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
         if plan.head is not None:
             packing.leave(assignment.trial_id)
         shutil.rmtree(scratch, ignore_errors=True)
-    progress: Progress | None = next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
+    progress = _progress(assignment)
     if measurement is not None:
         if plan.warm_start:
             return measurement, judge_warm_start(measurement), progress
@@ -156,7 +162,13 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
     if progress is not None and progress.ended_by is not None and cause_of(error) is None:
         return None, judge_stop(Label(progress.ended_by.label), progress.ended_by.reason), progress
     found = evidence.gathered(assignment.log_folder, logged)
-    return None, judge_death(death_of(plan, error, progress, time.monotonic() - began, found)), progress
+    worked_s = time.monotonic() - began - waited_s(plan, progress)
+    return None, judge_death(death_of(plan, error, progress, worked_s, found)), progress
+
+
+def _progress(assignment: Assignment) -> Progress | None:
+    """How far the board knows the trial to be."""
+    return next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
 
 
 def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -> Any:
@@ -234,17 +246,32 @@ def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _deadline(plan: TrialPlan, marker: str) -> Iterator[None]:
-    """The second guard, for workers that outlive the trial's deadline: kills them, and if that does not help, this process."""
-    guards = [
-        threading.Timer(plan.trial_deadline_s + GRACE_S, kill_marked, [marker]),
-        threading.Timer(plan.trial_deadline_s + 2 * GRACE_S, os._exit, [1]),
-    ]
-    for guard in guards:
-        guard.daemon = True
-        guard.start()
+def _deadline(assignment: Assignment, marker: str) -> Iterator[None]:
+    """The second guard, for workers that outlive the trial's deadline: kills them, and if that does not help, this process.
+
+    In a cluster it counts from when they are up, as their own does, for they may have to wait for a host.
+    """
+    plan, ended = assignment.plan, threading.Event()
+
+    def guard() -> None:
+        if plan.head is not None:
+            _wait_for_workers(assignment, ended)
+        if not ended.wait(plan.trial_deadline_s + GRACE_S):
+            kill_marked(marker)
+            if not ended.wait(GRACE_S):
+                os._exit(1)
+
+    threading.Thread(target=guard, name="guards-the-deadline", daemon=True).start()
     try:
         yield
     finally:
-        for guard in guards:
-            guard.cancel()
+        ended.set()
+
+
+def _wait_for_workers(assignment: Assignment, ended: threading.Event) -> None:
+    """Returns once one of the trial's workers is up, the trial has ended, or a host was waited for as long as a sweep waits."""
+    ends_at = time.monotonic() + placing.WAIT_S
+    while time.monotonic() < ends_at and not ended.wait(_ARRIVAL_POLL_S):
+        progress = _progress(assignment)
+        if progress is not None and progress.hosts:
+            return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from orchestrator import records
@@ -20,6 +20,7 @@ class Origin:
     workload: str
     size: str
     environment_key: str | None
+    """None if it is not known."""
     num_workers: int
     pipeline: str
 
@@ -80,6 +81,8 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
             raise ConfigError(f"--learn-from {folder} holds no trial's record; name a folder that a sweep wrote")
         if Origin.of_all(found).environment_key is None:
             raise ConfigError(f"--learn-from {folder}: no trial of it says in which environment it ran; name another sweep")
+        if origin.environment_key is None:
+            origin = replace(origin, environment_key=Origin.of_all(found).environment_key)
         others = [record for record in found if origin.difference(Origin.of(record)) is not None]
         if others and not force:
             difference = origin.difference(Origin.of(others[0]))

@@ -49,6 +49,19 @@ def cluster() -> Iterator[Any]:
     reset_auth_token_state()
 
 
+def swept(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the sweep's command in the cluster."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.sweep", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1])))},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
 def config(**fields: Any) -> SweepConfig:
     settings = (CompileSettings.parse("scope=eager"),)
     usual: dict[str, Any] = {"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings}
@@ -148,6 +161,18 @@ def test_a_host_that_comes_later_is_taken(cluster: Any) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_second_sweep_is_refused_before_it_waits_for_hosts(tmp_path: Path) -> None:
+    from orchestrator.board import open_board
+
+    words = ["--workload", "toy_workloads:Brief", "--device", "cpu", "--settings", "scope=eager", "--workers-per-trial", "50"]
+    with open_board():
+        done = swept(*words, "--output", str(tmp_path / "sweep"))
+    assert done.returncode == 2
+    assert "another sweep runs in this cluster" in done.stderr
+    assert "waiting for a host" not in done.stdout
+
+
+@pytest.mark.usefixtures("cluster")
 def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_path: Path) -> None:
     import ray
 
@@ -213,16 +238,7 @@ def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_
     """Three workers claim half a core each, and no host has more than one."""
     words = ["--workload", "toy_workloads:Brief", "--device", "cpu", "--settings", "scope=eager,padding=max", "--cache", "none"]
     words += ["--workers-per-trial", "3", "--no-warm-start"]
-    words += ["--output", str(tmp_path / "sweep"), "--storage", str(tmp_path / "kept")]
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1])))},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = swept(*words, "--output", str(tmp_path / "sweep"), "--storage", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     (line,) = (tmp_path / "kept" / "trials.jsonl").read_text().splitlines()
     record = json.loads(line)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import records
-from orchestrator.config import SearchConfig, SweepConfig
+from orchestrator.config import Device, SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.records import Caches, Status, TrialRecord, WarmStart
@@ -261,6 +262,19 @@ def test_what_an_earlier_sweep_tried_is_known_and_not_tried_again(tmp_path: Path
     asked = search(tmp_path, learned=learned, num_trials=9)
     assert asked.proposer.propose() == SETTINGS[3]
     assert asked.why_enough() is None  # trials of another sweep are none of this one's
+
+
+def test_a_head_without_a_gpu_learns_from_what_gpus_of_one_kind_measured(tmp_path: Path, earlier: Path) -> None:
+    head = replace(fingerprint(), gpu=None, num_gpus=0, cpu="another")
+    assert len(learned_for(replace(learning(earlier), device=Device.CUDA), head).records) == 3
+    with pytest.raises(ConfigError, match=f"environment key {fingerprint().key} instead of {head.key}"):
+        learned_for(replace(learning(earlier), device=Device.CPU), head)
+    other = tmp_path / "other"
+    other.mkdir()
+    records.append(other, recorded(SETTINGS[0], 100, environment_key="of-another-gpu"))
+    both = replace(learning(earlier).search, learn_from=(str(earlier), str(other)))
+    with pytest.raises(ConfigError, match="environment key of-another-gpu instead of"):
+        learned_for(replace(learning(earlier), device=Device.CUDA, search=both), head)
 
 
 def test_another_sizes_best_settings_are_only_tried_first(tmp_path: Path, earlier: Path) -> None:

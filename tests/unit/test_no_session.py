@@ -35,6 +35,14 @@ def test_it_is_said_what_does_not_answer_and_why(address: str | None, words: lis
     assert all(part in str(refusal.value) for part in words)
 
 
+@pytest.mark.parametrize("address", ["local", "ray://head:10001"])
+def test_an_address_of_no_cluster_that_a_sweep_can_run_in_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", fails)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(SessionError, match=f"RAY_ADDRESS={address} names no cluster .* unset it"), ray_session():
+        pytest.fail("there is no session")
+
+
 def test_ray_is_told_how_many_gpus_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
 

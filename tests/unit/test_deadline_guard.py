@@ -1,0 +1,84 @@
+"""The guard beside a trial counts from its start, or, where its workers may have to wait for a host, from when they are up."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from samples import wait_until
+
+from orchestrator import placing, trial
+from orchestrator.assignment import Assignment, TrialPlan
+from orchestrator.autopsy import waited_s
+from orchestrator.board import Board
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Board:
+    """One that the trial "7" has begun on."""
+    board = Board()
+    monkeypatch.setattr(trial, "_ask", lambda method, *arguments: getattr(board, method)(*arguments))
+    board.begin("7", "scope=eager")
+    return board
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the guard ends, in order; it waits for tenths of a second."""
+    done: list[str] = []
+    monkeypatch.setattr(trial, "kill_marked", lambda marker: done.append(marker))
+    monkeypatch.setattr(os, "_exit", lambda code: done.append("itself"))
+    monkeypatch.setattr(trial, "GRACE_S", 0.1)
+    monkeypatch.setattr(trial, "_ARRIVAL_POLL_S", 0.02)
+    return done
+
+
+def of(folder: Path, *, head: str | None) -> Assignment:
+    plan = TrialPlan(
+        folder=str(folder), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
+        workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=0.2, trial_deadline_s=0.2, head=head,
+    )  # fmt: skip
+    return Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
+
+
+def test_a_trial_that_waits_for_a_host_is_given_its_time_once_it_has_one(tmp_path: Path, board: Board, ended: list[str]) -> None:
+    assignment = of(tmp_path, head="ab")
+    with trial._deadline(assignment, "its workers"):
+        time.sleep(0.8)
+        assert ended == []
+        board.arrive("7", "host")
+        wait_until(lambda: ended == ["its workers", "itself"], 10)
+    (progress,) = board.running()
+    assert waited_s(assignment.plan, progress) == pytest.approx(0.8, abs=0.3)
+    assert progress.waited_s < progress.elapsed_s - 0.2
+
+
+@pytest.mark.usefixtures("board")
+@pytest.mark.parametrize(("head", "wait_s"), [(None, placing.WAIT_S), ("ab", 0.1)])
+def test_on_one_host_and_where_none_comes_the_time_runs_all_the_same(
+    tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch, head: str | None, wait_s: float
+) -> None:
+    monkeypatch.setattr(placing, "WAIT_S", wait_s)
+    with trial._deadline(of(tmp_path, head=head), "its workers"):
+        wait_until(lambda: ended == ["its workers", "itself"], 10)
+
+
+def test_on_one_host_no_time_was_waited_for_another(tmp_path: Path, board: Board) -> None:
+    time.sleep(0.05)
+    (progress,) = board.running()
+    assert progress.waited_s >= 0.05
+    assert waited_s(of(tmp_path, head=None).plan, progress) == 0.0
+    assert waited_s(of(tmp_path, head="ab").plan, progress) == progress.waited_s
+    assert waited_s(of(tmp_path, head="ab").plan, None) == 0.0
+
+
+@pytest.mark.usefixtures("board")
+@pytest.mark.parametrize("head", ["ab", None])
+def test_a_trial_that_ends_in_time_is_left_alone(tmp_path: Path, ended: list[str], head: str | None) -> None:
+    with trial._deadline(of(tmp_path, head=head), "its workers"):
+        pass
+    wait_until(lambda: not any(thread.name == "guards-the-deadline" for thread in threading.enumerate()), 10)
+    assert ended == []
