@@ -254,9 +254,8 @@ def _deadline(assignment: Assignment, marker: str) -> Iterator[None]:
     plan, ended = assignment.plan, threading.Event()
 
     def guard() -> None:
-        if plan.head is not None:
-            _wait_for_workers(assignment, ended)
-        if not ended.wait(plan.trial_deadline_s + GRACE_S):
+        has_host = plan.head is None or _has_host(assignment, ended)
+        if not ended.wait(plan.trial_deadline_s + GRACE_S if has_host else 0.0):
             kill_marked(marker)
             if not ended.wait(GRACE_S):
                 os._exit(1)
@@ -268,10 +267,11 @@ def _deadline(assignment: Assignment, marker: str) -> Iterator[None]:
         ended.set()
 
 
-def _wait_for_workers(assignment: Assignment, ended: threading.Event) -> None:
-    """Returns once one of the trial's workers is up, the trial has ended, or a host was waited for as long as a sweep waits."""
+def _has_host(assignment: Assignment, ended: threading.Event) -> bool:
+    """Returns once one of the trial's workers is up, or none for as long as a sweep waits for a host, and whether one is."""
     ends_at = time.monotonic() + placing.WAIT_S
     while time.monotonic() < ends_at and not ended.wait(_ARRIVAL_POLL_S):
         progress = _progress(assignment)
         if progress is not None and progress.hosts:
-            return
+            return True
+    return False
