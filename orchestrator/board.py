@@ -50,6 +50,11 @@ class Progress:
     gpus: tuple[str, ...] = ()
     """Its workers' GPUs, each as host:index."""
 
+    @property
+    def is_up(self) -> bool:
+        """Whether one of its workers is, or was."""
+        return self.waited_s < self.elapsed_s
+
 
 @dataclass(slots=True)
 class _Running:
@@ -99,6 +104,7 @@ class Board:
         if trial_id in self._running:
             trial = self._running[trial_id]
             trial.phase, trial.since = phase, time.monotonic()
+            trial.arrived = trial.arrived or trial.since
             self._meet()
 
     def measure(self, trial_id: str, early: Mapping[str, float]) -> None:

@@ -268,10 +268,11 @@ def _deadline(assignment: Assignment, marker: str) -> Iterator[None]:
 
 
 def _has_host(assignment: Assignment, ended: threading.Event) -> bool:
-    """Returns once one of the trial's workers is up, or none for as long as a sweep waits for a host, and whether one is."""
+    """Returns once one of the trial's workers is up, or none for as long as a sweep waits for a host, and whether one may be."""
+    progress: Progress | None = None
     ends_at = time.monotonic() + placing.WAIT_S
     while time.monotonic() < ends_at and not ended.wait(_ARRIVAL_POLL_S):
         progress = _progress(assignment)
-        if progress is not None and progress.hosts:
+        if progress is not None and progress.is_up:
             return True
-    return False
+    return progress is None  # without a board nobody knows

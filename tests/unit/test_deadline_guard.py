@@ -75,6 +75,22 @@ def test_on_one_host_no_time_was_waited_for_another(tmp_path: Path, board: Board
     assert waited_s(of(tmp_path, head="ab").plan, None) == 0.0
 
 
+def test_a_board_that_took_a_dead_ones_place_learns_from_a_phase_that_a_trial_is_up(board: Board) -> None:
+    board._is_successor = True
+    board.reach("8", "building", "scope=full")
+    time.sleep(0.01)
+    assert [progress.is_up for progress in board.running()] == [False, True]
+
+
+def test_without_a_board_a_trial_is_given_its_time(tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_ask", lambda method, *arguments: None)
+    monkeypatch.setattr(placing, "WAIT_S", 0.1)
+    began = time.monotonic()
+    with trial._deadline(of(tmp_path, head="ab"), "its workers"):
+        wait_until(lambda: ended == ["its workers", "itself"], 10)
+    assert time.monotonic() - began > 0.1 + 0.2 + 0.1
+
+
 @pytest.mark.usefixtures("board")
 @pytest.mark.parametrize("head", ["ab", None])
 def test_a_trial_that_ends_in_time_is_left_alone(tmp_path: Path, ended: list[str], head: str | None) -> None:
