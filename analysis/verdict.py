@@ -109,7 +109,7 @@ def cache_faults(df: pd.DataFrame) -> list[str]:
     notes = []
     if not (faulty := df[df["cache_faults"].map(len) > 0]).empty:
         last = faulty["cache_faults"].iloc[-1]
-        notes.append(f"{len(faulty)} of {len(df)} trials could not use the store of compile artifacts: {last[0]}")
+        notes.append(f"{len(faulty)} of {len(df)} trials could not use the store of compile artifacts: {last[0].rstrip('.')}.")
     if not (refusing := df[df["cache_refused"].fillna(0) > 0]).empty:
         notes.append(
             f"{len(refusing)} of {len(df)} trials refused {int(refusing['cache_refused'].sum())} artifacts and manifests of the "

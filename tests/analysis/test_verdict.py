@@ -90,7 +90,7 @@ def test_a_store_that_could_not_be_used_is_said(make_sweep: MakeSweep) -> None:
         trial("scope=regional", 650, 9, cache_refused=3),
     ]
     first, second = analysis.cache_faults(analysis.load(make_sweep(records)))
-    assert first == f"1 of 3 trials could not use the store of compile artifacts: {fault}"
+    assert first == f"1 of 3 trials could not use the store of compile artifacts: {fault}."
     assert second.startswith("1 of 3 trials refused 3 artifacts and manifests of the store: not signed with this key")
     assert analysis.cache_faults(analysis.load(make_sweep([trial("scope=full", 700, 50)], name="other"))) == []
 
