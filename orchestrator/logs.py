@@ -1,8 +1,9 @@
 """Logs of workers on other hosts, in the sweep's folder on the head without a file system in common.
 
 A worker on another host writes its log there, and a thread of it sends what is new to the log book, an actor on the head, every
-`EVERY_S`. What a worker that was killed had not sent yet, the stacks of a deadline among it, the trial reads from that host
-afterwards. Of a host that is gone the folder keeps what was sent, and says that there may have been more.
+`EVERY_S`. It says each time whose log that is, so that a book that took a dead one's place knows as well. What a worker that was
+killed had not sent yet, the stacks of a deadline among it, the trial reads from that host afterwards. Of a host that is gone the
+folder keeps what was sent, and says that there may have been more.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -44,12 +45,16 @@ class Unfinished:
     host: str
     path: str
     """On that host."""
-    num_bytes: int
+    start: int
+    """Where it begins in the head's file, behind what earlier attempts left there, in bytes."""
+    num_bytes: int = 0
     """Of it that the head has."""
 
 
 class LogBook:
-    """The actor. Ray calls it; `open_log_book` makes it.
+    """The actor. Ray calls it; `open_log_book` makes it, and Ray makes it again, empty, if its process dies.
+
+    How much of a log the head has, the file says, which outlives the process.
 
     Args:
         folder: the sweep's.
@@ -59,30 +64,50 @@ class LogBook:
         self._folder = Path(folder)
         self._open: dict[tuple[str, int], Unfinished] = {}
 
-    def begin(self, trial_id: str, rank: int, host: str, path: str, secrets: Sequence[str] = ()) -> None:
-        """A worker on another host, which may know secrets that nobody here does, begins its log."""
+    def begin(self, trial_id: str, rank: int, host: str, path: str, secrets: Sequence[str] = (), start: int | None = None) -> int:
+        """A worker on another host, which may know secrets that nobody here does, begins its log, or says again that it has.
+
+        Args:
+            trial_id: of the worker's trial.
+            rank: the worker's.
+            host: the worker's.
+            path: of the log on that host.
+            secrets: to be kept out of it.
+            start: what the first call returned.
+
+        Returns:
+            Where the log begins in the head's file.
+        """
         for secret in secrets:
             secrecy.keep(secret)
-        self._open[trial_id, rank] = Unfinished(rank=rank, host=host, path=path, num_bytes=0)
+        start = self._size(trial_id, rank) if start is None else start
+        self._open[trial_id, rank] = Unfinished(rank=rank, host=host, path=path, start=start)
+        return start
 
     def write(self, trial_id: str, rank: int, offset: int, content: bytes) -> None:
         """What stands in it from a byte on; what is known of that is not written twice."""
-        log = self._open[trial_id, rank]
-        content = content[max(0, log.num_bytes - offset) :]
-        path = self._folder / LOGS / trial_id / file_name(rank)
+        known = self._size(trial_id, rank) - self._open[trial_id, rank].start
+        path = self._path(trial_id, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
-            file.write(content)
-        self._open[trial_id, rank] = Unfinished(rank=rank, host=log.host, path=log.path, num_bytes=log.num_bytes + len(content))
+            file.write(content[max(0, known - offset) :])
 
     def end(self, trial_id: str, rank: int) -> None:
         """It is complete."""
         self._open.pop((trial_id, rank), None)
-        secrecy.clear_log(self._folder / LOGS / trial_id / file_name(rank))  # others of the trial are still written
+        secrecy.clear_log(self._path(trial_id, rank))  # others of the trial are still written
 
     def unfinished(self, trial_id: str) -> list[Unfinished]:
         """Logs of a trial that are not."""
-        return [log for (one, _), log in self._open.items() if one == trial_id]
+        logs = [log for (one, _), log in self._open.items() if one == trial_id]
+        return [replace(log, num_bytes=self._size(trial_id, log.rank) - log.start) for log in logs]
+
+    def _path(self, trial_id: str, rank: int) -> Path:
+        return self._folder / LOGS / trial_id / file_name(rank)
+
+    def _size(self, trial_id: str, rank: int) -> int:
+        path = self._path(trial_id, rank)
+        return path.stat().st_size if path.exists() else 0
 
 
 def file_name(rank: int) -> str:
@@ -94,7 +119,8 @@ def file_name(rank: int) -> str:
 def open_log_book(folder: Path) -> Iterator[None]:
     """Keeps the sweep's log book while the block lasts, in a cluster."""
     actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(LogBook)
-    book = cast("ActorHandle[LogBook]", actor.options(name=NAME, namespace=NAMESPACE).remote(str(folder.absolute())))
+    options = actor.options(name=NAME, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
+    book = cast("ActorHandle[LogBook]", options.remote(str(folder.absolute())))
     try:
         yield
     finally:
@@ -159,24 +185,33 @@ def _remove(path: Path) -> None:
 def _sending(trial_id: str, rank: int, host: str, path: Path) -> Iterator[None]:
     """Sends what is new in the log while the block lasts; all of it, if the block ends.
 
-    A trial is worth more than its log: where nobody takes it, the trial goes on without a word.
+    A trial is worth more than its log: where nobody takes it, the trial goes on without a word, `FETCH_S` later at most.
     """
     ended = threading.Event()
+    start: int | None = None
     sent = 0
 
     def send() -> None:
-        nonlocal sent
+        nonlocal start, sent
+        # Also where nothing is new: from a book that does not know of it, `collect` would not learn of a crash's last words.
+        book, known = _find_log_book(), secrecy.known()
+        asked: Any = book.begin.remote(trial_id, rank, host, str(path), known, start)
+        start = ray.get(asked, timeout=FETCH_S)
         with path.open("rb") as log:
             log.seek(sent)
             while content := log.read(MAX_BYTES):
-                ray.get(_find_log_book().write.remote(trial_id, rank, sent, content), timeout=FETCH_S)
+                ray.get(book.write.remote(trial_id, rank, sent, content), timeout=FETCH_S)
                 sent += len(content)
 
     def follow() -> None:
-        with suppress(Exception):
-            ray.get(_find_log_book().begin.remote(trial_id, rank, host, str(path), secrecy.known()), timeout=FETCH_S)
-            while not ended.wait(EVERY_S):
+        while not ended.is_set():
+            with suppress(Exception):  # such as of a book that died; the next time there is another
                 send()
+            ended.wait(EVERY_S)
+        with suppress(Exception):
+            send()
+            ray.get(_find_log_book().end.remote(trial_id, rank), timeout=FETCH_S)
+            _remove(path)
 
     thread = threading.Thread(target=follow, name="sends-the-log", daemon=True)
     thread.start()
@@ -185,10 +220,6 @@ def _sending(trial_id: str, rank: int, host: str, path: Path) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(FETCH_S)
-        with suppress(Exception):
-            send()
-            ray.get(_find_log_book().end.remote(trial_id, rank), timeout=FETCH_S)
-            _remove(path)
 
 
 def _find_log_book() -> ActorHandle[LogBook]:

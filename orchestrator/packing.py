@@ -30,7 +30,7 @@ Amounts = Mapping[str, float]
 
 
 class Packing:
-    """The actor. Ray calls it; `open_packing` makes it."""
+    """The actor. Ray calls it; `open_packing` makes it, and Ray makes it again, empty, if its process dies."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[str, Amounts]] = {}
@@ -85,7 +85,9 @@ def best(
 def open_packing() -> Iterator[None]:
     """Keeps the actor while the block lasts, in a cluster."""
     actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(Packing)
-    packing = cast("ActorHandle[Packing]", actor.options(name=NAME, namespace=NAMESPACE).remote())
+    # What trials hold that have started, Ray knows; what one claims that starts this moment is lost if this dies.
+    options = actor.options(name=NAME, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
+    packing = cast("ActorHandle[Packing]", options.remote())
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -210,6 +211,52 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
         assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
         logs.collect(killed)
         assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path: Path) -> None:
+    import ray
+
+    from orchestrator import logs
+
+    plan = TrialPlan(
+        folder=str(tmp_path), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
+        workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60,
+        head=ray.get_runtime_context().get_node_id(),
+    )  # fmt: skip
+    finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("004-d", "005-e"))
+
+    @ray.remote(resources={"host": 0.1}, max_retries=0)
+    def work(assignment: Assignment, dies: bool) -> None:
+        there = assignment.log_folder / "worker-0.log"  # on this machine all hosts are one
+        book: Any = logs._find_log_book()
+        with logs.log_file(assignment, 0) as path, path.open("a") as log:
+            print("up", file=log, flush=True)
+            for _ in range(600):
+                if there.read_text().endswith("earlier\nup\n"):
+                    break
+                threading.Event().wait(0.1)
+            os.kill(ray.get(book.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+            if dies:
+                for _ in range(600):  # until the log is known of again, though nothing is new
+                    if ray.get(book.unfinished.remote(assignment.trial_id)):
+                        break
+                    threading.Event().wait(0.1)
+                print("stacks", file=log, flush=True)
+                os._exit(1)
+            print("building", file=log, flush=True)
+
+    for assignment in (finished, killed):
+        assignment.log_folder.mkdir(parents=True)
+        (assignment.log_folder / "worker-0.log").write_text("an attempt earlier\n")
+    with logs.open_log_book(tmp_path):
+        ray.get(work.remote(finished, False))
+        logs.collect(finished)
+        assert (finished.log_folder / "worker-0.log").read_text() == "an attempt earlier\nup\nbuilding\n"
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(work.remote(killed, True))
+        logs.collect(killed)
+        assert (killed.log_folder / "worker-0.log").read_text() == "an attempt earlier\nup\nstacks\n"
 
 
 @pytest.mark.usefixtures("cluster")
