@@ -69,6 +69,14 @@ def config(**fields: Any) -> SweepConfig:
     return SweepConfig(**{**usual, "device": Device.CUDA, **fields})
 
 
+def planned(folder: Path, *, head: str) -> TrialPlan:
+    """What trials of a sweep in this folder on this head have in common."""
+    return TrialPlan(
+        folder=str(folder), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
+        workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60, head=head,
+    )  # fmt: skip
+
+
 def placed(placement: Placement, num_trials: int, num_workers: int = 1, *, expected: int | None = None) -> list[set[str]]:
     """Hosts of each of so many trials at once, whose placement groups are made as Ray Train makes them.
 
@@ -179,11 +187,7 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
 
     from orchestrator import logs
 
-    plan = TrialPlan(
-        folder=str(tmp_path), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
-        workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60,
-        head=ray.get_runtime_context().get_node_id(),
-    )  # fmt: skip
+    plan = planned(tmp_path, head=ray.get_runtime_context().get_node_id())
     finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("001-a", "002-b"))
 
     @ray.remote(resources={"host": 0.1}, max_retries=0)
@@ -219,11 +223,7 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
 
     from orchestrator import logs
 
-    plan = TrialPlan(
-        folder=str(tmp_path), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
-        workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60,
-        head=ray.get_runtime_context().get_node_id(),
-    )  # fmt: skip
+    plan = planned(tmp_path, head=ray.get_runtime_context().get_node_id())
     finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("004-d", "005-e"))
 
     @ray.remote(resources={"host": 0.1}, max_retries=0)
@@ -270,11 +270,7 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
         ray.get(book.begin.remote("003-c", 0, "ab" * 28, "/nowhere/worker-0.log"))
         ray.get(book.write.remote("003-c", 0, 0, b"up\n"))
         ray.get(book.write.remote("003-c", 0, 1, b"p\nbuilding\n"))  # as after a message whose answer was lost
-        plan = TrialPlan(
-            folder=str(tmp_path), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
-            workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60, head="here",
-        )  # fmt: skip
-        logs.collect(Assignment(plan=plan, trial_id="003-c", settings_key="scope=eager"))
+        logs.collect(Assignment(plan=planned(tmp_path, head="here"), trial_id="003-c", settings_key="scope=eager"))
     first, second, _, last = (tmp_path / "logs" / "003-c" / "worker-0.log").read_text().splitlines()
     assert (first, second) == ("up", "building")
     assert last.startswith("the rest of this log stayed on its host, which cannot be reached (")
