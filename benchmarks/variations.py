@@ -72,7 +72,8 @@ def _place(record: TrialRecord, *, with_workers: bool) -> tuple[str, str]:
     if with_workers and record.num_workers > 1:
         varied.append(f"{record.num_workers} workers")
     mode = "" if settings.mode in (None, Mode.DEFAULT) else f" {settings.mode}"
-    return ", ".join(varied) or USUAL, f"{settings.scope}{mode}"
+    reduced = f", {settings.ddp.label}" if settings.ddp else ""
+    return ", ".join(varied) or USUAL, f"{settings.scope}{mode}{reduced}"
 
 
 def times(table: Table) -> Iterator[str]:
@@ -156,7 +157,7 @@ def _memory(table: Table) -> str:
     modes = {
         column.removeprefix("full "): record
         for (row, column), record in table.items()
-        if row == USUAL and column.startswith("full") and record.status is Status.OK and record.peak_memory_bytes
+        if row == USUAL and f"{column} ".startswith("full ") and record.status is Status.OK and record.peak_memory_bytes
     }
     if eager is None or not eager.peak_memory_bytes or not modes:
         return "not measured."

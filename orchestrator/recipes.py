@@ -20,11 +20,12 @@ _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
 
 
 def quickstart(target: Target) -> Iterator[Candidate]:
-    """Five or six settings that show the trade-off in minutes."""
+    """Five or six settings that show the trade-off in minutes, one more with several workers."""
     yield _EAGER_MAX
     yield _EAGER_LONGEST
     yield {"scope": "regional"}
     yield {"scope": "full"}
+    yield from _unsplit(target, {"scope": "full"})
     if target.has_gpu:
         yield {"scope": "regional", "dynamic": "auto"}
         yield {"scope": "full", "mode": "reduce-overhead"}
@@ -54,6 +55,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
     yield {"scope": "full", "attention": "unmasked"}
     yield {"scope": "full", "mode": "reduce-overhead"}
     yield {"scope": "full", "optimizer": "fused"}
+    yield from _unsplit(target, {"scope": "full", "optimizer": "fused"}, {"scope": "full", "mode": "reduce-overhead"})
     yield {"scope": "full", "optimizer": "compiled"}
     yield {"scope": "modular"}
     yield {"scope": "modular", "dynamic": "auto", "parts.encoder.mode": "reduce-overhead", **grouped}
@@ -92,6 +94,7 @@ def modes(target: Target) -> Iterator[Candidate]:
     """Eager and the modes of torch.compile on one shape, the table of the benchmark's source."""
     yield _EAGER_MAX
     yield {"scope": "full"}
+    yield from _unsplit(target, {"scope": "full"})
     if target.has_gpu:
         yield {"scope": "full", "mode": "reduce-overhead"}
         yield {"scope": "full", "mode": "max-autotune", "inductor.coordinate_descent_tuning": "off"}
@@ -169,10 +172,21 @@ def vision(target: Target) -> Iterator[Candidate]:
     for variant in variants:
         yield {"scope": "eager", **variant}
         yield {"scope": "full", **variant}
+    yield from _unsplit(target, {"scope": "full"})
     yield {"scope": "regional"}
     if target.has_gpu:
         for variant in variants:
             yield {"scope": "full", "mode": "reduce-overhead", **variant}
+
+
+def _unsplit(target: Target, *candidates: Candidate) -> Iterator[Candidate]:
+    """The candidates again where workers train together, with graphs left whole where gradients are reduced.
+
+    Split, the step of the captioning model waits for its host: whole, two H100 did 1.27 times as much (docs/results.md).
+    """
+    if target.num_workers > 1 and target.trains:
+        for candidate in candidates:
+            yield {**candidate, "ddp.optimize_ddp": "no_optimization"}
 
 
 def _varied(target: Target, name: str, *values: Scalar) -> list[Candidate]:

@@ -84,6 +84,32 @@ def test_generation_compiles_the_parts_and_leaves_the_loop_to_python(has_gpu: bo
         assert (CompileSettings.parse(f"scope=modular,mode=reduce-overhead,{varied}") in chosen) is has_gpu
 
 
+UNSPLIT = "ddp.optimize_ddp=no_optimization"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "workload", "again"),
+    [
+        ("quickstart", "captioning", ["scope=full"]),
+        ("captioning", "captioning", ["scope=full,optimizer=fused", "scope=full,mode=reduce-overhead"]),
+        ("modes", "gpt2", ["scope=full"]),
+        ("vision", "segmentation", ["scope=full"]),
+    ],
+)
+def test_with_several_workers_recipes_try_whole_graphs_beside_split_ones(recipe: str, workload: str, again: list[str]) -> None:
+    loaded = load_workload(workload)("tiny", 0)
+    alone, together = (settings_of(recipe, Target.of(loaded, has_gpu=True, num_workers=count)) for count in (1, 2))
+    assert set(together) - set(alone) == {CompileSettings.parse(f"{words},{UNSPLIT}") for words in again}
+    assert set(alone) < set(together)
+
+
+def test_workloads_that_only_infer_have_no_reduction_to_vary() -> None:
+    target = Target.of(load_workload("gpt2-inference")("tiny", 0), has_gpu=True, num_workers=2)
+    chosen = choose(find_recipe("modes")(target), target)
+    assert chosen.excluded == ()
+    assert all(setting.ddp is None for setting in chosen.settings)
+
+
 def test_every_recipe_has_a_line_that_says_what_it_is() -> None:
     assert all((recipe.__doc__ or "").strip() for recipe in RECIPES.values())
 

@@ -57,6 +57,17 @@ def test_each_variation_is_a_row_with_eager_and_compiled_beside_each_other(
     assert "| nothing | 4.00 | – | 5.00 |" in lines
 
 
+def test_ways_of_reducing_gradients_are_columns_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(tmp_path, "scope=full,ddp.optimize_ddp=no_optimization", 6.0, num_workers=2, peak_memory_bytes=5 * GIB)
+    recorded(tmp_path, "scope=full", 10.0, num_workers=2, peak_memory_bytes=4 * GIB)
+    recorded(tmp_path, "scope=eager", 12.0, num_workers=2, peak_memory_bytes=4 * GIB)
+    recorded(tmp_path, "scope=eager,workload.ema=on", 12.0, num_workers=2)
+    lines = printed(tmp_path, capsys)
+    assert lines[2] == "| varied, ms/step | eager | full | full, optimize ddp no_optimization |"
+    assert "| 2 workers | 12 | 10 | 6 |" in lines
+    assert any(line.endswith("no longer holds: peak memory in units of eager's, default 1.00.") for line in lines)
+
+
 def test_pitfalls_hold_or_not_by_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path, "scope=eager", peak_memory_bytes=10 * GIB)
     recorded(tmp_path, "scope=full", times_eager=1.6, peak_memory_bytes=8 * GIB)
