@@ -182,7 +182,7 @@ def vision(target: Target) -> Iterator[Candidate]:
 def _unsplit(target: Target, *candidates: Candidate) -> Iterator[Candidate]:
     """The candidates again where workers train together, with graphs left whole where gradients are reduced.
 
-    Split, the step of the captioning model waits for its host: whole, two H100 did 1.27 times as much (docs/results.md).
+    Two H100 trained the captioning model 1.27 times as fast so as with split graphs (docs/results.md).
     """
     if target.num_workers > 1 and target.trains:
         for candidate in candidates:
