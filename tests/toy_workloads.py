@@ -319,16 +319,23 @@ def _jump(module: nn.Module, inputs: object) -> None:
     time.sleep(0.02 * random.SystemRandom().random())  # of its own, so that no one's seed makes it steady
 
 
-class _MutatesItsInput(ToyModel):
+_STEPS: dict[str, Tensor] = {}
+
+
+class _CountsItsSteps(ToyModel):
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        labels.copy_(labels.clamp(0, VOCABULARY - 1))
+        _STEPS[labels.device.type].add_(1)
         return super().forward(ids, labels)
 
 
-class MutatesItsInput(Toy):
-    """Writes to a tensor that is no parameter and no buffer, which a CUDA graph cannot replay."""
+class CountsItsSteps(Toy):
+    """Writes to a tensor that its model does not hold, which a CUDA graph cannot replay. A step computes the same without it."""
 
-    model_class = _MutatesItsInput
+    model_class = _CountsItsSteps
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        _STEPS[device.type] = torch.zeros((), device=device)
+        return super().pool(policy, rank=rank, device=device)
 
 
 class Faulty(Toy):
