@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import cast
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorAlreadyExistsError
 
+from orchestrator import on_head
 from orchestrator.errors import SessionError
 from workloads.phases import Phase
 
 NAME = "compile-sweep-board"
-NAMESPACE = "compile-sweep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,23 +177,17 @@ def open_board() -> Iterator[ActorHandle[Board]]:
     Raises:
         SessionError: the cluster has one already.
     """
-    actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(Board)
-    # What it held is lost if it dies, but whoever asks is answered again: a sweep does not end for want of a board.
-    options = actor.options(name=NAME, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
-    try:
-        board = cast("ActorHandle[Board]", options.remote())
-    except ActorAlreadyExistsError:
-        raise SessionError("another sweep runs in this cluster; wait until it has ended, or name another cluster") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            board = stack.enter_context(on_head.kept(Board, NAME))
+        except ActorAlreadyExistsError:
+            raise SessionError("another sweep runs in this cluster; wait until it has ended, or name another cluster") from None
         yield board
-    finally:
-        ray.kill(board)
 
 
 def find_board() -> ActorHandle[Board]:
     """The sweep's board, from any process of the cluster."""
-    handle: ActorHandle[Board] = ray.get_actor(NAME, namespace=NAMESPACE)
-    return handle
+    return on_head.found(Board, NAME)
 
 
 def find_progress(trial_id: str, timeout_s: float = 30.0) -> Progress | None:

@@ -15,19 +15,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator import secrecy
+from orchestrator import on_head, secrecy
 from orchestrator.assignment import Assignment
 from orchestrator.folder import LOGS
 
 NAME = "compile-sweep-log-book"
-NAMESPACE = "compile-sweep"
 
 EVERY_S = 2.0
 MAX_BYTES = 2**20
@@ -118,13 +117,8 @@ def file_name(rank: int) -> str:
 @contextmanager
 def open_log_book(folder: Path) -> Iterator[None]:
     """Keeps the sweep's log book while the block lasts, in a cluster."""
-    actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(LogBook)
-    options = actor.options(name=NAME, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
-    book = cast("ActorHandle[LogBook]", options.remote(str(folder.absolute())))
-    try:
+    with on_head.kept(LogBook, NAME, str(folder.absolute())):
         yield
-    finally:
-        ray.kill(book)
 
 
 @contextmanager
@@ -223,5 +217,4 @@ def _sending(trial_id: str, rank: int, host: str, path: Path) -> Iterator[None]:
 
 
 def _find_log_book() -> ActorHandle[LogBook]:
-    book: ActorHandle[LogBook] = ray.get_actor(NAME, namespace=NAMESPACE)
-    return book
+    return on_head.found(LogBook, NAME)

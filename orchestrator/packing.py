@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray._private.state import state
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from orchestrator import on_head
 from orchestrator.board import find_board
 
 NAME = "compile-sweep-packing"
-NAMESPACE = "compile-sweep"
 NODE_ID = "ray.io/node-id"
 """A label that each of Ray's nodes has."""
 
@@ -84,14 +84,9 @@ def best(
 @contextmanager
 def open_packing() -> Iterator[None]:
     """Keeps the actor while the block lasts, in a cluster."""
-    actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(Packing)
     # What trials hold that have started, Ray knows; what one claims that starts this moment is lost if this dies.
-    options = actor.options(name=NAME, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
-    packing = cast("ActorHandle[Packing]", options.remote())
-    try:
+    with on_head.kept(Packing, NAME):
         yield
-    finally:
-        ray.kill(packing)
 
 
 def chosen_label(trial_id: str, claimed: Amounts, num_workers: int) -> dict[str, str] | None:
@@ -117,5 +112,4 @@ def leave(trial_id: str) -> None:
 
 
 def _find() -> ActorHandle[Packing]:
-    packing: ActorHandle[Packing] = ray.get_actor(NAME, namespace=NAMESPACE)
-    return packing
+    return on_head.found(Packing, NAME)

@@ -104,6 +104,7 @@ def _connect(own: ExitStack) -> None:
     try:
         if address:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            _refuse_elsewhere(address)
             return
         folder = own.enter_context(_own_folder())
         session = own.enter_context(_nothing_left())
@@ -121,12 +122,34 @@ def _connect(own: ExitStack) -> None:
                 _node_ip_address="127.0.0.1",
                 _temp_dir=folder,
             )
+    except SessionError:
+        raise
     except Exception as error:  # Ray has no common class for these, and says in some of them only "Exception"
         what = f"no Ray cluster answers at RAY_ADDRESS={address}" if address else "Ray did not start on this host"
         advice = "start one or unset it" if address else "if the host is very busy, try again when it is less so"
         words = str(error).split(". ")[0] or type(error).__name__
         raise SessionError(f"{what} ({words}); {advice}") from None
     _keep_token()
+
+
+def _refuse_elsewhere(address: str) -> None:
+    """Refuses a host that is not the head, where trials write what the command reads, each in the sweep's folder.
+
+    Raises:
+        SessionError: this is another.
+    """
+    import ray
+
+    from orchestrator.on_head import HEAD  # which imports Ray
+
+    here = ray.get_runtime_context().get_node_id()
+    heads = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if HEAD in node["Resources"]}
+    if heads and here not in heads:
+        (head, *_) = heads.values()
+        raise SessionError(
+            f"the sweep has to run on the head of the cluster at {address}, {head}, and this is another of its hosts; submit it "
+            "with `ray job submit`, which starts it there"
+        )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from ray.exceptions import RayError
 from ray.tune import TuneError
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
-from orchestrator import placing
+from orchestrator import on_head, placing
 from orchestrator.assignment import TrialPlan
 from orchestrator.cleanup import Cleanup
 from orchestrator.config import Device, SweepConfig
@@ -34,10 +35,6 @@ from orchestrator.tracking import Tracking
 from orchestrator.tracking.callback import LogTrials
 from orchestrator.trial import run_trial
 from workloads.settings import CompileSettings
-
-_TRIAL_CPUS = 0.01
-"""A trial only waits for its workers; holding a core it could keep them from starting for ever (0 is refused by Tune)."""
-
 
 _TUNE_GAVE_UP = "Caught unexpected exception"
 """How Tune's complaint begins about an actor that ended in a way it does not know (ray 2.60)."""
@@ -117,6 +114,7 @@ def run_trials(
         warm_start=warm_start,
         placement=config.placement,
         head=ray.get_runtime_context().get_node_id() if placing.in_cluster() else None,
+        python_path=_python_path(),
     )
     cleanup = Cleanup(output)
 
@@ -135,9 +133,9 @@ def run_trials(
             search.new_records,
             enough=lambda: cleanup.unwritten is not None or enough() is not None,
         )
-    on_head = PlacementGroupFactory([{"CPU": _TRIAL_CPUS, "node:__internal_head__": 0.001}])
     tuner = tune.Tuner(
-        tune.with_resources(run_trial, on_head),
+        # A trial only waits for its workers, which could not start for ever if it held a core that they need.
+        tune.with_resources(run_trial, PlacementGroupFactory([on_head.CLAIM])),
         tune_config=tune.TuneConfig(
             search_alg=searcher,
             num_samples=len(settings),
@@ -168,6 +166,11 @@ def run_trials(
             f"a record could not be written to {output} ({cleanup.unwritten}), so the sweep has ended; what is recorded is "
             "intact: make room and go on with --resume"
         )
+
+
+def _python_path() -> tuple[str, ...]:
+    """Folders of PYTHONPATH. Ray hands on the current one and no more: its workers have the PYTHONPATH that it began with."""
+    return tuple(os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder)
 
 
 def gist(error: Exception) -> str:

@@ -107,6 +107,11 @@ def _gpus_of_ray() -> int:
     return max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == here), default=0)
 
 
+def _import_from(folders: Sequence[str]) -> None:
+    """Behind the first place, as Python does with PYTHONPATH. This host's Ray may have been started with it already."""
+    sys.path[1:1] = [folder for folder in folders if folder not in sys.path and os.path.isdir(folder)]
+
+
 def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
     plan = assignment.plan
     here = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
@@ -116,6 +121,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
 
     torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
 
+    _import_from(plan.python_path)
     from workloads.base import load_workload
     from workloads.measuring import Measurement, measure
     from workloads.over_ranks import told_by_all

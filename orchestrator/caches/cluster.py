@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
+from orchestrator import on_head
 from orchestrator.caches.durable import TIMEOUT_S, DurableShelf, normalized
 from orchestrator.caches.shelf import BlobInfo, Blobs, Use
 from orchestrator.errors import CacheError
 from orchestrator.watchdog import MARKER
 
-NAMESPACE = "compile-sweep"
 MEMORY_BYTES = 2**30
 """What the actor holds at most; Ray itself spills to disk where a host's object store is smaller."""
 
@@ -218,10 +218,10 @@ class ClusterShelf:
 
     def holder(self) -> ActorHandle[CacheHolder]:
         """The actor, started if there is none; it outlives the trial and the driver, and is started again if it dies."""
-        actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(CacheHolder)
+        actor = ray.remote(num_cpus=0, resources=on_head.CLAIM)(CacheHolder)
         options = actor.options(
             name=f"compile-sweep-cache-{hashlib.sha256(self._uri.encode()).hexdigest()[:12]}",
-            namespace=NAMESPACE,
+            namespace=on_head.NAMESPACE,
             get_if_exists=True,
             lifetime="detached",
             max_restarts=-1,

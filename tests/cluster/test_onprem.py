@@ -60,6 +60,10 @@ def test_a_sweep_runs_on_hosts_that_share_nothing(cluster: dict[str, Any], repos
     with hosts(3, tmp_path) as (laptop, (head, *workers)):
         with brought_up(adapted(cluster, head, workers, repository), laptop):
             wait_until(lambda: all(any("raylet" in line for line in worker.processes()) for worker in workers), 300)
+            refused = workers[0].run("python -m orchestrator.sweep --size tiny; echo exit code $?", RAY_ADDRESS="auto", **ENVIRON)
+            assert f"has to run on the head of the cluster at auto, {head.address}, and this is another of its hosts" in refused
+            assert "exit code 2" in refused
+            assert "Traceback" not in refused
             printed = submitted(
                 laptop, "--placement", "spread", "--max-concurrent", "2", "--no-confirm", "--storage", f"{HOME}/kept"
             )

@@ -39,7 +39,7 @@ def cluster() -> Iterator[Any]:
         from ray.cluster_utils import Cluster
 
         reset_auth_token_state()
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100_000_000})
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
         for _ in range(2):
             made.add_node(num_cpus=1, num_gpus=2, resources={"host": 1}, object_store_memory=100_000_000)
         patch.setenv("RAY_ADDRESS", made.address)
@@ -55,7 +55,7 @@ def swept(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1])))},
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],  # Ray hands it on; PYTHONPATH it does not
         capture_output=True,
         text=True,
         timeout=600,
@@ -278,7 +278,7 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(tmp_path: Path) -> None:
-    """Three workers claim half a core each, and no host has more than one."""
+    """Three workers claim half a core each, and no host has more than one core. Their workload is found by PYTHONPATH alone."""
     words = ["--workload", "toy_workloads:Brief", "--device", "cpu", "--settings", "scope=eager,padding=max", "--cache", "none"]
     words += ["--workers-per-trial", "3", "--no-warm-start"]
     done = swept(*words, "--output", str(tmp_path / "sweep"), "--storage", str(tmp_path / "kept"))
