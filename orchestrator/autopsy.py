@@ -47,8 +47,10 @@ def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None
 
 
 def waited_s(plan: TrialPlan, progress: Progress | None) -> float:
-    """For how many seconds of an attempt there was no host for it; those of the only host there is are its own."""
-    return progress.waited_s if progress is not None and plan.head is not None else 0.0
+    """For how many seconds of an attempt there was no host for it: all of one that is not up; none on the only host there is."""
+    if progress is None or plan.head is None:
+        return 0.0
+    return progress.waited_s if progress.is_up else progress.elapsed_s
 
 
 def cause_of(error: BaseException | None) -> MeasurementFailed | None:

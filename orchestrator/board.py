@@ -38,8 +38,10 @@ class Progress:
     elapsed_s: float
     neighbours: int
     """Other trials that had a worker on one of its hosts at some time of its warm-up."""
+    is_up: bool = False
+    """Whether one of its workers is, or was."""
     waited_s: float = 0.0
-    """Of `elapsed_s`, until its first worker was up: in a cluster it may wait for a host to be free, or to be there."""
+    """Of `elapsed_s`, for a host to be free, or to be there; known once it is up."""
     early: Mapping[str, float] = field(default_factory=dict)
     """Figures after the first timed pass, by name; empty before."""
     ended_by: Ending | None = None
@@ -49,11 +51,6 @@ class Progress:
     gpus: tuple[str, ...] = ()
     """Its workers' GPUs, each as host:index."""
 
-    @property
-    def is_up(self) -> bool:
-        """Whether one of its workers is, or was."""
-        return self.waited_s < self.elapsed_s
-
 
 @dataclass(slots=True)
 class _Running:
@@ -61,7 +58,8 @@ class _Running:
     phase: str
     since: float
     began: float
-    arrived: float | None = None
+    waited_s: float | None = None
+    """None until it is up."""
     hosts: set[str] = field(default_factory=set)
     gpus: set[str] = field(default_factory=set)
     neighbours: set[str] = field(default_factory=set)
@@ -84,11 +82,11 @@ class Board:
         self._ended.discard(trial_id)
         self._running[trial_id] = _Running(settings_key, Phase.STARTING, now, now)
 
-    def arrive(self, trial_id: str, host: str, gpu: str | None = None) -> None:
-        """One of a trial's workers is up on a host, and on a GPU if it has one."""
+    def arrive(self, trial_id: str, host: str, gpu: str | None = None, waited_s: float = 0.0) -> None:
+        """One of a trial's workers is up on a host, and on a GPU if it has one. The trial had waited so long for its hosts."""
         if trial_id in self._running:
             trial = self._running[trial_id]
-            trial.arrived = trial.arrived or time.monotonic()
+            trial.waited_s = waited_s
             trial.hosts.add(host)
             trial.gpus |= {gpu} if gpu else set()
             self._meet()
@@ -103,7 +101,7 @@ class Board:
         if trial_id in self._running:
             trial = self._running[trial_id]
             trial.phase, trial.since = phase, time.monotonic()
-            trial.arrived = trial.arrived or trial.since
+            trial.waited_s = trial.waited_s or 0.0
             self._meet()
 
     def measure(self, trial_id: str, early: Mapping[str, float]) -> None:
@@ -143,7 +141,8 @@ class Board:
                 phase=trial.phase,
                 in_phase_s=now - trial.since,
                 elapsed_s=now - trial.began,
-                waited_s=(trial.arrived or now) - trial.began,
+                is_up=trial.waited_s is not None,
+                waited_s=trial.waited_s or 0.0,
                 neighbours=len(trial.neighbours),
                 early=trial.early,
                 ended_by=trial.ended_by,

@@ -83,6 +83,8 @@ class TrialRecord:
     """ISO 8601 with its UTC offset."""
     wall_s: float = 0.0
     """Seconds the whole attempt took, worker start included."""
+    waited_s: float = 0.0
+    """Seconds before `started_at` that it waited for a host of the cluster."""
     tries: int = 1
     """This attempt and those before it that faults of the machines, or `--precompile`, may have ended; see `retrying.py`."""
     retry_reasons: list[str] = field(default_factory=list)
@@ -234,6 +236,7 @@ class WarmStart:
     environment_key: str | None = None
     started_at: str = ""
     wall_s: float = 0.0
+    waited_s: float = 0.0
     tries: int = 1
     retry_reasons: list[str] = field(default_factory=list)
     retried_s: float = 0.0

@@ -85,13 +85,15 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
         time.sleep(backoff_s(Label.TRIAL_DIED, failed[:-1]) or 0.0)
     while True:
         assignment = assignment.after(failed)
-        started_at, began = sweep_folder.now(), time.monotonic()
+        began = time.monotonic()
         _ask("begin", assignment.trial_id, assignment.settings_key)
         try:
             measurement, verdict, progress = _attempt(assignment)
         finally:
             _ask("end", assignment.trial_id)
-        ended = time.monotonic()
+        waited_s = progress.waited_s if progress else 0.0
+        wall_s = time.monotonic() - began - waited_s
+        started_at = sweep_folder.now(wall_s)
         wait_s, reason = backoff_s(verdict.label, failed), verdict.reason or str(verdict.label)
         if assignment.compiles and assignment.plan.precompile and verdict.label in OF_PRECOMPILE:
             wait_s, reason = 0.0, LOST_TO_PRECOMPILE + reason
@@ -100,13 +102,18 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
         failed.append(reason)
         _ask("fail", assignment.trial_id, len(failed), reason)
         time.sleep(wait_s)
-    retries = {"tries": len(failed) + 1, "retry_reasons": failed, "retried_s": began - first_began if failed else 0.0}
+    before = {
+        "waited_s": waited_s,
+        "tries": len(failed) + 1,
+        "retry_reasons": failed,
+        "retried_s": began - first_began if failed else 0.0,
+    }
     return assignment.record(
         verdict,
         phase=progress.phase if progress else None,
         started_at=started_at,
-        wall_s=ended - began,
-        figures=_figures(measurement, assignment.plan, progress) | _bounds(verdict, progress) | _gpus(progress) | retries,
+        wall_s=wall_s,
+        figures=_figures(measurement, assignment.plan, progress) | _bounds(verdict, progress) | _gpus(progress) | before,
     )
 
 

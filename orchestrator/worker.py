@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import ray
 import ray.train
+from ray.util.placement_group import get_current_placement_group, placement_group_table
 
 from orchestrator import cores, environment, logs, secrecy, watchdog
 from orchestrator.assignment import Assignment, TrialPlan
@@ -107,6 +108,12 @@ def _gpus_of_ray() -> int:
     return max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == here), default=0)
 
 
+def _waited_s() -> float:
+    """For how long Ray had no hosts for the trial's workers, which it places together."""
+    group = get_current_placement_group()
+    return float(placement_group_table(group)["stats"]["end_to_end_creation_latency_ms"]) / 1e3 if group else 0.0
+
+
 def _import_from(folders: Sequence[str]) -> None:
     """Behind the first place, as Python does with PYTHONPATH. This host's Ray may have been started with it already."""
     sys.path[1:1] = [folder for folder in folders if folder not in sys.path and os.path.isdir(folder)]
@@ -114,8 +121,8 @@ def _import_from(folders: Sequence[str]) -> None:
 
 def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
     plan = assignment.plan
-    here = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
-    print(f"{now()} worker {rank} of {plan.num_workers} is up on {here}", flush=True)
+    place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
+    print(f"{now()} worker {rank} of {plan.num_workers} is up on {place}", flush=True)
     gc.disable()  # what imports make stays; looking through it again and again takes a second and more
     import torch  # not at the head of the module: the trial and the controller import it too, and need no torch
 
@@ -133,7 +140,8 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     elif assignment.settings.mode is not None:
         start_compile_workers()
     board = find_board()
-    _tell(board.arrive.remote(assignment.trial_id, ray.get_runtime_context().get_node_id(), _gpu_place()))
+    here = ray.get_runtime_context().get_node_id()
+    _tell(board.arrive.remote(assignment.trial_id, here, _gpu_place(), _waited_s() if plan.head else 0.0))
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None
     residents = GpuResidents(f"GPU-{str(gpu.uuid).removeprefix('GPU-')}" if gpu else "")
     residents.wait_until_alone(_LEAVING_S)

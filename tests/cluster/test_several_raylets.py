@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -279,16 +280,28 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(tmp_path: Path) -> None:
     """Three workers claim half a core each, and no host has more than one core. Their workload is found by PYTHONPATH alone."""
-    words = ["--workload", "toy_workloads:Brief", "--device", "cpu", "--settings", "scope=eager,padding=max", "--cache", "none"]
-    words += ["--workers-per-trial", "3", "--no-warm-start"]
+    words = [
+        "--workload",
+        "toy_workloads:Brief",
+        "--device",
+        "cpu",
+        "--settings",
+        "scope=eager,padding=max",
+        "scope=eager,padding=longest",
+    ]
+    words += ["--cache", "none", "--workers-per-trial", "3", "--max-concurrent", "2", "--no-confirm", "--no-warm-start"]
     done = swept(*words, "--output", str(tmp_path / "sweep"), "--storage", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
-    (line,) = (tmp_path / "kept" / "trials.jsonl").read_text().splitlines()
-    record = json.loads(line)
-    assert record["num_workers"] == 3
-    assert record["status"] == "ok", record
+    first, second = map(json.loads, (tmp_path / "kept" / "trials.jsonl").read_text().splitlines())
+    for record in (first, second):
+        assert record["num_workers"] == 3
+        assert record["status"] == "ok", record
+    # There are cores for one of the two, so one waits for the other, and is not charged for it.
+    assert first["waited_s"] < 2 < second["waited_s"]
+    began, later = (datetime.fromisoformat(record["started_at"]) for record in (first, second))
+    assert (later - began).total_seconds() == pytest.approx(second["waited_s"], abs=5)
     for rank in range(3):
-        log = (tmp_path / "kept" / "logs" / record["trial_id"] / f"worker-{rank}.log").read_text()
+        log = (tmp_path / "kept" / "logs" / first["trial_id"] / f"worker-{rank}.log").read_text()
         assert f"worker {rank} of 3 is up" in log
         assert "done" in log
     assert (tmp_path / "kept" / "report.html").stat().st_size > 1_000_000
