@@ -143,7 +143,7 @@ def _refuse_elsewhere(address: str) -> None:
     from orchestrator.on_head import HEAD  # which imports Ray
 
     here = ray.get_runtime_context().get_node_id()
-    heads = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if HEAD in node["Resources"]}
+    heads = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]}
     if heads and here not in heads:
         (head, *_) = heads.values()
         raise SessionError(
