@@ -49,8 +49,8 @@ class TrialPlan:
     """pack or spread."""
     head: str | None = None
     """Ray's name of the host that has the folder, where there may be others; None where there is one host."""
-    python_path: Sequence[str] = ()
-    """Folders that workers import from as the command does, where their hosts have them."""
+    python_path: str = ""
+    """Folders that workers import from as the command does, where their hosts have them; written like PYTHONPATH, absolute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,9 +168,10 @@ def run_trials(
         )
 
 
-def _python_path() -> tuple[str, ...]:
-    """Folders of PYTHONPATH. Ray hands on the current one and no more: its workers have the PYTHONPATH that it began with."""
-    return tuple(os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder)
+def _python_path() -> str:
+    """PYTHONPATH, absolute. Ray hands on the current folder and no more: its workers have the PYTHONPATH that it began with."""
+    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(map(os.path.abspath, folders))
 
 
 def gist(error: Exception) -> str:

@@ -114,9 +114,9 @@ def _waited_s() -> float:
     return float(placement_group_table(group)["stats"]["end_to_end_creation_latency_ms"]) / 1e3 if group else 0.0
 
 
-def _import_from(folders: Sequence[str]) -> None:
+def _import_from(python_path: str) -> None:
     """Behind the first place, as Python does with PYTHONPATH. This host's Ray may have been started with it already."""
-    sys.path[1:1] = [folder for folder in folders if folder not in sys.path and os.path.isdir(folder)]
+    sys.path[1:1] = [folder for folder in python_path.split(os.pathsep) if folder not in sys.path and os.path.isdir(folder)]
 
 
 def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def record(one: Assignment, **figures: Any) -> TrialRecord | WarmStart:
 
 
 def test_an_assignment_crosses_processes_as_plain_values() -> None:
-    one = assignment(cache="/cache", restores=True, precompile=True)
+    one = assignment(cache="/cache", restores=True, precompile=True, python_path="/mine:/ours")
     assert Assignment.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
 
