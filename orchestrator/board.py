@@ -51,6 +51,11 @@ class Progress:
     gpus: tuple[str, ...] = ()
     """Its workers' GPUs, each as host:index."""
 
+    @property
+    def worked_s(self) -> float:
+        """`elapsed_s` without the wait for a host."""
+        return self.elapsed_s - self.waited_s
+
 
 @dataclass(slots=True)
 class _Running:

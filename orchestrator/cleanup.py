@@ -83,14 +83,13 @@ class Cleanup(Callback):
         failed: list[str] = []
         with suppress(ray.exceptions.RayError):
             failed = ray.get(find_board().failed.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
-        waited = progress.waited_s if progress else 0.0
-        wall_s = progress.elapsed_s - waited if progress else 0.0
+        wall_s = progress.worked_s if progress else 0.0
         record = assignment.after(failed).record(
             verdict,
             phase=progress.phase if progress else None,
             started_at=sweep_folder.now(wall_s),
             wall_s=wall_s,
-            figures={"waited_s": waited, "tries": len(failed) + 1, "retry_reasons": failed},
+            figures={"waited_s": progress.waited_s if progress else 0.0, "tries": len(failed) + 1, "retry_reasons": failed},
         )
         secrecy.clear_logs(assignment.log_folder)
         try:

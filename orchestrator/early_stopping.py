@@ -64,7 +64,7 @@ def _sighting(progress: Progress) -> Sighting:
     return Sighting(
         setting=CompileSettings.parse(progress.settings_key),
         phase=progress.phase,
-        elapsed_s=progress.elapsed_s - progress.waited_s,
+        elapsed_s=progress.worked_s,
         in_phase_s=progress.in_phase_s,
         early=progress.early,
     )
