@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, S3FileSystem, resolve_s3_region
+from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, FileSystem, FileType, S3FileSystem, resolve_s3_region
 
 from orchestrator import secrecy
 
@@ -104,6 +104,24 @@ def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) ->
         with suppress(OSError):  # it was never made, or whatever kept it from being written keeps it from being removed
             filesystem.delete_file(part)
         raise
+
+
+def files(filesystem: FileSystem, root: str) -> list[FileInfo]:
+    """Every file below a folder; none, where there is no folder.
+
+    Args:
+        filesystem: where.
+        root: the folder.
+
+    Raises:
+        Exception: as `opened`; NotADirectoryError, if the folder is a file.
+    """
+    selector = FileSelector(root, recursive=True, allow_not_found=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except NotADirectoryError:  # or one made since pyarrow asked fsspec for a folder: it then asks whether anything is there
+        infos = filesystem.get_file_info(selector)
+    return [info for info in infos if info.type is FileType.File]
 
 
 def without_credentials(uri: str) -> str:

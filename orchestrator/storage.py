@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from pyarrow.fs import FileSelector, FileSystem, FileType
+from pyarrow.fs import FileSystem
 
 from orchestrator import places
 from orchestrator.config import HIDDEN
@@ -266,8 +266,7 @@ class Storage:
 
     def _sizes(self) -> dict[str, int]:
         """Size of each file of the storage, by its path in it."""
-        selector = FileSelector(self._root, recursive=True, allow_not_found=True)
-        files = [info for info in self._filesystem.get_file_info(selector) if info.type is FileType.File]
+        files = places.files(self._filesystem, self._root)
         sizes = {str(info.path)[len(self._root) :].lstrip("/"): int(info.size) for info in files}
         for name in sizes:
             if not _is_inside(name):

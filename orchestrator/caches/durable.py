@@ -18,7 +18,7 @@ from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+from pyarrow.fs import FileInfo, FileSystem
 
 from orchestrator import places
 from orchestrator.caches.entries import DIGEST
@@ -198,8 +198,7 @@ class DurableShelf:
 
     def _files(self, folder: str) -> list[FileInfo]:
         with self._reached():
-            selector = FileSelector(self._path(folder), recursive=True, allow_not_found=True)
-            return [info for info in self._filesystem.get_file_info(selector) if info.type is FileType.File]
+            return places.files(self._filesystem, self._path(folder))
 
     def _at_once(self, call: Callable[[str], Result], names: list[str], must_end: bool = True) -> dict[str, Future[Result]]:
         """A call for each name, several at a time; ended, unless not all of them did within the time limit.

@@ -174,6 +174,29 @@ def test_whatever_a_file_system_of_fsspec_raises_is_one_sentence(key: SigningKey
             call()
 
 
+class BusyFileSystem(MemoryFileSystem):
+    """One in which somebody makes a folder between two questions about it."""
+
+    protocol = "busy"
+    store, pseudo_dirs = {}, [""]
+
+    def isdir(self, path: str) -> bool:
+        there = super().isdir(path)
+        if not there and not super().exists(path):
+            self.pipe(f"{path}/file", b"made meanwhile")
+        return there
+
+
+def test_a_folder_made_while_it_is_listed_is_a_folder_and_a_file_is_none(key: SigningKey) -> None:
+    """As when several trials publish first: who lists manifests then must not fail."""
+    fsspec.register_implementation("busy", BusyFileSystem, clobber=True)
+    filesystem, root = places.opened("fsspec+busy://host/store")
+    assert [info.base_name for info in places.files(filesystem, root)] == ["file"]
+    assert ArtifactStore(DurableShelf("fsspec+busy://host/other"), key).uses() == {}
+    with pytest.raises(NotADirectoryError):
+        places.files(filesystem, f"{root}/file")
+
+
 @pytest.mark.parametrize(
     ("options", "seconds"), [("", 12), ("?endpoint_override=127.0.0.1:1", 12), ("?retry_limit_seconds=3", 3)]
 )
