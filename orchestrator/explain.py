@@ -17,6 +17,7 @@ from rich.console import Console
 
 from orchestrator.config import Device
 from orchestrator.failures import Death, Verdict, judge_death, judge_measurement
+from orchestrator.scratch import compile_caches
 from orchestrator.secrecy import hidden
 from orchestrator.watchdog import MARKER, kill_marked
 from workloads.advice import Lengths
@@ -123,8 +124,7 @@ def _environment(marker: str, scratch: Path) -> dict[str, str]:
     return {
         MARKER: marker,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
+        **compile_caches(scratch),
     }
 
 

@@ -40,6 +40,20 @@ def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
             os.close(descriptor)
 
 
+def of_attempt(marker: str) -> Path:
+    """Where the workers of an attempt keep what they compile: among the temporary files of whichever host they are on.
+
+    Args:
+        marker: what tells the attempt from others.
+    """
+    return Path(tempfile.gettempdir()) / f"compile-sweep-{marker}"
+
+
+def compile_caches(folder: Path) -> dict[str, str]:
+    """The environment in which torch and Triton have their compile caches in a folder."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+
+
 def _remove_abandoned(prefix: str, base: Path) -> None:
     for folder in base.glob(f"{prefix}*"):
         try:

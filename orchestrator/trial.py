@@ -23,7 +23,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchTrainer's base: its module loads torch
 
-from orchestrator import evidence, logs, packing, placing, records, secrecy
+from orchestrator import evidence, logs, packing, placing, records, scratch, secrecy
 from orchestrator import folder as sweep_folder
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of, waited_s
@@ -142,7 +142,6 @@ def _ask(method: str, *arguments: Any) -> Any:
 def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Progress | None]:
     plan = assignment.plan
     marker = f"{assignment.trial_id}-{uuid.uuid4().hex[:8]}"
-    scratch = Path(tempfile.gettempdir()) / f"compile-sweep-{marker}"
     measurement: dict[str, Any] | None = None
     error: Exception | None = None
     began, logged = time.monotonic(), evidence.lengths(assignment.log_folder)
@@ -151,7 +150,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
             tempfile.TemporaryDirectory(prefix=sweep_folder.TRAIN_STATE, dir=plan.folder) as storage,
             _deadline(assignment, marker),
         ):
-            measurement = _trainer(assignment, marker, scratch, storage).fit().return_value
+            measurement = _trainer(assignment, marker, storage).fit().return_value
     except Exception as raised:  # whatever ends a worker group: a result of this attempt, not of the sweep
         error = raised
     finally:
@@ -159,7 +158,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
         logs.collect(assignment)
         if plan.head is not None:
             packing.leave(assignment.trial_id)
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch.of_attempt(marker), ignore_errors=True)
     progress = _progress(assignment)
     if measurement is not None:
         if plan.warm_start:
@@ -178,7 +177,7 @@ def _progress(assignment: Assignment) -> Progress | None:
     return next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
 
 
-def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -> Any:
+def _trainer(assignment: Assignment, marker: str, storage: str) -> Any:
     """A worker group's trainer. Untyped, because `ray.train` is typed as V1 and is V2 when it runs."""
     plan = assignment.plan
     run_config: Any = RunConfig
@@ -190,7 +189,7 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
     packs = plan.head is not None and placement is Placement.PACK
     return trainer(
         train_loop,
-        train_loop_config={"assignment": assignment.to_dict(), "scratch": str(scratch)},
+        train_loop_config={"assignment": assignment.to_dict()},
         backend_config=GroupConfig(backend="nccl" if plan.use_gpu else "gloo"),
         scaling_config=scaling_config(
             num_workers=plan.num_workers,
@@ -203,13 +202,13 @@ def _trainer(assignment: Assignment, marker: str, scratch: Path, storage: str) -
             name=assignment.trial_id,
             storage_path=storage,
             failure_config=failure_config(max_failures=0, max_preemption_failures=0),  # repeating is `retrying.py`'s to decide
-            worker_runtime_env={"env_vars": _worker_environment(assignment, marker, scratch)},
+            worker_runtime_env={"env_vars": _worker_environment(assignment, marker)},
         ),
     )
 
 
-def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> dict[str, str]:
-    """Empty caches of its own for a cold compile, and the marker its children inherit."""
+def _worker_environment(assignment: Assignment, marker: str) -> dict[str, str]:
+    """No caches that others fill, but those that the assignment begins with, and the marker that a worker's children inherit."""
     plan = assignment.plan
     remote: dict[str, str] = {}
     if assignment.restores and str(plan.cache).startswith(REDIS):
@@ -221,8 +220,6 @@ def _worker_environment(assignment: Assignment, marker: str, scratch: Path) -> d
         **NO_SERVER,
         **remote,
         MARKER: marker,
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # output belongs to the trial's log, see worker.py
     }
 

@@ -18,7 +18,7 @@ import ray
 import ray.train
 from ray.util.placement_group import get_current_placement_group, placement_group_table
 
-from orchestrator import cores, environment, logs, secrecy, watchdog
+from orchestrator import cores, environment, logs, scratch, secrecy, watchdog
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.board import Ending, find_board
 from orchestrator.failures import is_let_down
@@ -26,6 +26,7 @@ from orchestrator.folder import now
 from orchestrator.gpu_residents import GpuResidents
 from orchestrator.pressure import PressureGauge
 from orchestrator.sharing import Sharing
+from orchestrator.watchdog import MARKER
 from workloads.phases import Phase
 
 STOP_POLL_S = 1.0
@@ -60,7 +61,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     """Measures one assignment. Ray Train's `train_loop_per_worker`.
 
     Args:
-        values: `assignment`, as `Assignment.to_dict` makes it, and `scratch`, the attempt's folder for caches.
+        values: `assignment`, as `Assignment.to_dict` makes it.
 
     Returns:
         Figures of a `TrialRecord` or, for a warm start, of a `WarmStart`; the trial uses worker 0's.
@@ -68,11 +69,12 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
     """
-    assignment, scratch = Assignment.from_dict(values["assignment"]), Path(values["scratch"])
+    assignment, own = Assignment.from_dict(values["assignment"]), scratch.of_attempt(os.environ[MARKER])
+    os.environ.update(scratch.compile_caches(own))  # empty, for a cold compile, and of this host
     rank = ray.train.get_context().get_world_rank()
     with logs.log_file(assignment, rank) as path, _own_log(path) as log:
         watchdog.explain_crashes(log)
-        watchdog.start_reaper(scratch)
+        watchdog.start_reaper(own)
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
         watchdog.arm(assignment.plan.trial_deadline_s, log)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,10 +26,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head of one core, and two hosts with a core and two pretended GPUs each."""
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Where each of the two hosts has its temporary files."""
+    return [tmp_path_factory.mktemp("host") for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def cluster(temporary: list[Path]) -> Iterator[Any]:
+    """A head without a core, and two hosts with a core and two pretended GPUs each, all on 127.0.0.1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # otherwise Ray takes this machine's outside address
         # This user's own token; what this process read of both before, Ray would keep.
         subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"], check=True, capture_output=True
@@ -36,13 +44,17 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_raylet_start_wait_time_s", "240")  # on a busy machine
         import ray
+        from ray._private import ray_constants
         from ray._private.authentication_test_utils import reset_auth_token_state
         from ray.cluster_utils import Cluster
 
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as read when it was imported
         reset_auth_token_state()
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
-        for _ in range(2):
-            made.add_node(num_cpus=1, num_gpus=2, resources={"host": 1}, object_store_memory=100_000_000)
+        for folder in temporary:
+            made.add_node(
+                num_cpus=1, num_gpus=2, resources={"host": 1}, object_store_memory=100_000_000, env_vars={"TMPDIR": str(folder)}
+            )
         patch.setenv("RAY_ADDRESS", made.address)
         ray.init(address=made.address, log_to_driver=False)
         yield made
@@ -278,11 +290,13 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(tmp_path: Path) -> None:
+def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(
+    tmp_path: Path, temporary: list[Path]
+) -> None:
     """Three workers claim half a core each, and no host has more than one core. Their workload is found by PYTHONPATH alone."""
     words = [
         "--workload",
-        "toy_workloads:Brief",
+        "toy_workloads:Leaky",
         "--device",
         "cpu",
         "--settings",
@@ -300,8 +314,13 @@ def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_
     assert first["waited_s"] < 2 < second["waited_s"]
     began, later = (datetime.fromisoformat(record["started_at"]) for record in (first, second))
     assert (later - began).total_seconds() == pytest.approx(second["waited_s"], abs=5)
+    caches = set()
     for rank in range(3):
         log = (tmp_path / "kept" / "logs" / first["trial_id"] / f"worker-{rank}.log").read_text()
         assert f"worker {rank} of 3 is up" in log
         assert "done" in log
+        (folder,) = re.findall(r"'TORCHINDUCTOR_CACHE_DIR': '(.+?)/compile-sweep-", log)
+        caches.add(Path(folder))
+    assert caches == set(temporary)
+    wait_until(lambda: not [left for folder in temporary for left in folder.glob("compile-sweep-[0-9l]*")], 10)
     assert (tmp_path / "kept" / "report.html").stat().st_size > 1_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +84,7 @@ def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifact
     from orchestrator.trial import _worker_environment  # which loads ray
 
     def told(**plan: Any) -> dict[str, str]:
-        environment = _worker_environment(assignment(**plan), "marker", Path("/scratch"))
+        environment = _worker_environment(assignment(**plan), "marker")
         return {name: value for name, value in environment.items() if "REDIS" in name or "TAG" in name}
 
     shared = told(cache="redis://host:1", restores=True)
@@ -100,7 +99,7 @@ def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifact
 def test_torch_asks_no_server_that_a_users_other_jobs_share_their_caches_by(cache: str | None, asks: str) -> None:
     from orchestrator.trial import _worker_environment  # which loads ray
 
-    environment = _worker_environment(assignment(cache=cache, restores=True), "marker", Path("/scratch"))
+    environment = _worker_environment(assignment(cache=cache, restores=True), "marker")
     for kind in ("FX_GRAPH", "AUTOGRAD", "AUTOTUNE"):
         assert environment[f"TORCHINDUCTOR_{kind}_REMOTE_CACHE"] == asks
     assert environment["TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE"] == "0"

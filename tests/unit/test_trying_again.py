@@ -21,6 +21,7 @@ from orchestrator.failures import OK, Label, Verdict, judge_death
 from orchestrator.records import Status
 from orchestrator.retrying import MOST_ATTEMPTS
 from orchestrator.tuning import gist
+from orchestrator.watchdog import MARKER
 from orchestrator.worker import MeasurementFailed
 
 WATCHED = ("explain_crashes", "start_reaper", "arm", "disarm")
@@ -253,8 +254,11 @@ def test_a_workload_that_exits_or_raises_is_told_of_alike(
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
     monkeypatch.setattr(worker, "_own_cores", lambda plan: nullcontext((0,)))
     monkeypatch.setattr(worker, "_measure", fail)
+    monkeypatch.setenv(MARKER, "001-a-f00")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     with pytest.raises(MeasurementFailed, match=f"builtins.{type(error).__name__}: no data"):
-        worker.train_loop({"assignment": assignment_in(tmp_path).to_dict(), "scratch": str(tmp_path)})
+        worker.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
 
 
 class GroupFailed(Exception):
