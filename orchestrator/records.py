@@ -84,13 +84,13 @@ class TrialRecord:
     wall_s: float = 0.0
     """Seconds the whole attempt took, worker start included."""
     waited_s: float = 0.0
-    """Seconds before `started_at` that it waited for a host of the cluster."""
+    """Seconds that its tries waited for hosts of the cluster; in no other figure."""
     tries: int = 1
     """This attempt and those before it that faults of the machines, or `--precompile`, may have ended; see `retrying.py`."""
     retry_reasons: list[str] = field(default_factory=list)
     """Why each of those before ended, as a sentence."""
     retried_s: float = 0.0
-    """Seconds that those before took, and the waits between."""
+    """Seconds that those before took, and the pauses between."""
     bounds: dict[str, float] = field(default_factory=dict)
     """Of an attempt that was stopped early, the best its figures could have become, by name; see `pruning.py`."""
     compile_s: float | None = None

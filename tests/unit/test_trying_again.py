@@ -16,6 +16,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from orchestrator import cleanup, records, trial, worker
 from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.autopsy import cause_of, death_of
+from orchestrator.board import Progress
 from orchestrator.evidence import Evidence
 from orchestrator.failures import OK, Label, Verdict, judge_death
 from orchestrator.records import Status
@@ -88,13 +89,17 @@ def assignment_in(folder: Path, *, settings_key: str = "scope=eager", precompile
     return Assignment(plan=plan, trial_id="7", settings_key=settings_key)
 
 
-def ran(folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, *verdicts: Verdict, **changed: Any) -> Mapping[str, Any]:
-    """Runs a trial whose attempts take 10 s each and end like this, and returns what Tune is told."""
+def ran(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, *verdicts: Verdict, waits_s: float = 0.0, **changed: Any
+) -> Mapping[str, Any]:
+    """Runs a trial whose attempts each wait for a host, take 10 s and end like this, and returns what Tune is told."""
     coming = iter(verdicts)
 
-    def attempt(assignment: Assignment) -> tuple[None, Verdict, None]:
-        clock.now += 10
-        return None, next(coming), None
+    def attempt(assignment: Assignment) -> tuple[None, Verdict, Progress]:
+        clock.now += waits_s + 10
+        told = {"phase": "done", "in_phase_s": 1.0, "elapsed_s": waits_s + 10, "neighbours": 0, "waited_s": waits_s}
+        progress = Progress(trial_id="7", settings_key=assignment.settings_key, **told)
+        return None, next(coming), progress
 
     monkeypatch.setattr(trial, "_attempt", attempt)
     return trial.run_trial(assignment_in(folder, **changed).to_dict())
@@ -116,6 +121,13 @@ def test_a_fault_of_the_machines_is_tried_again_and_told(
     assert clock.slept == [2.0, 4.0]
     assert (record.wall_s, record.retried_s) == (10.0, 26.0)
     assert [word[:3] for word in board.asked if word[0] == "fail"] == [("fail", "7", 1), ("fail", "7", 2)]
+
+
+@pytest.mark.usefixtures("board")
+def test_what_its_tries_waited_for_hosts_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    ran(tmp_path, monkeypatch, clock, LOST, LOST, OK, waits_s=100.0)
+    (record,) = records.read(tmp_path)
+    assert (record.waited_s, record.wall_s, record.retried_s) == (300.0, 10.0, 26.0)
 
 
 @pytest.mark.usefixtures("board")
