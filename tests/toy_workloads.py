@@ -1,17 +1,14 @@
-"""Workloads small enough to compile in seconds, sound and faulty, for tests. Named on command lines as `toy_workloads:Name`."""
+"""Workloads small enough to compile in seconds, for tests. Named on command lines as `toy_workloads:Name`."""
 
 from __future__ import annotations
 
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import NoReturn
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -19,7 +16,7 @@ from torch import Tensor, nn
 
 from workloads.base import Batch, Workload
 from workloads.measurement import Protocol
-from workloads.shapes import PadToLongest, ShapePolicy
+from workloads.shapes import ShapePolicy
 
 VOCABULARY, WIDTH = 16, 8
 
@@ -126,50 +123,6 @@ class Toy(Workload):
         return Batch(inputs=on_device, length=length, samples=self.batch_size, tokens=ids[:, 1:].numel())
 
 
-class _NanWhenCompiled(ToyModel):
-    def spoiled(self, loss: Tensor) -> Tensor:
-        return loss * float("nan") if torch.compiler.is_compiling() else loss
-
-
-class _WrongWhenCompiled(ToyModel):
-    def spoiled(self, loss: Tensor) -> Tensor:
-        return loss * 1.5 if torch.compiler.is_compiling() else loss
-
-
-class _BreaksItsGraph(ToyModel):
-    def spoiled(self, loss: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return loss * 1.0
-
-
-class _BreaksInALoop(ToyModel):
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = self.loss(self.body(ids), labels)
-        for _ in range(2):
-            torch._dynamo.graph_break()
-            loss = sum(part * 1.0 for part in (loss,))  # type: ignore[assignment]
-        return loss
-
-
-@cache
-def _compiles_nothing() -> type[ToyModel]:
-    class _CompilesNothing(ToyModel):
-        @torch._dynamo.disable  # which loads the compiler
-        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-            return super().forward(ids, labels)
-
-    return _CompilesNothing
-
-
-class _BypassesItsBlocks(ToyModel):
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        hidden = self.body.embedding(ids)
-        for block in self.body.blocks:
-            hidden = hidden + block.linear(hidden).relu()
-        loss: Tensor = self.loss(self.body.output(hidden), labels)
-        return loss
-
-
 class _HasMore(ToyModel):
     def __init__(self) -> None:
         super().__init__()
@@ -210,151 +163,6 @@ class Wide(Toy):
     """Its gradients fill several buckets of 1 MiB."""
 
     model_class = _Wide
-
-
-class NanWhenCompiled(Toy):
-    """Silently wrong under the compiler: not finite."""
-
-    model_class = _NanWhenCompiled
-
-
-class WrongWhenCompiled(Toy):
-    """Silently wrong under the compiler: half as much again."""
-
-    model_class = _WrongWhenCompiled
-
-
-class BreaksItsGraph(Toy):
-    """Two graphs where one was expected."""
-
-    model_class = _BreaksItsGraph
-
-
-class BreaksInALoop(Toy):
-    """Dynamo gives the whole forward up, and compiles only what it calls."""
-
-    model_class = _BreaksInALoop
-
-
-class CompilesNothing(Toy):
-    """Its forward is one that Dynamo was told not to touch."""
-
-    def build_model(self) -> nn.Module:
-        self.model_class = _compiles_nothing()
-        return super().build_model()
-
-
-class BypassesItsBlocks(Toy):
-    """Its blocks' forwards, which scope=regional compiles, are never called."""
-
-    model_class = _BypassesItsBlocks
-
-
-class SuppressesErrors(Toy):
-    """Errors of compiling are swallowed, as some set it for their models, and the back-end compiles nothing."""
-
-    backend = "toy_refuses"
-
-    def __init__(self, size: str, seed: int) -> None:
-        super().__init__(size, seed)
-        make_known(self.backend, _refuses)
-
-    @contextmanager
-    def process_settings(self) -> Iterator[None]:
-        with super().process_settings(), torch._dynamo.config.patch(suppress_errors=True):
-            yield
-
-
-def _refuses(graph: object, inputs: object) -> NoReturn:
-    raise RuntimeError("this back-end compiles nothing")
-
-
-class _Deceptive(ToyModel):
-    fault = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def spoiled(self, loss: Tensor) -> Tensor:
-        if self.fault == "wrong" and torch.compiler.is_compiling():
-            return loss * 1.5
-        if self.fault == "recompiles":
-            self.calls += 1
-            return loss + 0.0 * self.calls
-        return loss
-
-
-class Deceptive(SuppressesErrors):
-    """Looks fast and is not to be believed, by pad multiple: 2 is wrong when compiled, 4 recompiles at every step, 16 jumps.
-
-    Its loader is slower than its steps.
-    """
-
-    model_class = _Deceptive
-    window_s = 2.0
-
-    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
-        multiple = policy.multiple if isinstance(policy, PadToLongest) else None
-        self._fault = {2: "wrong", 4: "recompiles", 16: "jumps"}.get(multiple or 0, "")
-        return super().pool(policy, rank=rank, device=device)
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        assert isinstance(model, _Deceptive)
-        model.fault = self._fault
-        if self._fault == "jumps":
-            model.register_forward_pre_hook(_jump)
-        return model
-
-    def loader(self, policy: ShapePolicy, *, rank: int) -> Iterator[Batch]:
-        batches = self.pool(policy, rank=rank, device=torch.device("cpu"))
-        while True:
-            for batch in batches:
-                time.sleep(0.02)
-                yield batch
-
-
-def _jump(module: nn.Module, inputs: object) -> None:
-    time.sleep(0.02 * random.SystemRandom().random())  # of its own, so that no one's seed makes it steady
-
-
-_STEPS: dict[str, Tensor] = {}
-
-
-class _CountsItsSteps(ToyModel):
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        _STEPS[labels.device.type].add_(1)
-        return super().forward(ids, labels)
-
-
-class CountsItsSteps(Toy):
-    """Writes to a tensor that its model does not hold, which a CUDA graph cannot replay. A step computes the same without it."""
-
-    model_class = _CountsItsSteps
-
-    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
-        _STEPS[device.type] = torch.zeros((), device=device)
-        return super().pool(policy, rank=rank, device=device)
-
-
-class Faulty(Toy):
-    """Misbehaves by pad multiple: 2 raises, 4 loses its worker, 8 hangs with a child process while warming up."""
-
-    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
-        multiple = policy.multiple if isinstance(policy, PadToLongest) else None
-        if multiple == 2:
-            raise RuntimeError("this workload does not like multiples of 2")
-        if multiple == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._hang = multiple == 8
-        return super().pool(policy, rank=rank, device=device)
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        if self._hang:
-            model.register_forward_pre_hook(_hang)
-        return model
 
 
 class Slow(Brief):
@@ -412,18 +220,3 @@ def _crowd() -> None:
     spin = "import time; ends_at = time.monotonic() + 4\nwhile time.monotonic() < ends_at: pass"
     for process in [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2 * len(os.sched_getaffinity(0)))]:
         process.wait()
-
-
-def _hang(module: nn.Module, inputs: object) -> None:
-    subprocess.Popen(["sleep", "600"])
-    time.sleep(600)
-
-
-class Leaky(Brief):
-    """Prints all of its environment, and raises with it where lengths are padded to multiples of 2."""
-
-    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
-        print(dict(os.environ), flush=True)
-        if policy.padded(1) == 2:
-            raise RuntimeError(f"denied: {dict(os.environ)}")
-        return super().pool(policy, rank=rank, device=device)

@@ -296,7 +296,7 @@ def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_
     """Three workers claim half a core each, and no host has more than one core. Their workload is found by PYTHONPATH alone."""
     words = [
         "--workload",
-        "toy_workloads:Leaky",
+        "faulty_workloads:Leaky",
         "--device",
         "cpu",
         "--settings",

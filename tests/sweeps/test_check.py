@@ -48,11 +48,11 @@ def test_what_does_not_work_is_said_and_the_exit_code_is_1(
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     words = ("--device", "cpu", "--backend", "aot_eager", "--scopes", "full")
-    breaks = check.main(["toy_workloads:BreaksItsGraph", *words])
+    breaks = check.main(["faulty_workloads:BreaksItsGraph", *words])
     printed = capsys.readouterr()
     assert breaks == 0, printed.err + printed.out  # a break costs time and is no fault
     assert "graph break: " in printed.out
-    assert check.main(["toy_workloads:WrongWhenCompiled", *words]) == 1
+    assert check.main(["faulty_workloads:WrongWhenCompiled", *words]) == 1
     assert "not to be used: diverges" in capsys.readouterr().out
 
 

@@ -22,7 +22,7 @@ def _wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", "--workload", f"toy_workloads:{workload}", "--explain", spelled],
+        [sys.executable, "-m", "orchestrator.sweep", "--workload", workload, "--explain", spelled],
         cwd=root / "tests",
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
         capture_output=True,
@@ -40,13 +40,14 @@ def section(printed: str, title: str) -> list[str]:
 
 
 def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
-    done = explained("BreaksItsGraph", "scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,optimizer=compiled")
+    spelled = "scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,optimizer=compiled"
+    done = explained("faulty_workloads:BreaksItsGraph", spelled)
     assert done.returncode == 0, done.stderr
     assert section(done.stdout, "verdict")[0].strip().startswith("ok")
     graphs = 2 + 1 + 1  # the half before the break for two lengths, the half behind it, and Adam
     assert section(done.stdout, "compiled") == [f"  {graphs} graphs of the model and its loss as one"]
     breaks = "\n".join(section(done.stdout, "graph breaks"))
-    assert "toy_workloads.py:" in breaks
+    assert "faulty_workloads.py:" in breaks
     assert "    code: torch._dynamo.graph_break()" in breaks
     assert "→ someone asked for this break; take the call out" in breaks
     recompiles = "\n".join(section(done.stdout, "recompiles"))
@@ -63,21 +64,21 @@ def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
 
 def explained_here(capsys: pytest.CaptureFixture[str], workload: str, spelled: str) -> tuple[int, str, str]:
     """Exit code, output and complaint of the command in this process; what is measured has one of its own all the same."""
-    code = main(["--workload", f"toy_workloads:{workload}", "--explain", spelled])
+    code = main(["--workload", workload, "--explain", spelled])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
 
 def test_a_setting_that_cannot_be_measured_says_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, complaint = explained_here(capsys, "Faulty", "scope=eager,padding=longest,pad_multiple=2")
+    code, printed, complaint = explained_here(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=2")
     assert code == 1, complaint
     assert "failed (exception): RuntimeError: this workload does not like multiples of 2" in printed
-    code, printed, complaint = explained_here(capsys, "Faulty", "scope=eager,padding=longest,pad_multiple=4")
+    code, printed, complaint = explained_here(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=4")
     assert code == 1, complaint
     assert "failed (worker-died)" in printed
 
 
 def test_a_setting_that_does_not_exist_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, complaint = explained_here(capsys, "Toy", "scope=ful")
+    code, printed, complaint = explained_here(capsys, "toy_workloads:Toy", "scope=ful")
     assert (code, printed) == (2, "")
     assert "did you mean full?" in complaint

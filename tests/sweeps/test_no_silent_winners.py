@@ -22,7 +22,7 @@ FAULTS = {
     "recompile-limit": "scope=full,dynamic=mark,pad_multiple=4,backend=aot_eager",
     "silent-fallback": "scope=full,dynamic=mark,pad_multiple=8,backend=toy_refuses",
 }
-"""The label of each fault, and the setting for which `toy_workloads:Deceptive` has it."""
+"""The label of each fault, and the setting for which `faulty_workloads:Deceptive` has it."""
 
 
 def swept(output: Path, *words: str) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def test_wrong_numbers_a_recompile_limit_and_a_silent_fallback_are_no_winners_an
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "sweep"
-    records = swept(output, "--workload", "toy_workloads:Deceptive", "--settings", SOUND, JUMPS, *FAULTS.values())
+    records = swept(output, "--workload", "faulty_workloads:Deceptive", "--settings", SOUND, JUMPS, *FAULTS.values())
     sound, jumps, *faulty = records
     by_label = {record["label"]: record for record in faulty}
     assert set(by_label) == set(FAULTS), [(record["settings_key"], record["label"], record["reason"]) for record in records]
@@ -73,7 +73,7 @@ def test_wrong_numbers_a_recompile_limit_and_a_silent_fallback_are_no_winners_an
 def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     words = ("--pipeline", "real", "--settings", SOUND)
-    (record,) = swept(output, "--workload", "toy_workloads:Deceptive", *words)
+    (record,) = swept(output, "--workload", "faulty_workloads:Deceptive", *words)
     assert (record["status"], record["label"]) == ("infeasible", "input-bound"), record["reason"]
     assert record["data_wait_share"] > 0.05
     assert record["samples_per_s"] > 0
@@ -84,7 +84,7 @@ def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path) -> No
 def test_cuda_graphs_that_were_claimed_and_skipped_are_no_winner(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     settings = ("scope=full,mode=default", "scope=full,mode=reduce-overhead")
-    records = swept(output, "--device", "cuda", "--workload", "toy_workloads:CountsItsSteps", "--settings", *settings)
+    records = swept(output, "--device", "cuda", "--workload", "faulty_workloads:CountsItsSteps", "--settings", *settings)
     latest = {record["settings"]["mode"]: record for record in records}  # a noisy one is measured again where there are more GPUs
     plain, graphed = latest["default"], latest["reduce-overhead"]
     # Without CUDA graphs there is nothing wrong with it; what tests before this one left on the GPU, it says.

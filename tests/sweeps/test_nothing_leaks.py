@@ -89,7 +89,7 @@ def leaks(folder: Path, *, but: str = "?") -> set[str]:
 def test_a_sweep_keeps_its_secrets_and_listens_on_the_loopback_alone(tmp_path: Path, scratch: Path, repository: Path) -> None:
     output = tmp_path / "sweep"
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--workload", "toy_workloads:Leaky",
+        [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--workload", "faulty_workloads:Leaky",
          "--settings", "scope=eager,padding=longest,pad_multiple=2", "scope=full", "--cache", ADDRESS, "--caches", "shared",
          "--no-confirm", "--no-warm-start"],
         cwd=repository / "tests",

@@ -73,7 +73,7 @@ def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_not
     output = tmp_path / "pruned"
     printed = sweep(
         output,
-        *("--workload", "toy_workloads:Faulty"),
+        *("--workload", "faulty_workloads:Faulty"),
         *("--settings", "scope=eager", "scope=full,dynamic=mark,pad_multiple=16", "scope=full,dynamic=mark,pad_multiple=8"),
         *("--constraint", "samples_per_s>=1000000", "--constraint", "compile_s<=45"),
     )

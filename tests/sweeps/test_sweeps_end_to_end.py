@@ -72,7 +72,7 @@ def processes_of_sweeps() -> list[str]:
 def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_finishing(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     settings = [*EAGER_SIX, "scope=eager,optimizer=fused"]
-    done = sweep(output, "--workload", "toy_workloads:Faulty", "--settings", *settings, "--compile-deadline-s", "6")
+    done = sweep(output, "--workload", "faulty_workloads:Faulty", "--settings", *settings, "--compile-deadline-s", "6")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     by_multiple = {record["settings"]["pad_multiple"]: record for record in records_of(output)}
@@ -126,7 +126,7 @@ def test_a_sweep_survives_ctrl_c_and_a_killed_driver_and_repeats_only_what_was_i
 
 def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
-    running = start(output, "--workload", "toy_workloads:Faulty", "--settings", EAGER_SIX[4])
+    running = start(output, "--workload", "faulty_workloads:Faulty", "--settings", EAGER_SIX[4])
     wait_until(lambda: "warming-up" in log_of_first_trial(output), 60)
     assert processes_of_sweeps()
     running.send_signal(signal.SIGINT)

@@ -21,7 +21,8 @@ pytestmark = [
 @pytest.mark.long
 def test_trials_that_end_well_and_badly_reach_both_trackers_with_the_report(tmp_path: Path) -> None:
     output, store, events = tmp_path / "sweep", tmp_path / "store", tmp_path / "events"
-    command = [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--workload", "toy_workloads:NanWhenCompiled"]
+    command = [sys.executable, "-m", "orchestrator.sweep", "--output", str(output)]
+    command += ["--workload", "faulty_workloads:NanWhenCompiled"]
     places = ["--log-to", f"mlflow:{store}", f"tensorboard:{events}"]
     done = subprocess.run(
         [*command, "--settings", "scope=eager", "scope=full", "--cache", "none", *places],

@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 import torch
+from faulty_workloads import NanWhenCompiled
 from torch import Tensor, nn
-from toy_workloads import Block, NanWhenCompiled, Toy, ToyModel
+from toy_workloads import Block, Toy, ToyModel
 
 from workloads import references
 from workloads.base import Batch

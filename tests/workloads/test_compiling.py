@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 import torch
+from faulty_workloads import BreaksItsGraph, NanWhenCompiled, WrongWhenCompiled
 from torch._dynamo.utils import get_static_address_type
-from toy_workloads import BreaksItsGraph, NanWhenCompiled, Toy, WrongWhenCompiled
+from toy_workloads import Toy
 
 from orchestrator.failures import Label, judge_measurement
 from orchestrator.records import Status
@@ -226,7 +227,7 @@ def test_a_graph_break_is_counted_with_its_reason_and_no_path_of_this_machine() 
     found = measured(BreaksItsGraph("only", 0), "scope=full")
     assert found.graphs == 2
     assert len(found.graph_break_reasons) == 1
-    assert "toy_workloads.py" in found.graph_break_reasons[0]
+    assert "faulty_workloads.py" in found.graph_break_reasons[0]
     assert "/tests/" not in found.graph_break_reasons[0]
 
 
