@@ -81,7 +81,7 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
     """The record of an assignment, tried again for as long as only the machines or `--precompile` may be at fault."""
     failed: list[str] = _ask("failed", assignment.trial_id) or []
     first_began = time.monotonic()
-    waited_s: list[float] = []  # in each try, for a host
+    waits_s: list[float] = []  # of each try, for a host
     if failed:  # in a process that died of it
         time.sleep(backoff_s(Label.TRIAL_DIED, failed[:-1]) or 0.0)
     while True:
@@ -92,8 +92,8 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
             measurement, verdict, progress = _attempt(assignment)
         finally:
             _ask("end", assignment.trial_id)
-        waited_s.append(progress.waited_s if progress else 0.0)
-        wall_s = time.monotonic() - began - waited_s[-1]
+        waits_s.append(progress.waited_s if progress else 0.0)
+        wall_s = time.monotonic() - began - waits_s[-1]
         started_at = sweep_folder.now(wall_s)
         wait_s, reason = backoff_s(verdict.label, failed), verdict.reason or str(verdict.label)
         if assignment.compiles and assignment.plan.precompile and verdict.label in OF_PRECOMPILE:
@@ -104,10 +104,10 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
         _ask("fail", assignment.trial_id, len(failed), reason)
         time.sleep(wait_s)
     before = {
-        "waited_s": sum(waited_s),
+        "waited_s": sum(waits_s),
         "tries": len(failed) + 1,
         "retry_reasons": failed,
-        "retried_s": began - first_began - sum(waited_s[:-1]) if failed else 0.0,
+        "retried_s": began - first_began - sum(waits_s[:-1]) if failed else 0.0,
     }
     return assignment.record(
         verdict,
