@@ -209,7 +209,7 @@ def _trainer(assignment: Assignment, marker: str, storage: str) -> Any:
 
 
 def _worker_environment(assignment: Assignment, marker: str) -> dict[str, str]:
-    """No caches that others fill, but those that the assignment begins with, and the marker that a worker's children inherit."""
+    """Empty caches of its own for a cold compile, and the marker its children inherit."""
     plan = assignment.plan
     remote: dict[str, str] = {}
     if assignment.restores and str(plan.cache).startswith(REDIS):
@@ -221,6 +221,7 @@ def _worker_environment(assignment: Assignment, marker: str) -> dict[str, str]:
         **NO_SERVER,
         **remote,
         MARKER: marker,
+        **scratch.compile_caches(scratch.of_attempt(marker)),  # some of torch reads them when it is imported; see worker.py
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # output belongs to the trial's log, see worker.py
     }
 

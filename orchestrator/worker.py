@@ -70,7 +70,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
         MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
     """
     assignment, own = Assignment.from_dict(values["assignment"]), scratch.of_attempt(os.environ[MARKER])
-    os.environ.update(scratch.compile_caches(own))  # empty, for a cold compile, and of this host
+    os.environ.update(scratch.compile_caches(own))  # of this host, before Dynamo is loaded and reads them
     rank = ray.train.get_context().get_world_rank()
     with logs.log_file(assignment, rank) as path, _own_log(path) as log:
         watchdog.explain_crashes(log)

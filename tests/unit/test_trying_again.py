@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -271,6 +273,7 @@ def test_a_workload_that_exits_or_raises_is_told_of_alike(
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     with pytest.raises(MeasurementFailed, match=f"builtins.{type(error).__name__}: no data"):
         worker.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tempfile.gettempdir()}/compile-sweep-001-a-f00/inductor"
 
 
 class GroupFailed(Exception):
