@@ -35,6 +35,7 @@ from orchestrator.assignment import Assignment, TrialPlan
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.folder import write_json
+from orchestrator.scratch import compile_caches
 from workloads.phases import Phase
 from workloads.settings import CompileSettings
 from workloads.torch_messages import without_machine_paths
@@ -303,8 +304,7 @@ def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | str:
     """What the process of a job wrote, or why it wrote nothing."""
     environment = {
         **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
+        **compile_caches(caches),
         **({} if job.device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""}),
     }
     began = time.monotonic()

@@ -29,6 +29,7 @@ import torch
 from orchestrator import cli
 from orchestrator.errors import ConfigError
 from orchestrator.folder import make_room
+from orchestrator.scratch import compile_caches
 from workloads.base import Batch
 from workloads.captioning import Captioning
 from workloads.errors import CompileSweepError
@@ -138,7 +139,7 @@ def started(kind: str, spelled: str, arguments: argparse.Namespace, caches: str)
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"},
+        env={**os.environ, **compile_caches(Path(caches))},
     )
     try:
         yield process

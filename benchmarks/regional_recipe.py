@@ -29,6 +29,7 @@ from orchestrator import cli
 from orchestrator.environment import fingerprint
 from orchestrator.errors import CompileSweepError
 from orchestrator.folder import make_room, write_json
+from orchestrator.scratch import compile_caches
 from workloads.layers import NUM_LAYERS
 
 PROG = "python -m benchmarks.regional_recipe"
@@ -79,7 +80,7 @@ def _in_a_process(order: tuple[str, ...], num_layers: int, *, trains: bool) -> d
     """First steps in a fresh process with empty caches, by what was compiled; without what only goes before."""
     with tempfile.TemporaryDirectory() as caches:
         told = json.dumps({"order": order, "num_layers": num_layers, "trains": trains})
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
+        environment = {**os.environ, **compile_caches(Path(caches))}
         process = f"a process that compiles {' then '.join(order)}"
         try:
             done = subprocess.run(

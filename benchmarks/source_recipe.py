@@ -45,6 +45,7 @@ from torch._inductor.runtime import compile_tasks
 
 from orchestrator.environment import fingerprint
 from orchestrator.folder import write_json
+from orchestrator.scratch import compile_caches
 from workloads.base import Batch
 from workloads.captioning import Captioning
 from workloads.compiling import applied
@@ -351,7 +352,7 @@ def _process(job: Job, label: str, caches: Path) -> Iterator[Contestant]:
     here, there = context.Pipe()
     process = context.Process(target=compete, args=(job, there))
     # Of this process, for that one to inherit: torch may read them while it is imported.
-    os.environ.update(TORCHINDUCTOR_CACHE_DIR=str(caches / "inductor"), TRITON_CACHE_DIR=str(caches / "triton"))
+    os.environ.update(compile_caches(caches))
     process.start()
     there.close()
     try:

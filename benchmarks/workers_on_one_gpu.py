@@ -31,6 +31,7 @@ from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.folder import make_room, write_json
+from orchestrator.scratch import compile_caches
 from workloads.settings import CompileSettings
 
 PROG = "python -m benchmarks.workers_on_one_gpu"
@@ -101,7 +102,7 @@ def _by_two(options: Options, spelled: str) -> dict[str, Any]:
     """What worker 0 tells of a case, in processes of its own with empty caches, or the error that ended one."""
     with tempfile.TemporaryDirectory() as scratch:
         words = json.dumps([scratch, options.workload, options.size, str(options.device), spelled])
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "TRITON_CACHE_DIR": f"{scratch}/triton"}
+        environment = {**os.environ, **compile_caches(Path(scratch))}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, ["", *sys.path]))
         logs = [Path(scratch) / f"worker-{rank}.log" for rank in range(NUM_WORKERS)]
         workers = []
