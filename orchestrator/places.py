@@ -159,6 +159,7 @@ def _s3(uri: str) -> tuple[S3FileSystem, str]:
         secret_key=unquote(parts.password) if parts.password else None,
         connect_timeout=3,
         request_timeout=4,
+        allow_delayed_open=True,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=3),
         **options,
     )

@@ -81,10 +81,12 @@ class DurableShelf:
         return places.without_credentials(self._uri)
 
     def present(self, sizes: Mapping[str, int]) -> set[str]:
-        digests = list(sizes)
+        def look(digest: str) -> FileInfo:  # one by one: pyarrow asks an object store for a list of files one after the other
+            return self._filesystem.get_file_info(self._path(_blob(digest)))
+
         with self._reached():
-            infos = self._filesystem.get_file_info([self._path(_blob(digest)) for digest in digests])
-        return {digest for digest, info in zip(digests, infos, strict=True) if info.is_file and info.size == sizes[digest]}
+            infos = {digest: future.result() for digest, future in self._at_once(look, list(sizes)).items()}
+        return {digest for digest, info in infos.items() if info.is_file and info.size == sizes[digest]}
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         def put(digest: str) -> None:

@@ -11,6 +11,9 @@ from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+SLOW_S = 0.5
+"""By which each answer of a slow store is late."""
+
 
 class Fault(StrEnum):
     NONE = "none"
@@ -67,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(500, [], b"<Error><Code>InternalError</Code><Message>try again</Message></Error>")
                 return
             case Fault.SLOW:
-                time.sleep(0.5)
+                time.sleep(SLOW_S)
             case Fault.HANGING:
                 time.sleep(30)
                 return

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from cache_samples import artifact, manifest
-from faulty_proxy import Fault, FaultyProxy, faulty_proxy
+from faulty_proxy import SLOW_S, Fault, FaultyProxy, faulty_proxy
 
 from orchestrator.caches.durable import DurableShelf
 from orchestrator.caches.signing import SigningKey
@@ -37,6 +37,11 @@ def store(proxy: FaultyProxy, s3_uri: Callable[..., str], key: SigningKey) -> Ar
     return ArtifactStore(DurableShelf(uri, timeout_s=5), key)
 
 
+@pytest.fixture
+def shelf(proxy: FaultyProxy, s3_uri: Callable[..., str]) -> DurableShelf:
+    return DurableShelf(s3_uri(proxy.port))
+
+
 def is_one_sentence(text: str) -> bool:
     return len(text) < 400 and "\n" not in text and "Traceback" not in text
 
@@ -47,6 +52,21 @@ def test_a_slow_store_still_serves(store: ArtifactStore, proxy: FaultyProxy) -> 
     fetched = store.fetch(listed.entries, ENVIRONMENT)
     assert {one.key for one in fetched.artifacts} == {one.key for one in MADE}
     assert fetched.refused == ()
+
+
+def test_what_is_there_is_asked_about_side_by_side(shelf: DurableShelf, proxy: FaultyProxy) -> None:
+    contents = {f"{number:064x}": bytes([number]) for number in range(24)}
+    shelf.put_blobs(contents)
+    proxy.fault, before, began = Fault.SLOW, proxy.requests, time.monotonic()
+    assert shelf.present(dict.fromkeys(contents, 1)) == contents.keys()
+    assert time.monotonic() - began < SLOW_S * len(contents) / 2
+    assert proxy.requests - before == len(contents)
+
+
+def test_a_small_content_is_one_request(shelf: DurableShelf, proxy: FaultyProxy) -> None:
+    before = proxy.requests
+    shelf.put_blobs({f"{number:064x}": bytes([number]) for number in range(4)})
+    assert proxy.requests - before == 4
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.HANGING])

@@ -82,10 +82,15 @@ class Chaotic(Brief):
         if fault is None or fault["phase"] != phase or fault.get("rank", 0) != rank:
             return
         path = Path(chosen["events"])
-        before = sum(event["what"] == "fault" and event["multiple"] == self._multiple for event in events(path))
+        before = self._how_many("fault", path)
+        while rank > 0 and self._how_many("begun", path) <= before:  # the first worker says that all begin, and may be late
+            time.sleep(0.05)
         if before < fault.get("times", 1_000):
             note(path, "fault", self._multiple)
             FAULTS[fault["kind"]](chosen)
+
+    def _how_many(self, what: str, path: Path) -> int:
+        return sum(event["what"] == what and event["multiple"] == self._multiple for event in events(path))
 
 
 def _phase() -> str:
