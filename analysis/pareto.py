@@ -13,10 +13,10 @@ import pandas as pd
 from analysis.formatting import number
 from orchestrator.objectives import INTERVALS, Goal
 from orchestrator.records import LOST_TO_MACHINES, Caches, Status
-from workloads.settings import Padding, Scope
+from workloads.settings import OptimizerKind, Padding, Scope
 
-_ALIKE = ("group_window", "autocast", "matmul_precision", "attention")
-"""Settings beside padding that eager obeys as well: with another value it computes something else."""
+_ALIKE = ("group_window", "autocast", "matmul_precision", "workload_options")
+"""Settings beside padding and attention that eager obeys as well: with another value it computes something else."""
 
 _COMPARABLE = ("environment_key", "num_workers", "pipeline")
 """What trials must share for the rate of one to be a multiple of the other's."""
@@ -131,25 +131,45 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
 
     `speedup_best_eager` compares with the fastest usable eager trial: what a person gains who already chose the best
     padding. `speedup_same_padding` compares with the fastest usable eager trial that computes alike: the same padded
-    batches, in the same precision, by the same attention (`_ALIKE`), so that it is what the compiler alone gains. Buckets
-    of n tokens pad alike with eager's longest in multiples of n; a list of buckets has no eager peer, nor has a
-    dynamic_min that pads short batches further, because eager knows neither. Both compare only trials of the same
-    environment, number of workers and input pipeline; where there is no such eager trial, or no throughput, they are NA.
-    `speedup_eager`, measured within the trial itself, fills that gap. Which eager trial is the fastest goes by what is
+    batches, in the same precision, by the same attention and with the same options of the workload (`_ALIKE`), so that it is
+    what the compiler alone gains. Buckets of n tokens pad alike with eager's longest in multiples of n; a list of buckets has
+    no eager peer, nor has a dynamic_min that pads short batches further, because eager knows neither. Both compare only trials
+    of the same environment, number of workers and input pipeline; where there is no such eager trial, or no throughput, they
+    are NA. `speedup_eager`, measured within the trial itself, fills that gap. Which eager trial is the fastest goes by what is
     `assured`, as everywhere; rates are compared as measured.
     """
     eager = _eager_fastest_first(df)
-    peers = _joined(df, *_COMPARABLE)
+    alike = _alike(df) + _joined(df, "attention")
+    return df.assign(
+        speedup_best_eager=_multiple(df, eager, _joined(df, *_COMPARABLE)), speedup_same_padding=_multiple(df, eager, alike)
+    )
+
+
+def speedup_over_plain_eager(df: pd.DataFrame) -> pd.Series:
+    """Throughput as a multiple of that of the eager trial whose steps are those that `speedup_eager` compares with.
+
+    Whatever the setting, those have the workload's own attention and a foreach optimizer. So it is the same multiple, if the
+    machine was equally fast for both trials. NA as in `speedup_over_eager`, and where gradients are reduced in another way.
+    """
+    eager = _eager_fastest_first(df)
+    is_plain = (eager["optimizer"] == OptimizerKind.FOREACH).fillna(False) & eager["attention"].isna()
+    plain = eager[is_plain.to_numpy(dtype=bool)]
+    return _multiple(df, plain, _alike(df) + _joined(df, "ddp"))
+
+
+def _alike(df: pd.DataFrame) -> pd.Series:
+    """What trials share whose batches are the same, padded alike, and computed on in the same precision."""
     padding = df["padding"].astype("string").where(df["padding"] != Padding.BUCKETS, str(Padding.LONGEST))
     multiple = df["pad_multiple"].fillna(df["bucket_size"]).astype("string").fillna("")
     shortest = df["dynamic_min"].where((df["dynamic_min"] > df["pad_multiple"]).fillna(False)).astype("string").fillna("")
     buckets = df["buckets"].map(lambda lengths: "" if lengths is None else f"buckets {lengths}").astype("string")
-    alike = peers + _joined(df, *_ALIKE) + " " + padding + " " + multiple + " " + shortest + " " + buckets
-    columns = {}
-    for name, group in (("speedup_best_eager", peers), ("speedup_same_padding", alike)):
-        baseline = eager["samples_per_s"].groupby(group[eager.index]).first()
-        columns[name] = (df["samples_per_s"] / group.map(baseline).astype("Float64")).astype("Float64")
-    return df.assign(**columns)
+    return _joined(df, *_COMPARABLE, *_ALIKE) + " " + padding + " " + multiple + " " + shortest + " " + buckets
+
+
+def _multiple(df: pd.DataFrame, baselines: pd.DataFrame, group: pd.Series) -> pd.Series:
+    """Throughput over that of the first baseline of the same group; NA without one."""
+    rates = baselines["samples_per_s"].groupby(group[baselines.index]).first()
+    return (df["samples_per_s"] / group.map(rates).astype("Float64")).astype("Float64")
 
 
 def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:

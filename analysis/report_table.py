@@ -91,7 +91,7 @@ HEADINGS = (
     Heading("speedup_best_eager", "vs best eager", "", times, "throughput over the fastest eager trial's"),
     Heading(
         "speedup_same_padding", "vs same padding", "", times,
-        "throughput over that of the eager trial with the same padding, grouping, precision and attention", True,
+        "throughput over that of the eager trial with the same padding, grouping, precision, attention and options", True,
     ),
     Heading("compile_s", "compile", "s", figure, "cold: warm-up less what its steps take once warm"),
     Heading("first_step_s", "first step", "s", figure, "cold", True),

@@ -158,7 +158,9 @@ def test_eager_pads_to_no_list_of_buckets_and_to_no_lower_bound(make_sweep: Make
     assert df["speedup_eager"].notna().tolist() == [False, True, True, True]
 
 
-@pytest.mark.parametrize("setting", ["group_window=100", "autocast=fp16", "attention=flex", "matmul_precision=high"])
+@pytest.mark.parametrize(
+    "setting", ["group_window=100", "autocast=fp16", "attention=flex", "matmul_precision=high", "workload.batch_size=4"]
+)
 def test_eager_that_computes_something_else_pads_not_alike(make_sweep: MakeSweep, setting: str) -> None:
     records = [
         trial("scope=eager", 500, 0),
