@@ -87,8 +87,11 @@ class Effect(NamedTuple):
 
     @property
     def steps_to_pay(self) -> float | None:
-        """Steps after which faster steps have made up for longer compiling; None if they never do, or both are not known."""
-        if self.step_ms is None or self.compile_s is None or self.step_ms.value >= 0:
+        """Steps after which faster steps have made up for longer compiling; None if they never do, or both are not known.
+
+        Nor where throughput did not grow: the mean of its ratios and the mean of differences between steps may disagree.
+        """
+        if self.step_ms is None or self.compile_s is None or self.step_ms.value >= 0 or self.rate.value <= 0:
             return None
         return max(0.0, self.compile_s.value) / (-self.step_ms.value / 1e3)
 

@@ -150,7 +150,9 @@ def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> R
     if code is None:
         return Rerun(Outcome.FAILED, f"Run again in a fresh process it did not end within {figure(limit_s, 's')}.", {})
     if code != 0 or came is None:
-        why = " ".join(" ".join(err.split("\n")[-_LAST_LINES:]).split()) if came is None else "a loss is not finite"
+        is_sound = came is None or came["finite"]
+        last = " ".join(" ".join(err.split("\n")[-_LAST_LINES:]).split())
+        why = f"exit code {code}{': ' if last else ''}{last}" if is_sound else "a loss is not finite"
         return Rerun(Outcome.FAILED, f"Run again in a fresh process it failed: {why}", came or {})
     return _judged(trial, came)
 

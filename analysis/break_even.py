@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.pareto import expected_compile_s, floats, standing, usable
+from analysis.pareto import comparable, expected_compile_s, floats, standing, usable
 from analysis.uncertainty import DRAWS, drawn
 from orchestrator.errors import ConfigError
 from orchestrator.records import Caches
@@ -85,6 +85,8 @@ class Costs(NamedTuple):
     one cost; `starts_known`, whether that was measured for the kind of start asked for; `fixed_s`, all starts together;
     `step_s`; `total_s` with `total_s_low` and `total_s_high`, its 95 % interval; `gpu_hours`; `cost`, NA without a price; and
     `best_probability` of being the shortest."""
+    left_out: int
+    """Usable trials that cannot be compared with those: of another environment, number of workers or input pipeline."""
     draws: npt.NDArray[np.float64]
     """Total seconds, of shape (draw, trial), the trials as in the table."""
 
@@ -131,13 +133,15 @@ def samples_per_step(df: pd.DataFrame) -> int:
         )
     if not found:
         raise ConfigError("no usable trial has both a throughput and its step times, from which to tell how long a step is")
-    return max(1, round(float(np.median(found))))
+    whole = sorted(max(1, round(samples)) for samples in found)  # a mean of two might be nobody's batch
+    return whole[len(whole) // 2]
 
 
 def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, seed: int = 0) -> Costs:
     """What the job takes under each usable setting.
 
-    Trials must have trained with one number of workers; of several, those with the most usable trials are compared.
+    Only trials of one environment, number of workers and input pipeline can be compared; of several, those with the most usable
+    trials are.
 
     Args:
         df: trials as `load` returns them.
@@ -148,9 +152,9 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, s
     Raises:
         ConfigError: no trial is usable.
     """
-    table = _with_starts(df, job)
+    table, left_out = _with_starts(df, job)
     workers = table["num_workers"].to_numpy(dtype=np.int64)
-    samples = samples_per_step(df) * workers.astype(np.float64)  # whole numbers of 64 bits would wrap around
+    samples = samples_per_step(table) * workers.astype(np.float64)  # whole numbers of 64 bits would wrap around
     fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
     step_s = samples / table["samples_per_s"]
     totals = _totals(table, samples, job, table if attempts is None else attempts, seed)
@@ -164,7 +168,7 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, s
         best_probability=shortest,
     )  # fmt: skip
     order = np.argsort(floats(total), kind="stable")
-    return Costs(table.iloc[order], totals[:, order])
+    return Costs(table.iloc[order], left_out, totals[:, order])
 
 
 def reigns(table: pd.DataFrame) -> list[Reign]:
@@ -210,22 +214,25 @@ _DRAWN_AT_ONCE = 500
 """Trials; bounds the memory of a sweep of thousands."""
 
 
-def _with_starts(df: pd.DataFrame, job: Job) -> pd.DataFrame:
-    """The usable trials of one number of workers, with what their starts cost."""
+def _with_starts(df: pd.DataFrame, job: Job) -> tuple[pd.DataFrame, int]:
+    """The usable trials that can be compared, with what their starts cost; and how many others there are."""
     trials: pd.DataFrame = usable(standing(df), "samples_per_s")
     cold = expected_compile_s(trials)
     trials, cold = trials[cold.notna()], cold[cold.notna()]
     if trials.empty:
         raise ConfigError("no trial is usable, so nothing is known of what a job would take")
-    alike = (trials["num_workers"] == trials["num_workers"].mode().max()).to_numpy(dtype=bool)
-    trials, cold = trials[alike], cold[alike]
-    warm = warm_compiling_s(trials, df)
+    kind = comparable(df)
+    among = kind[trials.index]
+    counted = trials.groupby(among)["num_workers"].agg(["size", "max"]).sort_values(["size", "max"], kind="stable")
+    alike = (among == counted.index[-1]).to_numpy(dtype=bool)
+    trials, cold, left_out = trials[alike], cold[alike], int((~alike).sum())
+    warm = warm_compiling_s(trials, df[(kind == counted.index[-1]).to_numpy(dtype=bool)])
     known = warm.notna()
     if job.starts is Starts.COLD:
         warm, known = cold, trials["compile_s"].notna()  # else it is a warm trial's estimate
     first = cold if job.starts is Starts.FIRST_COLD else warm.fillna(cold)
     again = warm.fillna(cold)
-    return trials.assign(first_s=first.astype("Float64"), again_s=again.astype("Float64"), starts_known=known)
+    return trials.assign(first_s=first.astype("Float64"), again_s=again.astype("Float64"), starts_known=known), left_out
 
 
 def warm_compiling_s(trials: pd.DataFrame, df: pd.DataFrame) -> pd.Series:

@@ -226,8 +226,9 @@ def _news(before: pd.Series, after: pd.Series) -> Iterator[News]:
         (Kind.CUDAGRAPH_SKIP, "cudagraph_skips", "cudagraph_skip_reasons", "graphs without CUDA graphs"),
     ):
         first, second = number(before[count]), number(after[count])
-        if first is not None and second is not None and first != second:
-            more = second > first
+        if first is None or second is None or first == second:
+            continue
+        if (more := second > first) or is_ok:  # one that broke has met fewer, which is no merit
             yield News(kind if more else Kind.MENDED, f"{second:.0f} {what}, before {first:.0f}{_new(before, after, reasons)}")
     for name, what in (("fallbacks", "runs eagerly"), ("recompile_limit_hits", "reached the recompile limit")):
         if fresh := _fresh(before[name], after[name]):

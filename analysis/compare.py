@@ -145,8 +145,8 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     for pair in comparison.pairs:
         status = status_of(pair)
         yield f"“{pair.label}”{', ' if status else ''}{status}"
-        for name, found in pair.changes.items():
-            cell = cell_of(name, found)
+        for name in pair.changes:
+            cell = cell_of(name, pair)
             between = f" (95 %: {cell.between})" if cell.between else ""
             beyond = f", {cell.verdict}" if cell.verdict != "same" else ""
             yield f"  {TITLES[name]}: {cell.before} → {cell.after}, {cell.change}{between}{beyond}"
@@ -157,7 +157,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _row(pair: Pair, shown: Sequence[str]) -> Row:
-    cells = [cell_of(name, pair.changes[name]) if name in pair.changes else None for name in shown]
+    cells = [cell_of(name, pair) if name in pair.changes else None for name in shown]
     return Row(pair.label, str(pair.after["settings_key"]), status_of(pair), cells, pair.news)
 
 

@@ -18,7 +18,7 @@ def comparison_markdown(comparison: Comparison) -> str:
             if name not in pair.changes:
                 row.append(MISSING)
                 continue
-            found = cell_of(name, pair.changes[name])
+            found = cell_of(name, pair)
             change = found.change if found.verdict == "same" else f"**{found.change}, {found.verdict}**"
             row.append(f"{found.before} → {found.after}: {change}" + (f" ({found.between})" if found.between else ""))
         lines.append([*row, cell("; ".join(f"{news.kind}: {news.sentence}" for news in pair.news)) or MISSING])

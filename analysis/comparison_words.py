@@ -35,7 +35,7 @@ class Cell(NamedTuple):
     between: str
     """The change's 95 % interval."""
     verdict: str
-    """better, worse or same."""
+    """better, worse or same, which is also what nothing can be said of."""
     mark: tuple[float, float, float] | None
     """The change and its interval's ends on the bar, 0 to 100 with 50 for none; None where it has none."""
 
@@ -86,14 +86,16 @@ def status_of(pair: Pair) -> str:
     return f"{words[0]} in both" if words[0] == words[1] else f"{words[0]} in A, {words[1]} in B"
 
 
-def cell_of(name: str, found: Change) -> Cell:
-    """A figure's change as it is written."""
+def cell_of(name: str, pair: Pair) -> Cell:
+    """A figure's change as it is written; of a setting that is not usable in both sweeps, none is for the better or the worse."""
+    found = pair.changes[name]
     write = _WRITERS.get(name, figure)
     is_exact = found.low is None or found.low == found.high
     between = "" if is_exact else f"{signed_percent(found.low)} to {signed_percent(found.high)}"
     difference = f"{'−' if found.after < found.before else '+'}{write(abs(found.after - found.before))}{_UNITS.get(name, '')}"
     change = "unchanged" if found.after == found.before else signed_percent(found.share) if found.is_ratio else difference
-    return Cell(write(found.before), write(found.after), change, between, _verdict(FIGURES[name], found), _mark(found))
+    verdict = _verdict(FIGURES[name], found) if is_usable(pair) else "same"
+    return Cell(write(found.before), write(found.after), change, between, verdict, _mark(found))
 
 
 def _verdict(goal: Goal, found: Change) -> str:

@@ -19,7 +19,7 @@ _ALIKE = ("group_window", "autocast", "matmul_precision", "workload_options")
 """Settings beside padding and attention that eager obeys as well: with another value it computes something else."""
 
 _COMPARABLE = ("environment_key", "num_workers", "pipeline")
-"""What trials must share for the rate of one to be a multiple of the other's."""
+"""See `comparable`."""
 
 DEFAULT_OBJECTIVES: Mapping[str, Goal] = MappingProxyType({"samples_per_s": Goal.MAX, "compile_s": Goal.MIN})
 
@@ -140,9 +140,7 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
     """
     eager = _eager_fastest_first(df)
     alike = _alike(df) + _joined(df, "attention")
-    return df.assign(
-        speedup_best_eager=_multiple(df, eager, _joined(df, *_COMPARABLE)), speedup_same_padding=_multiple(df, eager, alike)
-    )
+    return df.assign(speedup_best_eager=_multiple(df, eager, comparable(df)), speedup_same_padding=_multiple(df, eager, alike))
 
 
 def speedup_over_plain_eager(df: pd.DataFrame) -> pd.Series:
@@ -163,13 +161,18 @@ def _alike(df: pd.DataFrame) -> pd.Series:
     multiple = df["pad_multiple"].fillna(df["bucket_size"]).astype("string").fillna("")
     shortest = df["dynamic_min"].where((df["dynamic_min"] > df["pad_multiple"]).fillna(False)).astype("string").fillna("")
     buckets = df["buckets"].map(lambda lengths: "" if lengths is None else f"buckets {lengths}").astype("string")
-    return _joined(df, *_COMPARABLE, *_ALIKE) + " " + padding + " " + multiple + " " + shortest + " " + buckets
+    return comparable(df) + _joined(df, *_ALIKE) + " " + padding + " " + multiple + " " + shortest + " " + buckets
 
 
 def _multiple(df: pd.DataFrame, baselines: pd.DataFrame, group: pd.Series) -> pd.Series:
     """Throughput over that of the first baseline of the same group; NA without one."""
     rates = baselines["samples_per_s"].groupby(group[baselines.index]).first()
     return (df["samples_per_s"] / group.map(rates).astype("Float64")).astype("Float64")
+
+
+def comparable(df: pd.DataFrame) -> pd.Series:
+    """What trials must share for the rate of one to be a multiple of the other's, as one text a row."""
+    return _joined(df, *_COMPARABLE)
 
 
 def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
@@ -311,8 +314,8 @@ def _eager_fastest_first(df: pd.DataFrame) -> pd.DataFrame:
 
 def _eager_peer(df: pd.DataFrame, trial: pd.Series) -> pd.Series | None:
     """The eager trial that a trial's `speedup_best_eager` is over."""
-    eager, comparable = _eager_fastest_first(df), _joined(df, *_COMPARABLE)
-    peers = eager[comparable[eager.index] == comparable.at[trial.name]]
+    eager, kind = _eager_fastest_first(df), comparable(df)
+    peers = eager[kind[eager.index] == kind.at[trial.name]]
     return None if peers.empty else peers.iloc[0]
 
 

@@ -94,9 +94,9 @@ def recommend(
     others = allowed.iloc[1:]
     return Recommendation(
         job=job,
-        samples_per_step=samples_per_step(df),
+        samples_per_step=samples_per_step(every.table),
         trial=chosen,
-        costs=Costs(allowed, draws),
+        costs=every._replace(table=allowed, draws=draws),
         equals=others[others["best_probability"] >= EQUAL].sort_values("best_probability", ascending=False, kind="stable"),
         over_eager=_gain(every, chosen, (every.table["scope"] == Scope.EAGER).to_numpy(dtype=bool), job),
         over_plain=_gain(every, chosen, _as_it_comes(every.table), job),
@@ -128,13 +128,17 @@ def sentences(found: Recommendation) -> list[str]:
         said.append("What it gains over torch.compile(model) as it comes is not known: no such trial is usable.")
     if is_noisy_trial(trial):
         rates = span(trial["samples_per_s_low"], trial["samples_per_s_high"], "samples/s")
-        said.append(f"Its steps were noisy: its throughput may be {rates}.")
+        known = number(trial["samples_per_s_low"]) is not None
+        said.append(f"Its steps were noisy: its throughput may be {rates}." if known else "Its steps were noisy.")
     said.append(_confidence(found))
     said += [
         f"{left} usable setting{' does' if left == 1 else 's do'} not keep {constraint}."
         for constraint, left in found.excluded.items()
         if left
     ]
+    if left_out := found.costs.left_out:
+        trials = "1 usable trial is" if left_out == 1 else f"{left_out} usable trials are"
+        said.append(f"{trials} left out: of another environment, number of workers or input pipeline, and not to be compared.")
     return said
 
 

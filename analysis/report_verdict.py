@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.formatting import duration, figure, gib, interval, number, times
+from analysis.formatting import duration, figure, gib, interval, number, or_estimate, times
 from analysis.pareto import Choice, break_even_s
 from analysis.remarks import remarks
 from analysis.uncertainty import chance
@@ -51,14 +51,16 @@ def _gain(trial: pd.Series, speedup: float | None) -> list[Tile]:
 
 
 def _cost(trial: pd.Series, eager: pd.Series | None) -> Tile:
-    compile_s = number(trial["compile_s"])
-    paid_back = None if eager is None else break_even_s(trial, eager)
+    estimate = trial["cold_equivalent_s"]
+    expected = trial.copy()
+    expected["compile_s"] = estimate if number(trial["compile_s"]) is None else trial["compile_s"]
+    paid_back = None if eager is None else break_even_s(expected, eager)
     under = ["of cold compiling"]
     if paid_back is not None:
         under.append(f"paid back after about {duration(paid_back)}")
     if (warm := number(trial["warm_start_s"])) is not None:
         under.append(f"{figure(warm, 's')} for a whole warm start")
-    return Tile("Cost", figure(compile_s, "s"), ", ".join(under))
+    return Tile("Cost", or_estimate(trial["compile_s"], estimate, lambda value: figure(value, "s")), ", ".join(under))
 
 
 def _memory(trial: pd.Series, eager: pd.Series | None) -> list[Tile]:
@@ -80,6 +82,8 @@ def _confidence(trial: pd.Series, uncertain: pd.DataFrame) -> Tile:
     if probability is not None and probability >= _LIKELY:
         level = "high" if probability >= _SURE and not ties and not doubts else "fair"
     because = [] if probability is None else [f"on the front with a probability of {chance(probability)}"]
+    if number(trial["compile_s"]) is None:
+        because.append("measured with warm caches only, so that what it costs is an estimate")
     if ties:
         because.append(f"{ties} other{'s' if ties > 1 else ''} cannot be told apart from it")
     if (used := number(trial["numerics_worst_ratio"])) is not None:

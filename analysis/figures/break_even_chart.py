@@ -73,7 +73,7 @@ def break_even_info(df: pd.DataFrame) -> BreakEvenInfo:
         of_chosen = df[df["settings_key"].isin(df.loc[chosen, "settings_key"])]  # cold and warm ones
         table = costs(of_chosen, Job(steps=MIN_STEPS)).table
         warm = costs(of_chosen, Job(steps=MIN_STEPS, starts=Starts.WARM)).table
-        samples = samples_per_step(df)
+        samples = samples_per_step(table)
     except ConfigError:  # nothing is known of what a job would take
         return BreakEvenInfo([], None, [], 0)
     table = table.sort_values("step_s", kind="stable")

@@ -189,6 +189,20 @@ def test_what_is_slower_is_never_paid_back(make_sweep: MakeSweep) -> None:
     assert effect.steps_to_pay is None
 
 
+def test_what_lowers_throughput_is_not_paid_back_by_the_mean_of_steps(make_sweep: MakeSweep) -> None:
+    """Of a long step a tenth is saved, of a short one a third is lost: fewer samples a second by the mean of ratios."""
+    records = [
+        trial(f"scope=full,workload.batch_size={size}{further}", 64e3 / step_ms, 60, step_ms=[step_ms] * 4)
+        for size, steps_ms in ((64, (1000.0, 900.0)), (32, (10.0, 15.0)))
+        for further, step_ms in zip(("", ",autocast=off"), steps_ms, strict=True)
+    ]
+    (effect,) = (one for one in effects(analysis.load(make_sweep(records))) if one.name == "autocast")
+    assert effect.step_ms is not None
+    assert effect.step_ms.value < 0
+    assert effect.rate.value < 0
+    assert effect.steps_to_pay is None
+
+
 def test_an_empty_sweep_has_nothing_to_say(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep([]))
     assert shares(df) == effects(df) == region_prices(df) == []

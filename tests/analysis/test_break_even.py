@@ -81,6 +81,20 @@ def test_of_several_numbers_of_workers_the_most_measured_is_compared(make_sweep:
     assert set(costs(df, Job(steps=10)).table["num_workers"]) == {1}
 
 
+def test_trials_of_another_environment_are_left_out_and_counted(make_sweep: MakeSweep) -> None:
+    far = [trial(setting, 5000, 9, environment_key="far") for setting in ("scope=eager,autocast=off", "scope=modular")]
+    df = frame(make_sweep, [trial(EAGER, 500, 1), trial(FULL, 800, 60), trial("scope=regional", 700, 9), *far])
+    found = costs(df, Job(steps=10))
+    assert sorted(found.table["samples_per_s"]) == [500, 700, 800]
+    assert found.left_out == 2
+
+
+def test_a_step_has_as_many_samples_as_a_trial_had(make_sweep: MakeSweep) -> None:
+    of_one = [trial(FULL, 100, 9, step_ms=[10.0]), trial(EAGER, 50, 0, step_ms=[20.0])]
+    of_64 = [trial(f"scope=full,workload.batch_size={size}", 640, 9, step_ms=[100.0]) for size in (64, 65)]
+    assert samples_per_step(frame(make_sweep, [*of_one, *of_64])) == 64  # not 32, between the two
+
+
 def test_unusable_trials_and_those_without_a_figure_take_no_part(make_sweep: MakeSweep) -> None:
     bad = trial(FULL, 5000, 1, status=Status.INFEASIBLE, label="nan", reason="NaN")
     df = frame(make_sweep, [trial(EAGER, 500, 1), bad])

@@ -15,7 +15,7 @@ from sweep_folders import EAGER, ENVIRONMENT, FULL, MODULAR, REGIONAL, MakeTwo, 
 import analysis
 from analysis.changes import Kind, change, compare, mean_change
 from analysis.compare import main
-from analysis.comparison_words import sentences
+from analysis.comparison_words import cell_of, sentences
 from analysis.fail_on import Rule, check
 from analysis.uncertainty import RESIDENT, USUAL, noise
 from orchestrator.errors import ConfigError
@@ -178,6 +178,17 @@ def test_a_change_to_a_figure_that_may_be_next_to_anything_is_none(two: MakeTwo,
     before = trial(FULL, 800, 60, speedup_eager=1.3, speedup_eager_ci95=(1.29, 1.31))
     after = trial(FULL, 800, 60, speedup_eager=1.2, speedup_eager_ci95=ends, stable=False)
     assert not compared(two([before], [after])).pairs[0].changes["speedup_eager"].is_significant
+
+
+def test_a_setting_that_broke_is_neither_better_nor_mended(two: MakeTwo) -> None:
+    before = trial(FULL, 700, 60, graph_breaks=2)
+    after = trial(FULL, 1400, 9, graph_breaks=0, status=Status.INFEASIBLE, label="diverges", reason="the loss is off")
+    (pair,) = compared(two([before], [after])).pairs
+    assert [news.kind for news in pair.news] == [Kind.FAILURE]
+    assert cell_of("samples_per_s", pair).verdict == "same"
+    (usable,) = compared(two([before], [trial(FULL, 1400, 9, graph_breaks=0)], name="usable")).pairs
+    assert cell_of("samples_per_s", usable).verdict == "better"
+    assert [news.kind for news in usable.news] == [Kind.MENDED]
 
 
 def test_compile_times_near_zero_are_noise(two: MakeTwo) -> None:

@@ -124,6 +124,15 @@ def test_a_loss_that_is_not_finite_fails(make_sweep: MakeSweep) -> None:
     assert "not finite" in came.sentence
 
 
+def test_a_run_that_breaks_after_its_figures_is_not_said_to_have_a_loss_that_is_not_finite(make_sweep: MakeSweep) -> None:
+    script = (
+        """import json, sys; print(json.dumps({"finite": True, "samples_per_s": 1.0, "device": "cpu"})); sys.exit("no more")"""
+    )
+    came = rerun(row(make_sweep, toy()), script)
+    assert came.outcome is Outcome.FAILED
+    assert came.sentence.endswith("failed: exit code 1: no more")
+
+
 def test_a_run_that_does_not_end_is_given_up(make_sweep: MakeSweep) -> None:
     stuck = row(make_sweep, toy(source=SOURCE + "\nimport time\n\ntime.sleep(600)\n"))
     came = rerun(stuck, best_script(stuck, seed=0), timeout_s=3)

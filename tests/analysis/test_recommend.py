@@ -154,6 +154,19 @@ def test_a_sweep_without_a_usable_trial_is_said_so(make_sweep: MakeSweep, capsys
     assert "no trial is usable" in capsys.readouterr().err
 
 
+def test_what_cannot_be_compared_is_said_to_be_left_out(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager", 500, 1),
+        trial("scope=full", 800, 60),
+        trial("scope=regional", 5000, 9, environment_key="far"),
+    ]
+    found = recommend(analysis.load(make_sweep(records)), Job(steps=10**6))
+    assert found.trial["samples_per_s"] == 800
+    assert sentences(found)[-1].startswith("1 usable trial is left out: of another environment, number of workers")
+    alone = recommend(analysis.load(make_sweep(records[:2], name="alone")), Job(steps=10**6))
+    assert not any("left out" in sentence for sentence in sentences(alone))
+
+
 def test_where_every_batch_came_from_a_loader_that_is_the_reason(
     make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
