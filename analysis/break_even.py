@@ -121,7 +121,7 @@ def samples_per_step(df: pd.DataFrame) -> int:
     """
     trials = usable(df, "samples_per_s")
     resident = trials[(trials["pipeline"] != "real").fillna(True).to_numpy(dtype=bool)]
-    found = [
+    found: list[float] = [
         rate * float(np.mean(step_ms)) / 1e3 / workers
         for rate, step_ms, workers in zip(resident["samples_per_s"], resident["step_ms"], resident["num_workers"], strict=True)
         if step_ms
