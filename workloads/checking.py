@@ -1,9 +1,9 @@
 """Numerics: does a compiled run follow eager training on the same weights and batches?
 
 Background: compared are the loss, the gradient norm and the update of each group of modules over the first steps, and where
-the parameters are after them. What is allowed follows from how far eager runs are from each other and from a more precise one
-(`references.py`), by the tests in `tolerance.py`; no constant is guessed. Beside it every number of the run, timed steps
-included, must be finite. Of inference, the outputs are compared. Output: a status and the gaps behind it.
+the parameters and buffers are after them. What is allowed follows from how far eager runs are from each other and from a more
+precise one (`references.py`), by the tests in `tolerance.py`; no constant is guessed. Beside it every number of the run, timed
+steps included, must be finite. Of inference, the outputs are compared. Output: a status and the gaps behind it.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class Numerics:
     """Of how far each step moves the parameters."""
     parameters: Mapping[str, Gap]
     """Of where the parameters are after the compared steps, in units of how far the reference moved them."""
+    buffers: Mapping[str, Gap]
+    """The same of floating-point buffers, where any run moved them."""
     outputs: Gap | None = None
     """Of inference: of the elements of the outputs. Its loss above is the outputs' root mean square."""
     worst: str
@@ -133,7 +135,7 @@ def judge(
     eager_bad = [
         found for run in references.runs if (found := _not_finite(run) or _infinite_elsewhere(run, references)) is not None
     ]
-    bad = _not_finite(compiled) or _infinite_elsewhere(compiled, references)
+    bad = _not_finite(compiled) or _infinite_elsewhere(compiled, references) or _buffers_not_finite(compiled, references)
     about = None if eager_bad or bad else _circumstances(compiled, references)
     compared = list(_comparisons(compiled, references, about)) if about else []
     outside = [comparison for comparison in compared if comparison.gap.share > 1]
@@ -162,6 +164,7 @@ def judge(
         gradients={c.module: c.gap for c in compared if c.respect == "gradients"},
         updates={c.module: c.gap for c in compared if c.respect == "updates"},
         parameters={c.module: c.gap for c in compared if c.respect == "parameters"},
+        buffers={c.module: c.gap for c in compared if c.respect == "buffers"},
         outputs=next((c.gap for c in compared if c.respect == "outputs"), None),
         worst=worst,
     )
@@ -207,6 +210,24 @@ def _comparisons(compiled: Trajectory, references: References, about: Circumstan
         yield compared(GRADIENTS, module, partial(_gradients, module), whole)
         yield compared(UPDATES, module, partial(_updates, module), [weights] * steps)
         yield _Comparison("parameters", module, moved, [0.0] * steps)
+    for module in _moved_buffers(compiled, references):
+        moved = of_movement(
+            compiled.buffers[module], [run.buffers[module] for run in runs], last.buffer_norms[module], steps, about
+        )
+        yield _Comparison("buffers", module, moved, [0.0] * steps)
+
+
+def _moved_buffers(compiled: Trajectory, references: References) -> list[str]:
+    """Groups whose buffers some run moved, and every eager one to finite numbers."""
+    runs = (compiled, *references.runs)
+    return [module for module in _sound_buffers(compiled, references) if any(bool(run.buffers[module].any()) for run in runs)]
+
+
+def _sound_buffers(compiled: Trajectory, references: References) -> list[str]:
+    def is_sound(module: str) -> bool:
+        return all(module in run.buffers and bool(run.buffers[module].isfinite().all()) for run in references.runs)
+
+    return [module for module in compiled.buffers if is_sound(module)]
 
 
 def _outputs_compare(references: References) -> bool:
@@ -221,7 +242,7 @@ def _circumstances(compiled: Trajectory, references: References) -> Circumstance
         random=random,
         has_precise=references.precise is not None,
         rounding=references.rounding,
-        comparisons=1 + _outputs_compare(references) + 3 * len(compiled.gradients),
+        comparisons=1 + _outputs_compare(references) + 3 * len(compiled.gradients) + len(_moved_buffers(compiled, references)),
         calm=calm_steps(norms) if random else range(len(compiled.losses)),
     )
 
@@ -272,6 +293,12 @@ def _infinite_elsewhere(run: Trajectory, references: References) -> _NotFinite |
         ):
             return _NotFinite(step, f"outputs of step {step}: infinite elsewhere than eager ones")
     return None
+
+
+def _buffers_not_finite(compiled: Trajectory, references: References) -> _NotFinite | None:
+    """The first buffers that the compared steps moved where no number is, and no eager run did."""
+    bad = (module for module in _sound_buffers(compiled, references) if not bool(compiled.buffers[module].isfinite().all()))
+    return next((_NotFinite(len(compiled.losses) - 1, f"buffers of {module}: not finite") for module in bad), None)
 
 
 def _signs_of_infinities(elements: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ show in the peak memory that is being measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,10 @@ class Trajectory:
     scaled so that the 2-norm estimates that of the whole group."""
     start_norms: Mapping[str, float]
     """2-norm of each group's parameters before the first step."""
+    buffers: Mapping[str, Tensor]
+    """As `movement`, of each group's floating-point buffers, such as running statistics."""
+    buffer_norms: Mapping[str, float]
+    """2-norm of each group's buffers before the first step."""
     weights: torch.dtype
     """Of the parameters; where a model that infers has none, of its buffers, else what torch computes in by default."""
     random: bool
@@ -82,6 +87,8 @@ class Recorder:
         self._device, self._weights = first.device, first.dtype.to_real()
         self._sample = _Sample(self._groups)
         self._start = self._last = self._sample.values()
+        self._sample_buffers = partial(_sampled_buffers, workload, inner, self._device)
+        self._buffers_start = self._buffers_last = self._sample_buffers()
         self._losses: list[Tensor] = []
         self._gradients: list[Tensor] = []
         self._updates: list[Tensor] = []
@@ -105,6 +112,8 @@ class Recorder:
         self._updates.append(_norms([now - before for now, before in zip(values, self._last, strict=True)]))
         self._last = values
         self._losses.append(loss)
+        if self.done:
+            self._buffers_last = self._sample_buffers()
         return loss
 
     def trajectory(self) -> Trajectory:
@@ -118,6 +127,14 @@ class Recorder:
             updates=dict(zip(names, updates, strict=bool(updates))),
             movement=dict(zip(names, moved, strict=True)),
             start_norms=dict(zip(names, _norms(self._start).tolist(), strict=True)),
+            buffers={
+                group: torch.where(now == before, 0.0, now - before).cpu()  # a mask's -inf stays where it is
+                for group, now in self._buffers_last.items()
+                if (before := self._buffers_start.get(group)) is not None and before.shape == now.shape
+            },
+            buffer_norms={
+                group: float(torch.linalg.vector_norm(start.nan_to_num(0, 0, 0))) for group, start in self._buffers_start.items()
+            },
             weights=self._weights,
             random=self._random,
         )
@@ -173,6 +190,8 @@ class OutputRecorder:
             updates={},
             movement={},
             start_norms={},
+            buffers={},
+            buffer_norms={},
             weights=self._weights,
             random=self._random,
             outputs=[elements.cpu().double() for elements in self._outputs],
@@ -187,14 +206,14 @@ def _held_by(model: nn.Module) -> Iterator[Tensor]:
 
 
 class _Sample:
-    """Chooses elements of each group's parameters, the same for equal shapes."""
+    """Chooses elements of each group's tensors, the same for equal shapes."""
 
-    def __init__(self, groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    def __init__(self, groups: Mapping[str, Sequence[Tensor]]) -> None:
         generator = torch.Generator().manual_seed(0)
-        self._chosen: list[list[tuple[nn.Parameter, Tensor | None]]] = []
+        self._chosen: list[list[tuple[Tensor, Tensor | None]]] = []
         self._scales: list[Tensor] = []
         for parameters in groups.values():
-            chosen: list[tuple[nn.Parameter, Tensor | None]] = []
+            chosen: list[tuple[Tensor, Tensor | None]] = []
             scales = []
             for parameter in parameters:
                 count = min(parameter.numel(), SAMPLED_ELEMENTS)
@@ -213,21 +232,33 @@ class _Sample:
         return [torch.cat(group) * scale for group, scale in zip(kept, self._scales, strict=True)]
 
 
-def _elements(parameter: nn.Parameter, where: Tensor | None) -> Tensor:
+def _sampled_buffers(workload: Workload, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
+    """A copy of the chosen elements of floating-point buffers, by group; by name, since a step may put a new tensor in place."""
+    buffers = {name: held for name, held in model.named_buffers() if held.is_floating_point() and held.device == device}
+    groups = grouped(workload, model, buffers)
+    sample = _Sample({group: [buffers[name] for name in names] for group, names in groups.items()})
+    return dict(zip(groups, sample.values(), strict=True))
+
+
+def _elements(parameter: Tensor, where: Tensor | None) -> Tensor:
     flat = parameter.reshape(-1)
     return flat if where is None else flat[where]
 
 
 def module_groups(workload: Workload, model: nn.Module) -> dict[str, list[str]]:
-    """Names of the trained parameters of each group of modules, about `MAX_GROUPS` groups at most.
+    """Names of the trained parameters of each group of modules; see `grouped`."""
+    return grouped(workload, model, [name for name, parameter in model.named_parameters() if parameter.requires_grad])
 
-    Each of the workload's repeated blocks is a group; other parameters go by the module that owns them.
+
+def grouped(workload: Workload, model: nn.Module, names: Collection[str]) -> dict[str, list[str]]:
+    """Names of parameters or buffers by group of modules, about `MAX_GROUPS` groups at most.
+
+    Each of the workload's repeated blocks is a group; others go by the module that owns them.
     """
     blocks = list(workload.regions(model))
     together = max(1, math.ceil(len(blocks) / (MAX_GROUPS * 3 // 4)))
     runs = [blocks[i : i + together] for i in range(0, len(blocks), together)]
     group_of = {block: run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs for block in run}
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     deepest = max((name.count(".") for name in names), default=0)
     groups: dict[str, list[str]] = {}
     for components in range(max(deepest, 1), 0, -1):

@@ -43,6 +43,8 @@ def run(seed: int, scatter: float, *, draws: bool = False, late: float = 1.0) ->
             for module in MODULES
         },
         start_norms=dict.fromkeys(MODULES, 20.0),
+        buffers={"decoder": torch.tensor(off([1.0] * ELEMENTS)), "mask": torch.zeros(3)},
+        buffer_norms={"decoder": 1.0, "mask": 0.0},
         weights=torch.float32,
         random=draws,
     )
@@ -103,6 +105,22 @@ def test_a_number_that_is_none_in_a_compared_step_is_found(where: str, bad: floa
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_buffer_that_is_no_number_is_found_unless_it_is_none_in_eager_runs_either(bad: float) -> None:
+    broken = {**RIGHT.buffers, "mask": torch.full((3,), bad)}
+    verdict = judged(replace(RIGHT, buffers=broken))
+    assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.NAN, 9)
+    assert verdict.worst == "buffers of mask: not finite"
+    likewise = replace(EAGER, eager=replace(EAGER.eager, buffers=broken))
+    assert judged(replace(RIGHT, buffers=broken), likewise).status is NumericsStatus.OK
+
+
+def test_a_buffer_that_only_the_run_under_test_moves_diverges() -> None:
+    assert set(judged(RIGHT).buffers) == {"decoder"}
+    moved = {**RIGHT.buffers, "mask": torch.ones(3)}
+    assert "buffers of mask" in judged(replace(RIGHT, buffers=moved)).worst
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_number_that_is_none_in_a_timed_step_is_found(bad: float) -> None:
     verdict = judged(RIGHT, steady=[1.9, 1.8, bad, 1.6])
     assert (verdict.status, verdict.first_bad_step, verdict.first_bad_steady_step) == (NumericsStatus.NAN, None, 2)
@@ -110,7 +128,7 @@ def test_a_number_that_is_none_in_a_timed_step_is_found(bad: float) -> None:
 
 
 @pytest.mark.parametrize("scatter", [1e-6, 2e-3])
-@pytest.mark.parametrize("where", ["loss", "gradients", "updates", "parameters"])
+@pytest.mark.parametrize("where", ["loss", "gradients", "updates", "parameters", "buffers"])
 def test_what_is_wrong_in_one_respect_alone_diverges_and_is_named(where: str, scatter: float) -> None:
     eager = references(0, scatter, draws=scatter > 1e-4)
     right = run(99, scatter)
@@ -120,11 +138,12 @@ def test_what_is_wrong_in_one_respect_alone_diverges_and_is_named(where: str, sc
         "gradients": replace(right, gradients={**right.gradients, "decoder": scaled(right.gradients["decoder"], 1.02)}),
         "updates": replace(right, updates={**right.updates, "decoder": scaled(right.updates["decoder"], 1.05)}),
         "parameters": replace(right, movement={**right.movement, "decoder": -right.movement["decoder"]}),
+        "buffers": replace(right, buffers={**right.buffers, "decoder": right.buffers["decoder"] * 0.0}),
     }[where]
     verdict = judged(wrong, eager)
     assert verdict.status is NumericsStatus.DIVERGES
     assert verdict.worst.startswith("loss" if where == "loss" else f"{where} of decoder")
-    assert verdict.first_bad_step == (STEPS - 1 if where == "parameters" else 0)
+    assert verdict.first_bad_step == (STEPS - 1 if where in ("parameters", "buffers") else 0)
 
 
 def test_a_single_wrong_step_is_found_and_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from faulty_workloads import NanWhenCompiled
 from torch import Tensor, nn
-from toy_workloads import Block, Toy, ToyModel
+from toy_workloads import VOCABULARY, Block, Toy, ToyModel
 
 from workloads import references
 from workloads.base import Batch
@@ -173,6 +173,45 @@ def test_a_fault_of_one_per_cent_or_of_one_module_is_found_in_a_deterministic_mo
     if fault is a_wrong_gradient:
         assert verdict.loss.share < 1, "Adam makes the same steps of a gradient 1 % too large"
         assert [module for module, gap in verdict.gradients.items() if gap.share > 1] == ["body.blocks.1"]
+
+
+class _WithStatistics(ToyModel):
+    """Keeps running statistics, which training never reads, a mask, and a mean that each step puts in a new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(VOCABULARY)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        logits = self.norm(self.body(ids).transpose(1, 2)).transpose(1, 2)
+        self.mean = 0.9 * self.mean + 0.1 * logits.detach().square().mean()
+        return self.spoiled(self.loss(logits, labels))
+
+
+class Statistics(Toy):
+    """Has buffers of every kind."""
+
+    model_class = _WithStatistics
+
+
+@pytest.mark.parametrize("lost", ["running_mean", "running_var", "mean", None])
+def test_a_buffer_whose_change_is_lost_is_found_though_no_loss_depends_on_it(lost: str | None) -> None:
+    def forget(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        def put_back(module: nn.Module, inputs: object) -> None:
+            for holder in (model, model.norm):
+                if lost in dict(holder.named_buffers(recurse=False)):
+                    setattr(holder, str(lost), torch.full_like(holder.get_buffer(str(lost)), 1.0 * (lost == "running_var")))
+
+        model.register_forward_pre_hook(put_back)
+
+    verdict = judged(Statistics("only", 0), trained(Statistics("only", 0), forget))
+    assert set(verdict.buffers) == {"norm", "mean"}
+    outside = [name for name, gap in verdict.buffers.items() if gap.share > 1]
+    assert outside == ([] if lost is None else ["mean"] if lost == "mean" else ["norm"])
+    assert verdict.status is (NumericsStatus.OK if lost is None else NumericsStatus.DIVERGES)
+    assert lost is None or verdict.worst.startswith("buffers of ")
 
 
 def test_a_gradient_that_is_no_number_is_found_though_the_loss_of_its_step_is_one() -> None:
