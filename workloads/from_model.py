@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from workloads.base import Batch, Workload
 from workloads.errors import CompileSweepError, SettingsError, WorkloadError
 from workloads.finding import Changes, changes, changing_arguments, is_plain, repeated_blocks
+from workloads.seeding import seeded
 from workloads.settings import OptimizerKind
 from workloads.shapes import ShapePolicy
 from workloads.source import optimizer_options
@@ -157,8 +158,7 @@ class ModelWorkload(Workload):
     def build_model(self) -> nn.Module:
         if self._made is not None:
             return deepcopy(self._made)
-        with torch.random.fork_rng(devices=[]), _failing_as("the model function failed"):
-            torch.manual_seed(self.seed)
+        with seeded(self.seed), _failing_as("the model function failed"):
             made = type(self).model_fn()
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
@@ -249,8 +249,7 @@ class ModelWorkload(Workload):
     def _raw(self, rank: int) -> list[dict[str, Tensor]]:
         """The worker's batches as the user's function makes them."""
         if rank not in self._batches:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed((self.seed << 16) + rank)
+            with seeded((self.seed << 16) + rank):
                 self._batches[rank] = [self._made_batch(number) for number in range(self.pool_batches)]
         return self._batches[rank]
 

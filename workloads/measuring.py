@@ -38,6 +38,7 @@ from workloads.over_ranks import together
 from workloads.phases import Phase
 from workloads.pipeline import RealPasses, as_pipeline, real_passes
 from workloads.references import eager_reference, model_on, recorded
+from workloads.seeding import seed_all
 from workloads.settings import CompileSettings
 from workloads.shapes import ShapePolicy
 from workloads.steady import Limits, Window
@@ -150,7 +151,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     warmup_batches = warm_up_batches(workload, run.settings, run.pool, rank=run.rank, device=device, protocol=run.protocol)
     recorder = recorder_of(workload, model, steps=run.protocol.compared_steps)
     expected = Expectation.of(run.settings, workload, model, optimizer)
-    torch.manual_seed(workload.seed)
+    seed_all(workload.seed)
     with watching(expected) as diagnostics, applied(run.settings, workload, model, optimizer, device) as step:
         source = step.source
         _synchronize(device)

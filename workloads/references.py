@@ -26,6 +26,7 @@ from workloads.ddp import Compression
 from workloads.finding import is_plain
 from workloads.float32_precision import matmul_precision, precision_put_back, use_full_precision
 from workloads.lockstep import everywhere, num_workers
+from workloads.seeding import seed_all
 from workloads.settings import Autocast, CompileSettings, MatmulPrecision, OptimizerKind
 from workloads.trajectory import Trajectory, recorder_of
 
@@ -98,7 +99,7 @@ def eager_reference(
     """
     model = model_on(workload, device)
     optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
-    torch.manual_seed(workload.seed if seed is None else seed)
+    seed_all(workload.seed if seed is None else seed)
     with applied(settings.eager_twin(), workload, model, optimizer, device) as step:
         yield model, step
 
@@ -186,7 +187,7 @@ def _precise(
         with _full_precision():
             model = model_on(workload, device, dtype)
             optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
-            torch.manual_seed(workload.seed + 1 + RANDOM_REPEATS)
+            seed_all(workload.seed + 1 + RANDOM_REPEATS)
             with applied(twin, workload, model, optimizer, device) as step:
                 return recorded(workload, model, step, [_as(dtype, batch) for batch in batches])
     except RuntimeError as error:  # out of memory, or a model with a dtype written into its forward, which is so in every worker
@@ -232,12 +233,12 @@ def _have_one_loss(workload: Workload, batch: Batch, other: Batch, device: torch
     try:
         with _full_precision(), torch.no_grad():
             model = model_on(workload, device, dtype).train(not eager.random)
-            torch.manual_seed(workload.seed)
+            seed_all(workload.seed)
             for weights in model.parameters():  # those that start at zero would hide what is behind them
                 weights.add_(_PERTURBATION * torch.randn_like(weights))
             losses = []
             for one in (batch, other):
-                torch.manual_seed(workload.seed)
+                seed_all(workload.seed)
                 losses.append(float(model(**_as(dtype, one).inputs)))
     except dist.DistError:
         raise

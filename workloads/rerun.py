@@ -20,6 +20,7 @@ import torch
 from workloads.base import Batch, Workload, load_workload
 from workloads.outputs import digest, tensors_of
 from workloads.pipeline import real_passes
+from workloads.seeding import seed_all
 from workloads.settings import CompileSettings
 from workloads.steady import throughput, timed
 
@@ -69,7 +70,7 @@ def _trained(
     if workers > 1 and trained.trains and "distributed" not in make_step.__globals__:  # measured with one worker
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = trained.optimizer(model, chosen.optimizer)
-    torch.manual_seed(seed)
+    seed_all(seed)
     run = make_step(model) if optimizer is None else make_step(model, optimizer)
 
     def step(batch: Batch) -> torch.Tensor:

@@ -22,6 +22,7 @@ from workloads.ddp import check_workers
 from workloads.lockstep import num_workers
 from workloads.measurement import Protocol
 from workloads.phases import Phase
+from workloads.seeding import seed_all
 from workloads.settings import CompileSettings
 from workloads.warming import warm_up_batches
 
@@ -79,7 +80,7 @@ def restart(
         began = time.perf_counter()
         model = workload.build_model().to(device)  # as a job does; a trial's models are copies of one
         optimizer = workload.optimizer(model, settings.optimizer)
-        torch.manual_seed(workload.seed)
+        seed_all(workload.seed)
         with applied(settings, workload, model, optimizer, device) as step:
             _synchronize(device)
             loaded = time.perf_counter()

@@ -9,11 +9,14 @@ show in the peak memory that is being measured.
 from __future__ import annotations
 
 import math
+import pickle
+import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
@@ -53,7 +56,7 @@ class Trajectory:
     weights: torch.dtype
     """Of the parameters; where a model that infers has none, of its buffers, else what torch computes in by default."""
     random: bool
-    """Whether the first step drew random numbers from torch's generators, as what draws at all does; so does autotuning."""
+    """Whether the first step drew random numbers of torch, numpy or Python, as what draws at all does; so does autotuning."""
     outputs: Sequence[Tensor] = ()
     """Of inference, sampled elements of each step's outputs, on the CPU in float64; of training, nothing."""
     infinities: Sequence[Sequence[int]] = ()
@@ -107,7 +110,7 @@ class Recorder:
         with _unchanged(batch):
             loss = step(batch, before_update=self._record_gradients)
         if states is not None:
-            self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(self._device), strict=True))
+            self._random = states != _generator_states(self._device)
         values = self._sample.values()
         self._updates.append(_norms([now - before for now, before in zip(values, self._last, strict=True)]))
         self._last = values
@@ -174,7 +177,7 @@ class OutputRecorder:
             found = step(batch)
         assert isinstance(step, InferenceStep)
         if states is not None:
-            self._random = any(not torch.equal(a, b) for a, b in zip(states, _generator_states(device), strict=True))
+            self._random = states != _generator_states(device)
         elements = sampled(step.outputs)
         self._outputs.append(elements)
         self._infinities.append(infinities(step.outputs))
@@ -305,6 +308,7 @@ def _columns(rows: Sequence[Tensor]) -> list[list[float]]:
     return torch.stack([row.double() for row in rows]).T.tolist() if rows else []
 
 
-def _generator_states(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+def _generator_states(device: torch.device) -> list[object]:
+    """Of torch's generators, numpy's and Python's, to be compared."""
+    torchs = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [*(state.tolist() for state in torchs), pickle.dumps(np.random.get_state(legacy=False)), random.getstate()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -406,3 +407,41 @@ def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
         if scope == "regional":  # what a trainer is given is the model itself, compiled in place
             assert all("forward" in vars(block) for block in model.transformer.h)
             torch.testing.assert_close(model(**batch).loss, expected)
+
+
+def test_what_functions_draw_from_numpy_and_python_is_seeded_and_leaves_the_callers_states() -> None:
+    def batch(number: int) -> dict[str, Tensor]:
+        return {"hidden": torch.full((2, random.randint(3, 30), 4), float(np.random.rand()))}
+
+    def model() -> nn.Module:
+        stack = Stack()
+        nn.init.constant_(stack.heads[0].weight, random.random() + np.random.rand())
+        return stack
+
+    def drawn(seed: int, rank: int) -> tuple[list[Tensor], list[Tensor]]:
+        workload = WorkloadFromModel(model, batch, loss_of, num_batches=3, max_length=30)("only", seed)
+        pool = workload.pool(PadToLongest(max_length=30), rank=rank, device=CPU)
+        return [one.inputs["hidden"] for one in pool], list(workload.build_model().parameters())
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    found = drawn(2**32 + 1, 0)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    random.random(), np.random.rand()
+    again, other_rank = drawn(2**32 + 1, 0), drawn(2**32 + 1, 1)
+    assert all(torch.equal(*pair) for ours, theirs in zip(found, again, strict=True) for pair in zip(ours, theirs, strict=True))
+    assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(found[0], other_rank[0], strict=True))
+
+
+@pytest.mark.parametrize("draw", [lambda: float(np.random.rand()), random.random])
+def test_steps_that_draw_from_numpy_or_python_are_random_and_run_again_as_they_were(draw: Callable[[], float]) -> None:
+    drawn: list[float] = []
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        drawn.append(draw())
+        return loss_of(model, batch) * (1 + 0.01 * drawn[-1])
+
+    workload = WorkloadFromModel(Stack, rows_of(3), loss, num_batches=3)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    found = measured(workload, "scope=eager")
+    assert (found.numerics["status"], found.numerics["random"]) == ("ok", True)
+    assert drawn.count(drawn[0]) > 1, "the eager reference draws as the measured run did"
