@@ -182,7 +182,8 @@ def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
 
 def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:
     if label is Label.EAGER_UNSTABLE:
-        return "eager itself is not finite or not reproducible on these batches, so the numbers cannot be checked"
+        what = "eager itself is not finite or not reproducible on these batches, so the numbers cannot be checked"
+        return f"{what}: {_sentence(numerics['worst'])}"
     if label is Label.DIVERGES:
         since = "" if numerics["first_bad_step"] is None else f" from step {numerics['first_bad_step']} on"
         return f"does not follow eager on the same batches{since}: {_sentence(numerics['worst'])}"

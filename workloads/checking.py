@@ -46,8 +46,9 @@ class NumericsStatus(StrEnum):
     DIVERGES = "diverges"
     """Further from eager than right runs are."""
     EAGER_UNSTABLE = "eager_unstable"
-    """Eager itself is not finite on these batches, so nothing can be said of the compiled run. Outputs of inference that are inf
-    or -inf in every eager run, as masked scores are, count as finite: those of the compiled run must be so in the same places."""
+    """Eager itself is not finite on these batches or does not repeat, so nothing can be said of the compiled run. Outputs of
+    inference that are inf or -inf in every eager run, as masked scores are, count as finite: those of the compiled run must be so
+    in the same places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,8 @@ def judge(
         status, worst = NumericsStatus.NAN, bad.text
     elif steady_bad is not None:
         status, worst = NumericsStatus.NAN, f"loss of timed step {steady_bad} is not finite"
+    elif differing := _differing(references):
+        status, worst = NumericsStatus.EAGER_UNSTABLE, differing
     else:
         status = NumericsStatus.DIVERGES if outside else NumericsStatus.OK
         first_bad_step = min((comparison.first_bad_step for comparison in outside), default=None)
@@ -168,6 +171,33 @@ def judge(
         outputs=next((c.gap for c in compared if c.respect == "outputs"), None),
         worst=worst,
     )
+
+
+_REPEATS_ROUNDINGS = 1 / 8
+"""Of the compute dtype, that the first loss of two eager runs may differ by: relative to it, and to what its gradient makes of
+weights that are off by all of their size, for a loss near zero may be a difference of large numbers. Real ones differed by 2e-7,
+in bfloat16 too: the rows of a batch round alike wherever they are."""
+
+_REPEATS_SHARE = 1e-3
+"""Of the loss, in any case: convolutions round to TF32 where matrix products do not. As much widens tolerances by 1 or 2 %."""
+
+
+def _differing(references: References) -> str | None:
+    """A sentence where eager steps from the same weights on the same rows do not repeat, though they draw nothing."""
+    eager = references.eager
+    if eager.random:
+        return None
+    for other in references.permuted:
+        size = max(abs(loss) for run in (eager, other) for loss in run.losses)
+        slope = sum(max(run.gradients[name][0] for run in (eager, other)) * norm for name, norm in eager.start_norms.items())
+        allowed = _REPEATS_ROUNDINGS * references.rounding * (size + slope) + _REPEATS_SHARE * size
+        if abs(eager.losses[0] - other.losses[0]) > allowed:
+            return (
+                f"two eager runs from the same weights on the same batch have losses {eager.losses[0]:.6g} and "
+                f"{other.losses[0]:.6g}: something outside the model changes between runs; keep state in the model, or give "
+                "loss_fn as an nn.Module"
+            )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

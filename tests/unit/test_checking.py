@@ -53,6 +53,8 @@ def run(seed: int, scatter: float, *, draws: bool = False, late: float = 1.0) ->
 def references(seed: int, scatter: float, *, draws: bool = False, late: float = 1.0) -> References:
     """Eager runs with errors of that size."""
     eager, first, second, third, precise = (run(seed + i, scatter, draws=draws, late=late) for i in range(5))
+    if not draws:  # from the same weights on the same rows
+        first = replace(first, losses=[eager.losses[0], *first.losses[1:]])
     return References(
         eager=eager,
         permuted=[first, second, third] if draws else [first],
@@ -174,6 +176,22 @@ def test_where_eager_itself_is_not_finite_nothing_is_said_of_the_compiled_run(wh
         verdict = judged(compiled, eager)
         assert verdict.status is NumericsStatus.EAGER_UNSTABLE
         assert verdict.worst == "eager: loss of step 1: not finite"
+
+
+def test_where_eager_steps_do_not_repeat_nothing_is_said_of_the_compiled_run() -> None:
+    def first_off(by: float, eager: References = EAGER) -> References:
+        losses = [eager.eager.losses[0] * (1 + by), *eager.permuted[0].losses[1:]]
+        return replace(eager, permuted=[replace(eager.permuted[0], losses=losses)])
+
+    for compiled in (RIGHT, replace(RIGHT, losses=scaled(RIGHT.losses, 1.3))):
+        verdict = judged(compiled, first_off(0.05))
+        assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.EAGER_UNSTABLE, None)
+        assert verdict.worst.startswith("two eager runs from the same weights on the same batch have losses 4 and 4.2: ")
+    assert judged(replace(RIGHT, losses=changed(RIGHT.losses, 0, NAN)), first_off(0.05)).status is NumericsStatus.NAN
+    assert judged(RIGHT, first_off(0.0005)).status is NumericsStatus.OK
+    assert judged(RIGHT, replace(first_off(0.02), rounding=2.0**-7)).status is NumericsStatus.OK, "all that is rounding"
+    draws = replace(EAGER, eager=replace(EAGER.eager, random=True))
+    assert judged(RIGHT, first_off(0.05, draws)).status is NumericsStatus.OK
 
 
 def test_where_timed_eager_steps_are_not_finite_either_it_is_not_the_compiler() -> None:

@@ -87,7 +87,7 @@ MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
         ["from step 2 on", "gradients of decoder are off by 7 % (allowed 2 %)"],
     ),
     (Label.DIVERGES, {"numerics": numerics("diverges", worst="parameters of decoder")}, ["batches: parameters of decoder"]),
-    (Label.EAGER_UNSTABLE, {"numerics": numerics("eager_unstable")}, ["eager itself"]),
+    (Label.EAGER_UNSTABLE, {"numerics": numerics("eager_unstable", worst="losses 4 and 5")}, ["eager itself", "losses 4"]),
     (
         Label.RECOMPILE_LIMIT,
         {"recompile_limit_hits": ["forward (model.py:10) hit recompile_limit 8: tensor 'ids' size mismatch"]},

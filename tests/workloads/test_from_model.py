@@ -445,3 +445,27 @@ def test_steps_that_draw_from_numpy_or_python_are_random_and_run_again_as_they_w
     found = measured(workload, "scope=eager")
     assert (found.numerics["status"], found.numerics["random"]) == ("ok", True)
     assert drawn.count(drawn[0]) > 1, "the eager reference draws as the measured run did"
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+def test_a_loss_whose_state_outlives_its_run_leaves_the_numbers_unchecked_and_one_that_is_a_module_does_not(
+    is_module: bool,
+) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("center", torch.zeros(4))
+
+        def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+            hidden = model(batch["hidden"])
+            loss = (hidden - self.center).square().mean()
+            self.center.mul_(0.5).add_(hidden.detach().mean((0, 1)), alpha=0.5)
+            return loss
+
+    centred = Centred()
+    loss = centred if is_module else lambda model, batch: centred(model, batch)
+    workload = WorkloadFromModel(Stack, rows_of(3), loss, num_batches=3)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    found = measured(workload, "scope=eager").numerics
+    assert found["status"] == ("ok" if is_module else "eager_unstable")
+    assert is_module or "something outside the model changes between runs" in found["worst"]
