@@ -228,12 +228,16 @@ class ModelWorkload(Workload):
             WorkloadError: the batch is longer than any that the sweep knew of.
         """
         length = self._length(batch)
-        if length > self.max_length:
+        try:
+            wanted = padded_length(length) if length <= self.max_length else 0
+        except (ValueError, StopIteration):  # data has grown since the sweep
+            wanted = 0
+        if wanted < length:
             raise WorkloadError(
-                f"this batch has length {length}, above {self.max_length}, the longest that the settings were measured with; "
+                f"this batch has length {length}, above the longest that the settings were measured with; "
                 f"tell WorkloadFromModel max_length={length} or more, and sweep again"
             )
-        return self._padded(batch, padded_length(length))
+        return self._padded(batch, wanted)
 
     @property
     def found(self) -> Changes:

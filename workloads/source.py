@@ -183,11 +183,12 @@ def _names(names: Sequence[str]) -> str:
 def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     if settings.group_window is not None:
         yield f"# Batches: rows = length_grouped(row_lengths, batch_size, window={settings.group_window})"
-        yield inspect.getsource(length_grouped).rstrip()
-        yield ""
-        yield ""
+        yield inspect.getsource(length_grouped).rstrip() + "\n\n"
+    lengths = settings.shape_policy(facts.max_length).lengths()
     yield "def padded_length(longest: int) -> int:"
     yield '    """Tokens to pad a batch to whose longest row has `longest` tokens."""'
+    yield f"    if longest > {lengths[-1]}:"
+    yield f'        raise ValueError(f"{{longest}} tokens are above {lengths[-1]}, the most that was measured; sweep again")'
     if settings.padding is Padding.MAX:
         yield f"    return {facts.max_length}"
     elif settings.padding is Padding.LONGEST:
@@ -195,8 +196,7 @@ def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         longest = f"max(longest, {settings.shortest})" if settings.shortest > multiple else "longest"
         yield f"    return min({facts.max_length}, -(-{longest} // {multiple}) * {multiple})"
     else:
-        buckets = settings.shape_policy(facts.max_length).lengths()
-        yield f"    return next(bucket for bucket in {buckets} if bucket >= longest)"
+        yield f"    return next(bucket for bucket in {lengths} if bucket >= longest)"
 
 
 def _compile_model(settings: CompileSettings, facts: Facts) -> Iterator[str]:

@@ -249,7 +249,7 @@ def test_a_model_that_computes_its_loss_is_one_graph_for_batches_with_and_withou
     longest = {"input_ids": torch.ones(4, 64, dtype=torch.long)}
     padded = workload.padded({**longest, "labels": longest["input_ids"]}, lambda longest: longest)  # type: ignore[attr-defined]
     assert padded["input_ids"] is not padded["labels"]
-    with pytest.raises(WorkloadError, match="length 65, above 64, the longest that the settings were measured with"):
+    with pytest.raises(WorkloadError, match="length 65, above the longest that the settings were measured with"):
         workload.padded(dict.fromkeys(("input_ids", "labels"), torch.ones(4, 65)), lambda longest: longest)  # type: ignore[attr-defined]
 
 
@@ -469,3 +469,17 @@ def test_a_loss_whose_state_outlives_its_run_leaves_the_numbers_unchecked_and_on
     found = measured(workload, "scope=eager").numerics
     assert found["status"] == ("ok" if is_module else "eager_unstable")
     assert is_module or "something outside the model changes between runs" in found["worst"]
+
+
+@pytest.mark.parametrize(
+    "spelled", ["scope=eager", "scope=eager,padding=longest,pad_multiple=4", "scope=full,dynamic=buckets,buckets=4/7"]
+)
+def test_a_batch_longer_than_any_at_the_time_of_the_sweep_is_refused_and_not_cut(spelled: str) -> None:
+    exported: dict[str, Any] = {"__name__": "best"}
+    then = made()
+    exec(source_for(CompileSettings.parse(spelled), then, then.build_model(), CPU), exported)
+    now = made(rows_of(3, 9))
+    assert now.padded({"hidden": torch.ones(2, 6, 4)}, exported["padded_length"])["hidden"].size(1) == 7
+    for padded_length in (exported["padded_length"], lambda longest: min(7, longest)):
+        with pytest.raises(WorkloadError, match="this batch has length 9, above the longest that the settings were measured"):
+            now.padded({"hidden": torch.ones(2, 9, 4)}, padded_length)

@@ -82,6 +82,8 @@ def test_the_written_padding_is_that_of_the_measured_batches(spelled: str, model
     torch.set_float32_matmul_precision("highest")
     policy = settings.shape_policy(64)
     assert [namespace["padded_length"](longest) for longest in range(1, 65)] == [policy.padded(n) for n in range(1, 65)]
+    with pytest.raises(ValueError, match=r"^65 tokens are above 64, the most that was measured; sweep again$"):
+        namespace["padded_length"](65)
     if settings.group_window:
         lengths = [(7 * i) % 60 + 1 for i in range(200)]
         assert namespace["length_grouped"](lengths, 4, settings.group_window) == policy.batches(lengths, 4)
