@@ -235,7 +235,8 @@ def _have_one_loss(workload: Workload, batch: Batch, other: Batch, device: torch
             model = model_on(workload, device, dtype).train(not eager.random)
             seed_all(workload.seed)
             for weights in model.parameters():  # those that start at zero would hide what is behind them
-                weights.add_(_PERTURBATION * torch.randn_like(weights))
+                if weights.is_floating_point() or weights.is_complex():
+                    weights.add_(_PERTURBATION * torch.randn_like(weights))
             losses = []
             for one in (batch, other):
                 seed_all(workload.seed)

@@ -86,7 +86,7 @@ class Recorder:
             raise WorkloadError(
                 f"the model of {type(workload).__name__} has no parameters that train; for inference, trains=False"
             )
-        first = next(iter(parameters.values()))
+        first = next(weights for weights in parameters.values() if weights.requires_grad)  # frozen ones may be whole numbers
         self._device, self._weights = first.device, first.dtype.to_real()
         self._sample = _Sample(self._groups)
         self._start = self._last = self._sample.values()

@@ -483,3 +483,19 @@ def test_a_batch_longer_than_any_at_the_time_of_the_sweep_is_refused_and_not_cut
     for padded_length in (exported["padded_length"], lambda longest: min(7, longest)):
         with pytest.raises(WorkloadError, match="this batch has length 9, above the longest that the settings were measured"):
             now.padded({"hidden": torch.ones(2, 9, 4)}, padded_length)
+
+
+def test_a_model_whose_first_weights_are_frozen_whole_numbers_is_measured() -> None:
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randint(-9, 9, (4, 4), dtype=torch.int8), requires_grad=False)
+            self.stack = Stack()
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.stack(hidden @ self.table.to(hidden.dtype))  # type: ignore[no-any-return]
+
+    workload = WorkloadFromModel(Quantised, rows_of(3), loss_of, num_batches=3)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    numerics = measured(workload, "scope=eager").numerics
+    assert (numerics["status"], numerics["reference"]) == ("ok", "float64")
