@@ -145,7 +145,7 @@ class Recorder:
     def _record_gradients(self) -> None:
         norms = []
         for parameters in self._groups.values():
-            gradients = [p.grad for p in parameters if p.grad is not None]
+            gradients = [_dense(p.grad) for p in parameters if p.grad is not None]
             norms.append(get_total_norm(gradients).double() if gradients else self._start[0].new_zeros(()))
         self._gradients.append(torch.stack(norms))
 
@@ -241,6 +241,11 @@ def _sampled_buffers(workload: Workload, model: nn.Module, device: torch.device)
     groups = grouped(workload, model, buffers)
     sample = _Sample({group: [buffers[name] for name in names] for group, names in groups.items()})
     return dict(zip(groups, sample.values(), strict=True))
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """The gradient, or of a sparse one the elements that it has: they have its norm."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _elements(parameter: Tensor, where: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -499,3 +500,26 @@ def test_a_model_whose_first_weights_are_frozen_whole_numbers_is_measured() -> N
     assert isinstance(workload, ModelWorkload)
     numerics = measured(workload, "scope=eager").numerics
     assert (numerics["status"], numerics["reference"]) == ("ok", "float64")
+
+
+def test_a_model_with_sparse_gradients_is_measured() -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, 4, sparse=True)
+            self.stack = Stack()
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.stack(self.words(words))  # type: ignore[no-any-return]
+
+    workload = WorkloadFromModel(
+        Embedded,
+        lambda number: {"words": torch.randint(9, (2, 3))},
+        lambda model, batch: model(batch["words"]).square().mean(),
+        num_batches=3,
+        optimizer_fn=partial(torch.optim.SGD, lr=1e-2),
+    )("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    numerics = measured(workload, "scope=eager").numerics
+    assert numerics["status"] == "ok"
+    assert numerics["gradients"]["model.words"]["gap"] < 1e-4
