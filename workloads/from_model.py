@@ -163,13 +163,14 @@ class ModelWorkload(Workload):
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
         built = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
-        if not is_plain(built):  # copies would share what is attached: a closure's weights, say
+        copied = _copied(built)
+        if copied is None:
             if self._handed_out is not None and self._handed_out() is made:
                 raise WorkloadError("the model function returned the same model twice; make a new one in each call")
             self._handed_out = ref(made)
             return built
         self._made = built
-        return deepcopy(built)
+        return copied
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         if policy.batches([1, 2, 1, 2], 1) != [[0], [1], [2], [3]]:
@@ -294,6 +295,14 @@ class ModelWorkload(Workload):
     def _padding(self, name: str, tensor: Tensor) -> float:
         is_label = name.lower() in _LABELS and tensor.dtype in (torch.int32, torch.int64)
         return self.pad_with.get(name, IGNORED if is_label else 0)
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """A copy; None where there can be none, or it would share what is attached: a closure's weights, say."""
+    try:
+        return deepcopy(model) if is_plain(model) else None
+    except Exception:  # what stands in the way of a copy, a lock for one, may raise anything
+        return None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -523,3 +524,17 @@ def test_a_model_with_sparse_gradients_is_measured() -> None:
     numerics = measured(workload, "scope=eager").numerics
     assert numerics["status"] == "ok"
     assert numerics["gradients"]["model.words"]["gap"] < 1e-4
+
+
+def test_a_model_that_cannot_be_copied_is_made_anew() -> None:
+    class Locked(Stack):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    workload = WorkloadFromModel(Locked, rows_of(3), loss_of, num_batches=3)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    one, other = workload.build_model(), workload.build_model()
+    assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+    assert {id(weights) for weights in one.parameters()}.isdisjoint(id(weights) for weights in other.parameters())
+    assert measured(workload, "scope=eager").numerics["status"] == "ok"
