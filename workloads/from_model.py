@@ -163,6 +163,9 @@ class ModelWorkload(Workload):
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
         built = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
+        for name, module in built.named_modules():
+            if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+                raise WorkloadError(f"{name} is compiled already; return the plain model, the sweep compiles it")
         copied = _copied(built)
         if copied is None:
             if self._handed_out is not None and self._handed_out() is made:

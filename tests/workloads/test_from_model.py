@@ -538,3 +538,21 @@ def test_a_model_that_cannot_be_copied_is_made_anew() -> None:
     assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
     assert {id(weights) for weights in one.parameters()}.isdisjoint(id(weights) for weights in other.parameters())
     assert measured(workload, "scope=eager").numerics["status"] == "ok"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_model_that_is_compiled_already_is_refused(in_place: bool, inside: bool) -> None:
+    def compiled() -> nn.Module:
+        model = Stack()
+        if in_place:
+            (model.stages if inside else model).compile(backend="eager")
+        elif inside:
+            model.stages = torch.compile(model.stages, backend="eager")
+        else:
+            return torch.compile(model, backend="eager")  # type: ignore[return-value]
+        return model
+
+    where = "model.stages" if inside else "model"
+    with pytest.raises(WorkloadError, match=f"^{where} is compiled already; return the plain model, the sweep compiles it$"):
+        WorkloadFromModel(compiled, rows_of(3), loss_of)("only", 0).build_model()
