@@ -152,6 +152,10 @@ class ModelWorkload(Workload):
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
         self._changes: Changes = changes(self._raw(0), self.told_dynamic)
+        names = list(self._raw(0)[0])
+        for name in self.pad_with:
+            if name not in names:
+                raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(names)}")
         self.batch_size = self._changes.samples
         self.max_length = self.told_length or max(self._changes.lengths)
 

@@ -151,6 +151,7 @@ def test_batches_of_one_size_have_one_length() -> None:
         ({"max_length": True}, "max_length=True of"),
         ({"dynamic": {"hidden": 1}}, "does not give tensors their dimensions"),
         ({"dynamic": {"hidden": "1"}}, "does not give tensors their dimensions"),
+        ({"pad_with": {"hiden": 1}}, "pad_with of WorkloadFromModel names 'hiden', and batches have hidden, kind"),
         ({"dynamic": ["hidden"]}, "does not give tensors their dimensions"),
         ({"batch_fn": lambda number: {"x": torch.ones(3 - number % 2, 2)}}, "2 and 3 samples"),
         ({"batch_fn": lambda number: {"x": torch.ones(())}}, "no tensor with a dimension"),
