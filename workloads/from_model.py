@@ -61,7 +61,10 @@ class ModelAndLoss(nn.Module):
 
     def forward(self, **batch: Tensor) -> Any:
         """The loss, or of inference the outputs."""
-        return self.loss_fn(self.model, batch)
+        found = self.loss_fn(self.model, batch)
+        if self.training and not isinstance(found, Tensor):
+            raise WorkloadError(f"the loss function returned {type(found).__name__}; return the loss alone, a tensor")
+        return found
 
 
 def own_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
@@ -223,7 +226,10 @@ class ModelWorkload(Workload):
         if not self.trains:
             return None
         make = type(self).optimizer_fn
-        return make(model.parameters(), **_options_for(make, kind))
+        made = make(model.parameters(), **_options_for(make, kind))
+        if any(one.name == "closure" and one.default is Parameter.empty for one in signature(made.step).parameters.values()):
+            raise WorkloadError(f"optimizer_fn: {_name_of(make)} wants a closure at each step; give one that steps without")
+        return made
 
     def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
         """A batch of one's own loader, padded as the sweep padded such batches.

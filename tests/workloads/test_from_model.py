@@ -557,3 +557,16 @@ def test_a_model_that_is_compiled_already_is_refused(in_place: bool, inside: boo
     where = "model.stages" if inside else "model"
     with pytest.raises(WorkloadError, match=f"^{where} is compiled already; return the plain model, the sweep compiles it$"):
         WorkloadFromModel(compiled, rows_of(3), loss_of)("only", 0).build_model()
+
+
+def test_a_loss_that_is_no_tensor_is_one_sentence() -> None:
+    workload = WorkloadFromModel(Stack, rows_of(3), lambda model, batch: (loss_of(model, batch), 0), num_batches=3)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    with pytest.raises(WorkloadError, match=r"^the loss function returned tuple; return the loss alone, a tensor$"):
+        measured(workload, "scope=eager")
+
+
+def test_an_optimizer_that_wants_a_closure_is_one_sentence() -> None:
+    workload = made(optimizer_fn=partial(torch.optim.LBFGS, lr=1.0))
+    with pytest.raises(WorkloadError, match=r"^optimizer_fn: LBFGS wants a closure at each step; give one that steps without$"):
+        measured(workload, "scope=eager")
