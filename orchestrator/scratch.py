@@ -1,6 +1,7 @@
 """Folders for what a sweep needs only while it runs. A killed driver cannot remove its own: the next one on the host does.
 
-Whoever uses a folder holds a lock on it, which goes with its process, in whatever container that is.
+Whoever uses a folder holds a lock on it, which goes with its process, in whatever container that is. A folder made here has a
+mark in it, written once it is locked and removed last: a name alone may be anybody's.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _ABANDONED_AFTER_S = 60.0
 """Age from which a folder without a lock is nobody's: one that is being made has none for a moment."""
+
+_MARK = ".compile-sweep"
+"""File by which a folder made here is told from others."""
 
 
 @contextmanager
@@ -35,8 +40,10 @@ def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
+            (Path(folder) / _MARK).touch()
             yield Path(folder)
         finally:
+            _remove(Path(folder))
             os.close(descriptor)
 
 
@@ -66,8 +73,20 @@ def _remove_abandoned(prefix: str, base: Path) -> None:
             continue  # gone meanwhile, or no folder
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if stat.S_ISREG((folder / _MARK).lstat().st_mode):
+                _remove(folder)
         except OSError:
-            continue  # in use
+            continue  # in use, or not made here
         finally:
             os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder, its mark last: what is killed meanwhile leaves one that is still known to be made here."""
+    for path in folder.glob("*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _MARK:
+            with suppress(OSError):
+                path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -36,7 +36,7 @@ def test_it_is_made_where_one_asks(tmp_path: Path) -> None:
 def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import time; from orchestrator.scratch import own_folder\n"
-        "with own_folder('mine-') as made: print(made, flush=True); time.sleep(60)"
+        "with own_folder('mine-') as made: (made / 'session').mkdir(); print(made, flush=True); time.sleep(60)"
     )
     root = Path(__file__).resolve().parents[2]
     driver = subprocess.Popen(
@@ -47,9 +47,10 @@ def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, m
     )
     assert driver.stdout is not None
     made = Path(driver.stdout.readline().strip())
-    others = [tmp_path / name for name in ("other-abcd_123", "mine-by-hand", "mine-of-someone")]
+    others = [tmp_path / name for name in ("other-abcd_123", "mine-by-hand", "mine-of-someone", "mine-datasets", "mine-20261101")]
     for folder in others:
         folder.mkdir()
+        (folder / "theirs").touch()
     monkeypatch.setattr(scratch, "_ABANDONED_AFTER_S", 0.0)
     with own_folder("mine-") as mine:
         assert made.exists()  # its driver lives
@@ -64,4 +65,4 @@ def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, m
         with own_folder("mine-"):
             assert not made.exists()
             assert mine.exists()
-    assert all(folder.exists() for folder in others)
+    assert all((folder / "theirs").exists() for folder in others)
