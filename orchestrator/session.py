@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -46,6 +47,9 @@ _OF_A_LOCAL_SESSION = {
 
 _LEAVING_S = 5.0
 """How long Ray's processes have to end themselves once the session has."""
+
+_SAME_S = 1.0
+"""Within which a second signal is the first once more: `timeout` sends one to the command and one to its whole group."""
 
 
 @contextmanager
@@ -109,7 +113,7 @@ def _connect(own: ExitStack) -> None:
         folder = own.enter_context(_own_folder())
         session = own.enter_context(_nothing_left())
         ray_constants.ENABLE_RAY_CLUSTER = False  # as the variable above, for a process that has imported Ray already
-        with _kept_environment(SESSION):  # Ray's processes inherit it, and not what a tracker's library starts later
+        with _apart(), _kept_environment(SESSION):  # Ray's processes inherit it, and not what a tracker's library starts later
             os.environ[SESSION] = session
             ray.init(
                 address="local",
@@ -130,6 +134,25 @@ def _connect(own: ExitStack) -> None:
         words = str(error).split(". ")[0] or type(error).__name__
         raise SessionError(f"{what} ({words}); {advice}") from None
     _keep_token()
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Has Ray start its processes out of this one's group, all of which `timeout` signals; only the sweep is to act on that.
+
+    They end with this process all the same, by the kernel. A Ray that starts them otherwise than 2.60 loses only this.
+    """
+    from ray._private import services
+
+    start = getattr(services, "ConsolePopen", None)
+    if start is None:
+        yield
+        return
+    services.ConsolePopen = partial(start, start_new_session=True)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = start  # type: ignore[misc]
 
 
 def _refuse_elsewhere(address: str) -> None:
@@ -205,6 +228,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.asked = threading.Event()
+        self._asked_at = 0.0
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -218,6 +242,8 @@ class Interrupts:
                     signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.asked.is_set():
+        if not self.asked.is_set():
+            self._asked_at = time.monotonic()
+            self.asked.set()
+        elif time.monotonic() - self._asked_at > _SAME_S:
             raise KeyboardInterrupt
-        self.asked.set()

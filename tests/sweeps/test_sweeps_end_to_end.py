@@ -130,7 +130,7 @@ def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> Non
     wait_until(lambda: "warming-up" in log_of_first_trial(output), 60)
     assert processes_of_sweeps()
     running.send_signal(signal.SIGINT)
-    time.sleep(1)
+    time.sleep(3)
     began = time.monotonic()
     running.send_signal(signal.SIGINT)
     printed, complaints = running.communicate(timeout=60)
@@ -138,6 +138,20 @@ def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> Non
     assert running.returncode == 130, complaints
     assert "Traceback" not in printed + complaints
     assert records_of(output) == []
+    wait_until(lambda: not processes_of_sweeps(), 10)
+
+
+def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_flight(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    running = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:2])
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    running.send_signal(signal.SIGTERM)
+    os.killpg(running.pid, signal.SIGTERM)
+    printed, complaints = running.communicate(timeout=90)
+    assert running.returncode == 130, complaints
+    assert f"--resume --output {output}" in printed
+    assert list(map(was_measured, records_of(output))) == [True]
+    assert (output / "report.html").stat().st_size > 1_000_000
     wait_until(lambda: not processes_of_sweeps(), 10)
 
 
