@@ -25,6 +25,7 @@ from orchestrator.explain import run_alone
 from orchestrator.failures import judge_death, judge_measurement
 from orchestrator.recipes import RECIPES
 from orchestrator.records import Status, TrialRecord
+from orchestrator.scratch import refuse_unfit
 from orchestrator.space import Target, choose
 from workloads.base import Workload, load_workload
 from workloads.errors import CompileSweepError, WorkloadError
@@ -83,6 +84,7 @@ def _check(options: Options) -> int:
     if device is Device.CUDA and not environment.gpu:
         raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu")
     check_seed(options.seed)
+    refuse_unfit()
     sys.path.insert(0, os.getcwd())  # a user's module is named as it would be imported from here
     kind = load_workload(options.workload)
     size = options.size or (kind.sizes[0] if device is Device.CUDA else kind.sizes[-1])

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from orchestrator.config import Device
 from orchestrator.failures import Death, Verdict, judge_death, judge_measurement
-from orchestrator.scratch import compile_caches
+from orchestrator.scratch import compile_caches, refuse_unfit
 from orchestrator.secrecy import hidden
 from orchestrator.watchdog import MARKER, kill_marked
 from workloads.advice import Lengths
@@ -50,7 +50,11 @@ def explain(settings: CompileSettings, workload_name: str, size: str, seed: int,
 
     Returns:
         The command's exit code: 0 if there is a measurement, whatever it says of the setting, and 1 if there is none.
+
+    Raises:
+        ConfigError: nothing compiles where temporary files go.
     """
+    refuse_unfit()
     console.print(f"{settings.label}: {workload_name} ({size}) on {device}", style="bold", markup=False, highlight=False)
     told = {"settings": settings.key, "workload": workload_name, "size": size, "seed": seed, "device": str(device)}
     with tempfile.TemporaryDirectory(prefix="compile-sweep-explain-") as scratch:

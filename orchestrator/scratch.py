@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from orchestrator.errors import ConfigError
+
 _ABANDONED_AFTER_S = 60.0
 """Age from which a folder without a lock is nobody's: one that is being made has none for a moment."""
 
@@ -45,6 +47,20 @@ def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
         finally:
             _remove(Path(folder))
             os.close(descriptor)
+
+
+def refuse_unfit() -> None:
+    """Refuses to keep temporary files where nothing compiles: torch splits the compiler's command as a shell does (2.13).
+
+    Raises:
+        ConfigError: there is a blank, a quote or a backslash in the folder's path.
+    """
+    folder = tempfile.gettempdir()
+    if re.search(r"[\s'\"\\]", folder):
+        raise ConfigError(
+            f"temporary files go to {folder!r}, and no C++ compiles in a folder whose path has a blank, a quote or a backslash; "
+            "set TMPDIR to one without"
+        )
 
 
 def of_attempt(marker: str) -> Path:

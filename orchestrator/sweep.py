@@ -19,7 +19,7 @@ from rich.console import Console
 
 import analysis
 from analysis.formatting import number
-from orchestrator import cli, folder, presenting, records, storage
+from orchestrator import cli, folder, presenting, records, scratch, storage
 from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig, check_count, check_seed
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
@@ -66,6 +66,8 @@ def _sweep(options: Options) -> int:
         return _one_setting(console, options, environment)
     if options.resume and options.output is None and options.storage is None:
         raise ConfigError("--resume needs to know which sweep; name its folder with --output, or its --storage")
+    if not os.environ.get("RAY_ADDRESS"):  # elsewhere workers look at those of their hosts
+        scratch.refuse_unfit()
     output = options.output or _new_folder(options)
     kept = _storage(options, output)
     stored = stored_config(output) if options.resume else {}

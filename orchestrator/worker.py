@@ -78,6 +78,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
         watchdog.arm(assignment.plan.trial_deadline_s, log)
         try:
+            scratch.refuse_unfit()
             with _own_cores(assignment.plan) as cpus:
                 return _measure(assignment, rank, cpus, deadline, log)
         except (Exception, SystemExit) as error:

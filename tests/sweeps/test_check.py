@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_what_does_not_work_is_said_and_the_exit_code_is_1(
     assert "graph break: " in printed.out
     assert check.main(["faulty_workloads:WrongWhenCompiled", *words]) == 1
     assert "not to be used: diverges" in capsys.readouterr().out
+
+
+def test_temporary_files_where_nothing_compiles_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator import check
+
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/a b")
+    monkeypatch.setattr(check, "run_alone", lambda *arguments: pytest.fail("something ran"))
+    assert check.main(["captioning", "--device", "cpu", "--size", "tiny"]) == 2
+    assert "set TMPDIR to one without" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,26 @@ def test_a_mistake_in_the_words_is_named_and_makes_no_folder(
 ) -> None:
     assert sentence in refused(capsys, *words)
     assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["/tmp/a b", "/tmp/it's", "/tmp/a\\b"])
+@pytest.mark.parametrize("words", [["--dry-run"], ["--explain", "scope=full"], []])
+def test_temporary_files_where_nothing_compiles_are_refused_before_anything_starts(
+    folder: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    said = refused(capsys, *words)
+    assert f"temporary files go to {folder!r}" in said
+    assert "set TMPDIR to one without" in said
+    assert sweep.main(["--list"]) == 0
+
+
+def test_a_clusters_hosts_have_temporary_files_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/a b")
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert sweep.main(["--dry-run", "--device", "cpu", "--size", "tiny"]) == 0
 
 
 @pytest.mark.parametrize(

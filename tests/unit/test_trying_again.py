@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,21 +256,40 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
     assert (assignment.log_folder / "worker-0.log").read_text() == "***\n"
 
 
-@pytest.mark.parametrize("error", [SystemExit("no data"), ValueError("no data")])
-def test_a_workload_that_exits_or_raises_is_told_of_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    def fail(*arguments: Any) -> NoReturn:
-        raise error
-
+def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts this process where a train worker is."""
     monkeypatch.setattr(worker.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
     monkeypatch.setattr(worker.logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
     monkeypatch.setattr(worker, "_own_cores", lambda plan: nullcontext((0,)))
-    monkeypatch.setattr(worker, "_measure", fail)
+    monkeypatch.setattr(worker, "_measure", measure)
     monkeypatch.setenv(MARKER, "001-a-f00")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+
+
+def _raising(error: BaseException) -> Callable[..., NoReturn]:
+    def fail(*arguments: Any) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def test_a_host_whose_temporary_files_cannot_be_compiled_is_not_held_against_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker_that_measures_by(lambda *arguments: pytest.fail("it was measured"), tmp_path, monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
+    with pytest.raises(MeasurementFailed, match="set TMPDIR to one without") as raised:
+        worker.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
+    assert not raised.value.from_compiler
+
+
+@pytest.mark.parametrize("error", [SystemExit("no data"), ValueError("no data")])
+def test_a_workload_that_exits_or_raises_is_told_of_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    worker_that_measures_by(_raising(error), tmp_path, monkeypatch)
     with pytest.raises(MeasurementFailed, match=f"builtins.{type(error).__name__}: no data"):
         worker.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tempfile.gettempdir()}/compile-sweep-001-a-f00/inductor"
