@@ -7,13 +7,14 @@ of AWS, goes too. It is a net below the rule, not instead of it: nothing here pr
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
 HIDDEN = "***"
 """Stands for what is secret wherever it is written down."""
@@ -64,8 +65,24 @@ def known(environ: Mapping[str, str] = os.environ) -> list[str]:
         elif "://" in value and "@" in value:
             password = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
             found |= {password, unquote(password)}
-    able = (secret for secret in found if len(secret) >= _SHORTEST and not Path(secret).is_absolute())
-    return sorted(able, key=lambda secret: (-len(secret), secret))
+    spelled = {spelling for value in found for secret in _parts(value) for spelling in _spellings(secret)}
+    return sorted(spelled, key=lambda secret: (-len(secret), secret))
+
+
+def _parts(value: str) -> Iterator[str]:
+    """What of a value is secret: a private key's lines are so one by one; a path only says where one is."""
+    lines = value.splitlines()
+    if len(lines) > 1 or not Path(value).is_absolute():
+        yield from (part for part in (value, *map(str.strip, lines)) if len(part) >= _SHORTEST)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """A secret as it is, as Python and JSON quote it alone or within a text, and as addresses hold it."""
+    quoted = repr(f'{secret}"')[1:-2]  # with that mark, Python spells the other with a backslash
+    yield from (secret, quoted, quoted.replace("\\'", "'"))
+    yield from (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    with suppress(UnicodeEncodeError):  # bytes of the environment that are no text
+        yield from (quote(secret), quote(secret, safe=""), quote_plus(secret))
 
 
 def hidden(text: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from samples import H200
@@ -50,6 +53,38 @@ def test_a_name_that_only_looks_alike_is_none_of_a_secret(name: str) -> None:
 
 def test_passwords_in_addresses_of_variables_are_secret_quoted_and_not() -> None:
     assert hidden("redis%2Dplanted and redis-planted", ENVIRON) == "*** and ***"
+
+
+AWKWARD = {
+    "DB_PASSWORD": 'it\'s "planted" \\ so/é+%',
+    "APOSTROPHE_PASSWORD": "it's-planted",
+    "SSH_PRIVATE_KEY": "-----BEGIN-----\n/planted+first/line\n\tplanted-second\r\nshort\n",
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize(
+    "spell",
+    [str, repr, json.dumps, partial(json.dumps, ensure_ascii=False), quote, partial(quote, safe=""), quote_plus,
+     lambda value: repr(f"{value} and 'this' and \"that\""), lambda value: repr({"a": [value]})],
+)  # fmt: skip
+def test_a_secret_is_hidden_however_it_is_quoted(name: str, spell: Callable[[str], str]) -> None:
+    cleared = hidden(f"before {spell(AWKWARD[name])} after", AWKWARD)
+    assert "***" in cleared
+    assert "planted" not in cleared
+
+
+def test_each_line_of_a_secret_is_one_unless_it_is_short() -> None:
+    assert hidden("/planted+first/line, then planted-second and short", AWKWARD) == "***, then *** and short"
+    assert hidden(quote("/planted+first/line", safe=""), AWKWARD) == "***"
+
+
+def test_a_secret_that_is_no_text_is_hidden_too() -> None:
+    assert hidden("it says planted\udcff", {"DB_PASSWORD": "planted\udcff"}) == "it says ***"
+
+
+def test_a_short_secret_is_none_even_if_its_quoted_form_is_long() -> None:
+    assert hidden(r"a\n\n\n\nb", {"DB_PASSWORD": "a\n\n\n\nb"}) == r"a\n\n\n\nb"
 
 
 def test_paths_and_words_are_no_secrets() -> None:
