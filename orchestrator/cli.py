@@ -69,6 +69,9 @@ def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: 
 
 def run(command: Callable[[], int]) -> int:
     """Runs a command; the user's mistakes become one sentence on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding cannot show is spelled out
+            stream.reconfigure(errors="backslashreplace")
     try:
         with _ending_in_order():
             return command()

@@ -143,6 +143,25 @@ def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[st
     assert "second" in captured.err
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_cannot_show_is_spelled_out(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command() -> int:
+        print("report: Σ")
+        raise ConfigError("no folder Σ")
+
+    shown = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, buffer in shown.items():
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(buffer, encoding=encoding, errors="strict", write_through=True))
+    assert run(command) == 2
+    assert shown["stdout"].getvalue() == rb"report: \u03a3" + b"\n"
+    assert shown["stderr"].getvalue() == rb"error: no folder \u03a3" + b"\n"
+
+
+def test_a_stream_that_has_no_encoding_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert run(lambda: 0) == 0
+
+
 def test_a_fault_of_ours_is_not_hidden() -> None:
     def command() -> int:
         raise RuntimeError("a bug")
