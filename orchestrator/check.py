@@ -5,7 +5,6 @@ Each scope runs once in a fresh process with empty caches, for a few steps only:
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import tyro
 from rich.console import Console
 
 from orchestrator import cli
+from orchestrator.building import build, building
 from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
 from orchestrator.errors import ConfigError
@@ -27,8 +27,7 @@ from orchestrator.recipes import RECIPES
 from orchestrator.records import Status, TrialRecord
 from orchestrator.scratch import refuse_unfit
 from orchestrator.space import Target, choose
-from workloads.base import Workload, load_workload
-from workloads.errors import CompileSweepError, WorkloadError
+from workloads.base import Workload
 from workloads.settings import CompileSettings, Scope
 
 PROG = "python -m orchestrator.check"
@@ -85,19 +84,18 @@ def _check(options: Options) -> int:
         raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu")
     check_seed(options.seed)
     refuse_unfit()
-    sys.path.insert(0, os.getcwd())  # a user's module is named as it would be imported from here
-    kind = load_workload(options.workload)
-    size = options.size or (kind.sizes[0] if device is Device.CUDA else kind.sizes[-1])
-    workload, facts = _described(kind, size, options.seed)
+    workload = build(options.workload, options.size, options.seed, has_gpu=device is Device.CUDA)
+    with building():
+        facts = list(_facts(workload))
     target = Target.of(workload, has_gpu=device is Device.CUDA)
     to_try = _to_try(options, workload, target)
-    console.print(f"{options.workload} ({size}) on {device}", style="bold")
+    console.print(f"{options.workload} ({workload.size}) on {device}", style="bold")
     for line in facts:
         console.print(f"  {line}")
     tried = []
     for settings in to_try:
         console.print(f"\n{settings.label}", style="bold")
-        told = {"workload": options.workload, "size": size, "seed": options.seed, "device": str(device)}
+        told = {"workload": options.workload, "size": workload.size, "seed": options.seed, "device": str(device)}
         tried.append(_try(settings, {**told, "settings": settings.key, "protocol": SHORT}))
         for line in _findings(tried[-1]):
             console.print(f"  {line}")
@@ -105,21 +103,6 @@ def _check(options: Options) -> int:
     for line in _costs(tried, target, device):
         console.print(f"  {line}")
     return 0 if all(one.verdict == "" for one in tried) else 1
-
-
-def _described(kind: type[Workload], size: str, seed: int) -> tuple[Workload, list[str]]:
-    """The workload and what is known of it before anything runs.
-
-    Raises:
-        WorkloadError: it cannot be built; the message says why.
-    """
-    try:
-        workload = kind(size, seed)
-        return workload, list(_facts(workload))
-    except CompileSweepError:
-        raise
-    except Exception as error:  # a user's functions may raise anything
-        raise WorkloadError(f"building the workload failed: {type(error).__name__}: {error}") from error
 
 
 def _facts(workload: Workload) -> Iterator[str]:

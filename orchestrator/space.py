@@ -9,6 +9,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from orchestrator.building import building
 from workloads.base import Workload
 from workloads.compiling import refuse_other_update_of, refuse_unknown_names
 from workloads.ddp import check_workers
@@ -53,8 +54,13 @@ class Target:
     """Refuses an optimizer that would train otherwise than the workload's own."""
 
     @classmethod
+    @building()
     def of(cls, workload: Workload, *, has_gpu: bool, num_workers: int = 1) -> Target:
-        """What settings must fit to run this workload with so many workers a trial."""
+        """What settings must fit to run this workload with so many workers a trial.
+
+        Raises:
+            WorkloadError: the workload's own code failed.
+        """
         try:
             row_lengths = tuple(workload.row_lengths())
         except WorkloadError:

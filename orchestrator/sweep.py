@@ -20,6 +20,7 @@ from rich.console import Console
 import analysis
 from analysis.formatting import number
 from orchestrator import cli, folder, presenting, records, scratch, storage
+from orchestrator.building import build, building
 from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig, check_count, check_seed
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
@@ -33,7 +34,7 @@ from orchestrator.stages import Fronts, Stages
 from orchestrator.storage import Storage
 from orchestrator.stored import stored_config
 from orchestrator.tracking import Destination, Tracking
-from workloads.base import Workload, load_workload, named_workloads
+from workloads.base import Workload, named_workloads
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
 from workloads.vocabulary import Pipeline
@@ -183,11 +184,8 @@ def _workload(options: Options, stored: dict[str, Any], device: Device) -> Workl
     name: str = _first(options.workload, stored.get("workload"), "captioning")
     seed: int = _first(options.seed, stored.get("seed"), 0)
     check_seed(seed)
-    if ":" in name:  # a user's module is named as it would be imported from here; for others this folder's files are no code
-        sys.path.insert(0, os.getcwd())
-    found = load_workload(name)
-    default_size = found.sizes[0] if device is Device.CUDA else found.sizes[-1]
-    return found(_first(options.size, stored.get("size"), default_size), seed)
+    size = stored.get("size") if options.size is None else options.size
+    return build(name, size, seed, has_gpu=device is Device.CUDA)
 
 
 def _configured(
@@ -363,7 +361,9 @@ def _one_setting(console: Console, options: Options, environment: Environment) -
     if asked == "source":
         from workloads.compiling import source_for  # torch only where it is needed
 
-        print(source_for(setting, workload, workload.build_model(), device, num_workers=workers), end="")
+        with building():
+            model = workload.build_model()
+        print(source_for(setting, workload, model, device, num_workers=workers), end="")
         return 0
     from orchestrator.explain import explain  # only here: a sweep does without
 

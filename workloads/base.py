@@ -248,4 +248,6 @@ def load_workload(name: str) -> type[Workload]:
         raise WorkloadError(f"workload {name!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(found, type) or not issubclass(found, Workload):
         raise WorkloadError(f"workload {name!r}: {class_name} in {module_name} is no subclass of workloads.Workload")
+    if not getattr(found, "sizes", ()):
+        raise WorkloadError(f"workload {name!r}: {class_name} has no sizes; name one or more, like sizes = ('base', 'tiny')")
     return found

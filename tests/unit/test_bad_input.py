@@ -177,6 +177,25 @@ def test_a_workload_whose_functions_fail_is_said_with_why(
     assert refused(capsys, "--workload", f"failing_workloads:{name}", "--device", "cpu", *words) == f"error: {said}\n"
 
 
+@pytest.mark.parametrize("words", [["--dry-run"], ["--source", "scope=eager"], ["--explain", "scope=eager"]])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def __init__(self, size, seed): raise OSError('no data')", "building the workload failed: OSError: no data"),
+        ("def __init__(self, size, seed): raise SystemExit('no data')", "building the workload failed: SystemExit: no data"),
+        ("def row_lengths(self): raise OSError('no rows')", "building the workload failed: OSError: no rows"),
+        ("sizes = ()", "workload 'failing:Mine': Mine has no sizes; name one or more, like sizes = ('base', 'tiny')"),
+    ],
+)
+def test_a_workload_class_that_fails_is_said_with_why(
+    body: str, said: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing.py").write_text(f"from toy_workloads import Toy\nclass Mine(Toy):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "failing", raising=False)
+    assert refused(capsys, "--workload", "failing:Mine", "--device", "cpu", *words) == f"error: {said}\n"
+
+
 @pytest.mark.parametrize(
     ("name", "source", "reason"),
     [
