@@ -50,6 +50,14 @@ def test_a_built_in_workload_imports_nothing_of_the_folder(here: Path, repositor
     assert imported(here, "from orchestrator.sweep import main; main(['--dry-run', '--size', 'tiny'])", repository) == []
 
 
+def test_a_check_of_a_built_in_workload_adds_no_folder_to_the_path(here: Path, repository: Path) -> None:
+    program = (
+        "import os, sys; from orchestrator.check import main; assert main(['captioning', '--size', 'x']) == 2; "
+        "assert os.getcwd() not in sys.path"
+    )
+    assert imported(here, program, repository) == []
+
+
 def test_a_workload_of_ones_own_imports_its_module_and_no_other(here: Path, repository: Path) -> None:
     program = "from orchestrator.sweep import main; assert main(['--dry-run', '--workload', 'mine:Mine']) == 0"
     assert imported(here, program, repository) == ["mine"]
