@@ -131,6 +131,8 @@ def _connect(own: ExitStack) -> None:
     except Exception as error:  # Ray has no common class for these, and says in some of them only "Exception"
         what = f"no Ray cluster answers at RAY_ADDRESS={address}" if address else "Ray did not start on this host"
         advice = "start one or unset it" if address else "if the host is very busy, try again when it is less so"
+        if not address and isinstance(error, OSError) and str(error.filename).startswith(str(Path.home())):
+            advice = "set HOME to a folder that can be written: Ray keeps its token there"
         words = str(error).split(". ")[0] or type(error).__name__
         raise SessionError(f"{what} ({words}); {advice}") from None
     _keep_token()

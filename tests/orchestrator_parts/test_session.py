@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -43,6 +44,20 @@ def test_a_process_of_ray_that_does_not_end_with_its_session_is_ended_and_no_oth
         stranger.wait()
         if _runs(orphan):
             os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_home_that_cannot_be_written_is_said_to_be_what_is_wrong() -> None:
+    """In a process of its own: this one may have the token already."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", "from orchestrator.session import ray_session\nwith ray_session(): pass"],
+        env={**os.environ, "PYTHONPATH": str(root), "HOME": "/proc/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "SessionError: Ray did not start on this host" in done.stderr
+    assert "set HOME to a folder that can be written" in done.stderr
 
 
 def _runs(process: int) -> bool:
