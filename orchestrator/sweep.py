@@ -8,12 +8,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from datetime import datetime
 from functools import partial
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -26,6 +24,8 @@ from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.errors import ConfigError
 from orchestrator.failures import Label
 from orchestrator.options import Options
+from orchestrator.output import GIVEN, expanded
+from orchestrator.output import chosen as chosen_folder
 from orchestrator.recipes import find_recipe
 from orchestrator.search import Searcher
 from orchestrator.searching import learned_for
@@ -38,9 +38,6 @@ from workloads.base import Workload, named_workloads
 from workloads.settings import CompileSettings
 from workloads.spelling import read_pairs
 from workloads.vocabulary import Pipeline
-
-GIVEN = "given"
-"""What a sweep of `--settings` calls its recipe."""
 
 NO_CACHE = "none"
 """What `--cache` says for keeping nothing."""
@@ -65,11 +62,9 @@ def _sweep(options: Options) -> int:
     environment = fingerprint()
     if options.explain is not None or options.source is not None:
         return _one_setting(console, options, environment)
-    if options.resume and options.output is None and options.storage is None:
-        raise ConfigError("--resume needs to know which sweep; name its folder with --output, or its --storage")
     if not os.environ.get("RAY_ADDRESS"):  # elsewhere workers look at those of their hosts
         scratch.refuse_unfit()
-    output = options.output or _new_folder(options)
+    output = chosen_folder(options)
     kept = _storage(options, output)
     stored = stored_config(output) if options.resume else {}
     device = _device(options, stored, environment)
@@ -266,7 +261,7 @@ def _search(options: Options, stored: dict[str, Any]) -> SearchConfig:
         "stop": options.stop,
         "num_trials": options.num_trials,
         "gpu_budget_s": options.gpu_budget_s,
-        "learn_from": tuple(str(Path(folder).absolute()) for folder in chain(*options.learn_from)),
+        "learn_from": tuple(str(expanded("--learn-from", folder).absolute()) for folder in chain(*options.learn_from)),
         "learn_anyway": options.learn_anyway,
     }
     before = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
@@ -383,13 +378,6 @@ def _fronts(config: SweepConfig) -> Fronts:
         return list(front_of(trials.assign(status=status, stable=True))["settings_key"])
 
     return Fronts(present=present, hopeful=hopeful)
-
-
-def _new_folder(options: Options) -> Path:
-    if options.resume:  # where it was, if it was made here, is where its storage says
-        return Path("results") / PurePosixPath(urlsplit(str(options.storage)).path).name
-    name = GIVEN if options.settings else options.recipe or (str(options.searcher) if options.searcher else "quickstart")
-    return Path("results") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _first(*values: Value | None) -> Value:

@@ -77,6 +77,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--cache", "~nobody-at-all/x"], "no store can be at ~nobody-at-all/x, for no user is called so"),
         (["--storage", "~nobody-at-all/x"], "no results can be at ~nobody-at-all/x, for no user is called so"),
         (["--log-to", "tensorboard:~nobody-at-all/x"], "is no folder, for no user is called so; name another"),
+        (["--output=~nobody-at-all/x"], "--output ~nobody-at-all/x is no folder, for no user is called so; name another"),
+        (["--searcher", "gain", "--learn-from=~nobody-at-all/x"], "--learn-from ~nobody-at-all/x is no folder, for no user is"),
         (["--output", "a\0b"], r"'a\x00b' is no text in UTF-8"),
         (["--output", "caf\udce9"], r"'caf\udce9' is no text in UTF-8; write it so, and rename the file"),
         (["--output", "x" * 300, "--resume"], "/sweep.json cannot be read (File name too long); name another --output"),
@@ -97,6 +99,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--vary", "autocast=bf16", "autocast=off"], "--vary autocast is given twice; give all its values at once"),
         (["--vary", "autocats=bf16"], "no setting is called 'autocats'; did you mean autocast?"),
         (["--resume"], "--resume needs to know which sweep; name its folder with --output"),
+        (
+            ["--resume", "--storage", "s3://bucket"],
+            "--storage s3://bucket does not say what the sweep's folder is called; name it",
+        ),
+        (["--resume", "--storage", ".."], "--storage .. does not say what the sweep's folder is called; name it with --output"),
         (["--searcher", "gian"], "invalid choice 'gian' for argument '--searcher'"),
         (["--searcher", "gain", "--num-trials", "0"], "--num-trials 0 is too few; use 1 or more"),
         (

@@ -27,6 +27,17 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_a_folder_is_the_users_where_no_shell_has_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "300")
+    assert sweep.main(["--dry-run", "--size", "tiny", "--output=~/deep/sweep"]) == 0
+    assert f"artifacts in {tmp_path}/home/deep/cache" in capsys.readouterr().out
+    assert sweep.main(["--dry-run", "--searcher", "gain", "--learn-from=~/earlier"]) == 2
+    assert f"{tmp_path}/home/earlier holds no trial's record" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep.main(["--dry-run", "--max-concurrent", "2", "--pipeline", "real"]) == 0
     out = capsys.readouterr().out
