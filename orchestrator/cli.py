@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import tyro
@@ -32,6 +34,7 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str]) -> Option
         ConfigError: a word that is no text.
     """
     refuse_no_text(arguments)
+    _refuse_no_value(options, arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -42,6 +45,18 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str]) -> Option
         if stop.code in (0, None):
             raise
     raise UsageError(_sentence(complaint.getvalue(), prog))
+
+
+def _refuse_no_value(options: type[Any], words: Sequence[str]) -> None:
+    """Refuses an option of several values that is given none, as by a variable that is not set: it would count as not given.
+
+    Raises:
+        UsageError: there is one.
+    """
+    several = {f"--{one.name.replace('_', '-')}" for one in fields(options) if isinstance(one.default, tuple)}
+    for word, following in pairwise((*words, "--")):
+        if word.replace("_", "-") in several and following.startswith("--"):
+            raise UsageError(f"{word} has no value; give one or more, or leave it out")
 
 
 def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: Sequence[str]) -> tuple[Any, Command] | None:

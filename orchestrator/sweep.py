@@ -329,6 +329,8 @@ def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Target) -> Choice:
+    if not all(map(str.strip, spelled)):
+        raise ConfigError(f"{option} '' is no setting; write it like scope=regional,dynamic=auto")
     chosen = choose(varied((dict(read_pairs(setting)) for setting in spelled), _axes(vary)), target)
     if chosen.excluded:
         raise ConfigError(f"{option} {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
