@@ -163,6 +163,8 @@ class Workload(ABC):
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         """For each tensor argument of that module's forward that depends on the length, the dimensions that do.
 
+        `pair.0` is the first tensor in an argument `pair` that is a list, tuple or dictionary.
+
         Args:
             module: a name from `regions` or `parts`, or `""` for the whole model.
         """

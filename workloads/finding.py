@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from workloads.errors import WorkloadError
 
 Dims = dict[str, tuple[int, ...]]
-"""Dimensions by name of the tensor."""
+"""Dimensions by name of the tensor; `pair.0` is the first in the list, tuple or dictionary `pair`."""
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
@@ -149,7 +149,7 @@ def _argument_shapes(
     def watcher(name: str, signature: inspect.Signature) -> Callable[..., None]:
         def watch(module: nn.Module, args: Any, kwargs: Any) -> None:
             given = signature.bind(*args, **kwargs).arguments
-            seen[name] = {key: tuple(value.shape) for key, value in given.items() if isinstance(value, Tensor)}
+            seen[name] = {key: tuple(tensor.shape) for key, tensor in _tensors_in(given)}
 
         return watch
 
@@ -164,6 +164,18 @@ def _argument_shapes(
         except Exception:  # what depends on values, or on a library torch does not know: then the real run says what is wrong
             model(**batch)
     return seen
+
+
+def _tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name, as `value_at` of fragments.py finds them."""
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in({str(index): one for index, one in enumerate(value)}, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            named = {key: one for key, one in value.items() if isinstance(key, str) and "." not in key}
+            yield from _tensors_in(named, f"{prefix}{name}.")
 
 
 def is_plain(model: nn.Module) -> bool:

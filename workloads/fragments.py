@@ -38,9 +38,23 @@ OWN_CODE: dict[Any, Any] = {}
 def mark(arguments: dict[str, Any], dims: dict[str, tuple[int, ...]], **bounds: int) -> None:
     """Tells the compiler which dimensions of the named tensors change from batch to batch."""
     for name, dimensions in dims.items():
-        if isinstance(arguments.get(name), torch.Tensor):
+        if isinstance(tensor := value_at(arguments, name), torch.Tensor):
             for dimension in dimensions:
-                mark_dynamic(arguments[name], dimension, **bounds)
+                mark_dynamic(tensor, dimension, **bounds)
+
+
+def value_at(arguments: dict[str, Any], name: str) -> Any:
+    """The argument of that name, `pair.0` being the first in the list, tuple or dictionary `pair`; None if there is none."""
+    if name in arguments:
+        return arguments[name]
+    found: Any = arguments
+    for step in name.split("."):
+        if isinstance(found, dict):
+            found = found.get(step)
+        else:
+            able = isinstance(found, list | tuple) and step.isdecimal() and int(step) < len(found)
+            found = found[int(step)] if able else None
+    return found
 
 
 def marked_forward(module: torch.nn.Module, compiled: Callable[..., Any], dims: dict[str, tuple[int, ...]]) -> Callable[..., Any]:

@@ -360,6 +360,38 @@ def test_a_step_that_writes_into_its_batch_is_refused_by_the_name_of_the_tensor(
         measured(workload, spelled)
 
 
+class Turned(Layer):
+    """A block that is handed what its library handed all blocks: a pair, and the rest by name."""
+
+    def forward(self, hidden: Tensor, turns: tuple[Tensor, Tensor], **others: Any) -> Tensor:
+        cos, sin = turns
+        return super().forward(hidden * cos + hidden.flip(-1) * sin) * others["masks"]["full"]
+
+
+class Turning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([Turned(), Turned()])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = self.first(hidden)
+        angles = torch.arange(hidden.size(1))[:, None] / torch.arange(1, 5)
+        for layer in self.layers:
+            hidden = layer(hidden, (angles.cos(), angles.sin()), masks={"full": hidden.new_ones(hidden.size(1), 1), "none": None})
+        return hidden
+
+
+def test_tensors_that_change_inside_other_arguments_are_found_and_marked() -> None:
+    workload = WorkloadFromModel(Turning, rows_of(3, 7, 5), loss_of, num_batches=3)("only", 0)
+    dims = {"hidden": (1,), "turns.0": (0,), "turns.1": (0,), "others.masks.full": (0,)}
+    assert workload.dynamic_dims("model.layers.0") == dims
+    settings = CompileSettings.parse("scope=regional,dynamic=mark,pad_multiple=2,backend=aot_eager")
+    found = measure(workload, settings, device=CPU, protocol=SHORT)
+    assert (found.graphs, found.recompile_reasons, found.numerics["status"]) == (1, [], "ok")
+    assert '"others.masks.full": (0,)' in source_for(settings, workload, workload.build_model(), CPU)
+
+
 def test_batches_that_count_no_changes_are_measured() -> None:
     @torch.inference_mode()
     def batch(number: int) -> dict[str, Tensor]:
