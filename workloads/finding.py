@@ -124,7 +124,7 @@ def changing_arguments(
 ) -> dict[str, Dims]:
     """For each module, the dimensions of its forward's tensor arguments that differ between two runs of the model.
 
-    The runs compute nothing where the model allows it: tensors have shapes only.
+    The runs compute nothing of the batch where the model allows it: what comes of it has shapes only.
 
     Args:
         model: takes a batch's tensors by name.
@@ -159,8 +159,9 @@ def _argument_shapes(
             watch = watcher(name, inspect.signature(module.forward))
             undo.callback(module.register_forward_pre_hook(watch, with_kwargs=True).remove)
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-                model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
+            # The mode is not entered: what the model makes of no batch, as positions are, stays real, since its code may keep it.
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
         except Exception:  # what depends on values, or on a library torch does not know: then the real run says what is wrong
             model(**batch)
     return seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -390,6 +390,25 @@ def test_tensors_that_change_inside_other_arguments_are_found_and_marked() -> No
     found = measure(workload, settings, device=CPU, protocol=SHORT)
     assert (found.graphs, found.recompile_reasons, found.numerics["status"]) == (1, [], "ok")
     assert '"others.masks.full": (0,)' in source_for(settings, workload, workload.build_model(), CPU)
+
+
+@lru_cache
+def positions(length: int) -> Tensor:
+    return torch.arange(length)[:, None] / 10
+
+
+class Positioned(Stack):
+    """What it makes of the length alone stays for the next forward of that length."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden + positions(hidden.size(1)))
+
+
+def test_what_a_model_keeps_for_the_next_forward_is_not_spoilt_by_finding_dimensions() -> None:
+    workload = WorkloadFromModel(Positioned, rows_of(3, 7, 5), loss_of, num_batches=3)("only", 0)
+    assert workload.dynamic_dims("model.stages.0.1") == {"hidden": (1,)}
+    assert positions.cache_info().currsize == 2
+    assert workload.build_model()(hidden=torch.ones(2, 7, 4)).item() > 0
 
 
 def test_batches_that_count_no_changes_are_measured() -> None:
