@@ -99,7 +99,10 @@ def changes(batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequen
         main = max(together.values(), key=len, default=[])
     if any(dim == 0 and first[name].size(0) == samples for group in together.values() for name, dim in group):
         counts = sorted({batch[name].size(0) for batch in batches for name, dim in _members(together) if dim == 0})
-        raise WorkloadError(f"batches of {' and '.join(map(str, counts))} samples cannot be timed together; leave odd ones out")
+        raise WorkloadError(
+            f"batches of {' and '.join(map(str, counts))} samples cannot be timed together; leave odd ones out"
+            + _if_samples_come_later(batches)
+        )
     dims: Dims = {name: tuple(dim for one, dim in main if one == name) for name, _ in main}
     others: dict[str, dict[int, int]] = {}
     for sizes, group in together.items():
@@ -108,6 +111,16 @@ def changes(batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequen
                 others.setdefault(name, {})[dim] = max(sizes)
     lengths = [max(batch[name].size(dim) for name, dim in main) for batch in batches] if main else [1] * len(batches)
     return Changes(length=dims, lengths=lengths, others=others, samples=samples)
+
+
+def _if_samples_come_later(batches: Sequence[Mapping[str, Tensor]]) -> str:
+    """What else helps where all tensors have another dimension than the first that may be the samples: of one size throughout."""
+    shapes = [tensor.shape for batch in batches for tensor in batch.values() if tensor.dim()]
+    rank = min(map(len, shapes))
+    same = [dim for dim in range(1, rank) if len({shape[dim] for shape in shapes}) == 1]
+    if not same:
+        return ""
+    return f", or, if dimension {same[0]} is the samples, put it first in the batch and transpose in the loss function"
 
 
 def _members(together: Mapping[Any, Sequence[tuple[str, int]]]) -> Iterator[tuple[str, int]]:

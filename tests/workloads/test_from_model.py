@@ -154,6 +154,11 @@ def test_batches_of_one_size_have_one_length() -> None:
         ({"pad_with": {"hiden": 1}}, "pad_with of WorkloadFromModel names 'hiden', and batches have hidden, kind"),
         ({"dynamic": ["hidden"]}, "does not give tensors their dimensions"),
         ({"batch_fn": lambda number: {"x": torch.ones(3 - number % 2, 2)}}, "2 and 3 samples"),
+        (
+            {"batch_fn": lambda number: {"x": torch.ones(3 + number, 2), "y": torch.ones(3 + number, 2)}},
+            "put it first in the batch",
+        ),
+        ({"batch_fn": lambda number: {"x": torch.ones(3 + number, 2), "y": torch.ones(3 + number)}}, "leave odd ones out$"),
         ({"batch_fn": lambda number: {"x": torch.ones(())}}, "no tensor with a dimension"),
         ({"batch_fn": lambda number: {f"x{number}": torch.ones(2)}}, "differ in their tensors"),
         ({"dynamic": {"hidden": (5,)}}, "dynamic dimension 5 of hidden"),
