@@ -109,7 +109,8 @@ def _facts(workload: Workload) -> Iterator[str]:
     model = workload.build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
-    lengths = f"at most {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
+    least = f"{workload.min_length} to" if workload.min_length > 1 else "at most"
+    lengths = f"{least} {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
     yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"
     regions = list(workload.regions(model))
     kinds = sorted({type(model.get_submodule(name)).__name__ for name in regions})
@@ -192,7 +193,7 @@ def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[s
     ]
     for name, recipe in RECIPES.items():
         chosen = choose(recipe(target), target).settings
-        minutes = sum(expected_s(settings, target.max_length, done) for settings in chosen) / 60
+        minutes = sum(expected_s(settings, target.max_length, done, min_length=target.min_length) for settings in chosen) / 60
         size = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
         yield f"{name}: {len(chosen)} settings, about {size} one after the other"
 

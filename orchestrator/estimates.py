@@ -32,28 +32,31 @@ _WARM_SHARE = 0.2
 """Of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
 
 
-def expected_s(settings: CompileSettings, max_length: int, done: Sequence[TrialRecord], *, cold: bool = False) -> float:
+def expected_s(
+    settings: CompileSettings, max_length: int, done: Sequence[TrialRecord], *, min_length: int = 1, cold: bool = False
+) -> float:
     """Expected seconds of a trial: the median of like trials in this folder if there are any, otherwise a prior.
 
     Args:
         settings: what will be measured.
         max_length: of the workload, in tokens.
         done: records of the same sweep.
+        min_length: of the workload, in tokens.
         cold: it will begin with empty caches, so that what like trials restored takes its time to compile.
     """
-    graphs = settings.num_graphs(max_length)
+    graphs = settings.num_graphs(max_length, min_length)
     like = [
         record.wall_s + (_not_compiled_s(record) if cold else 0.0)
         for record in done
         if record.status is Status.OK
         and (other := CompileSettings.from_dict(record.settings)).scope is settings.scope
         and (other.mode, other.tunes) == (settings.mode, settings.tunes)
-        and other.num_graphs(max_length) == graphs
+        and other.num_graphs(max_length, min_length) == graphs
         and (other.optimizer in COMPILED_OPTIMIZERS) == (settings.optimizer in COMPILED_OPTIMIZERS)
     ]
     if like:
         return statistics.median(like)
-    return rest_s((record.compile_s, record.wall_s) for record in done) + guessed_compile_s(settings, max_length)
+    return rest_s((record.compile_s, record.wall_s) for record in done) + guessed_compile_s(settings, max_length, min_length)
 
 
 def _not_compiled_s(record: TrialRecord) -> float:
@@ -61,19 +64,20 @@ def _not_compiled_s(record: TrialRecord) -> float:
     return max(0.0, (record.cold_equivalent_s or 0.0) - (record.compile_s or 0.0)) if record.caches is Caches.WARM else 0.0
 
 
-def guessed_compile_s(settings: CompileSettings, max_length: int) -> float:
+def guessed_compile_s(settings: CompileSettings, max_length: int, min_length: int = 1) -> float:
     """Seconds that compiling takes, before any trial has shown it; good to a factor of two or three.
 
     Args:
         settings: what will be compiled.
         max_length: of the workload, in tokens.
+        min_length: of the workload, in tokens.
     """
     of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if settings.tunes else 1.0)
     of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     of_optimizer = _OPTIMIZER_S if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
     # Graphs of one code share kernels, and what the compiler knows by then: three buckets took 24.0 s where one length took
     # 11.5 (docs/results.md).
-    return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(max_length)) + of_optimizer
+    return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(max_length, min_length)) + of_optimizer
 
 
 def rest_s(done: Iterable[tuple[float | None, float]]) -> float:

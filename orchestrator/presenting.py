@@ -31,7 +31,9 @@ def machine(environment: Environment) -> str:
     return environment.gpu if environment.num_gpus == 1 else f"{environment.num_gpus} × {environment.gpu}"
 
 
-def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequence[TrialRecord]) -> None:
+def show_plan(
+    console: Console, config: SweepConfig, max_length: int, done: Sequence[TrialRecord], *, min_length: int = 1
+) -> None:
     """Prints what would run, what would not and why, and an estimate."""
     left = remaining.left(config, done)
     if config.search.searcher is not None:
@@ -44,9 +46,9 @@ def show_plan(console: Console, config: SweepConfig, max_length: int, done: Sequ
     seconds = 0.0
     for setting in left:
         cold = config.caches is CachePolicy.COLD
-        expected = min(expected_s(setting, max_length, done, cold=cold), config.trial_deadline_s)
+        expected = min(expected_s(setting, max_length, done, min_length=min_length, cold=cold), config.trial_deadline_s)
         seconds += expected
-        table.add_row(escape(setting.label), str(setting.num_graphs(max_length)), f"{expected:.0f} s")
+        table.add_row(escape(setting.label), str(setting.num_graphs(max_length, min_length)), f"{expected:.0f} s")
     console.print(table)
     if recorded:
         console.print(f"{recorded} recorded already", highlight=False)

@@ -111,13 +111,16 @@ class Pruning:
         candidates: settings that may be run; they say which fields tell settings apart.
         aims: objectives and constraints.
         max_length: of the workload, in tokens, by which the number of graphs is told.
+        min_length: of the workload, in tokens.
         patience: how easily a trial is given up.
     """
 
-    def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int, patience: Patience | None = None) -> None:
+    def __init__(
+        self, candidates: Candidates, aims: Aims, *, max_length: int, min_length: int = 1, patience: Patience | None = None
+    ) -> None:
         self._candidates = candidates
         self._aims = aims
-        self._max_length = max_length
+        self._max_length, self._min_length = max_length, min_length
         self._patience = patience or Patience()
         self._front: list[Losses] = []
         self._name_of: dict[Losses, str] = {}
@@ -175,10 +178,10 @@ class Pruning:
         return max(self._patience.least_deadline_s, self._patience.family_factor * longest_s * self._graphs(setting))
 
     def _graphs(self, setting: CompileSettings) -> int:
-        return max(1, setting.num_graphs(self._max_length))
+        return max(1, setting.num_graphs(self._max_length, self._min_length))
 
     def _lengths(self, setting: CompileSettings) -> int:
-        return len(setting.shape_policy(self._max_length).lengths())
+        return len(setting.shape_policy(self._max_length, self._min_length).lengths())
 
     def _while_compiling(self, sighting: Sighting, compiling_s: float) -> Stop | None:
         """Args: compiling_s: what of the warm-up so far cannot have been steps."""

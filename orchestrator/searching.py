@@ -71,6 +71,7 @@ class Search:
         learned: what earlier sweeps teach.
         expected_s: seconds a trial will probably take.
         stopping: whether a person has asked the sweep to finish.
+        min_length: of the workload, in tokens.
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class Search:
         learned: Learned,
         expected_s: Callable[[CompileSettings], float],
         stopping: Callable[[], bool],
+        min_length: int = 1,
     ) -> None:
         search = config.search
         if search.searcher is None:
             raise ConfigError("a sweep without a searcher tries its settings in order")
         self._search, self._workers, self._expected_s = search, config.workers_per_trial, expected_s
         self._counts = partial(remaining.counts, config)
-        self._max_length, self._stopping = max_length, stopping
+        self._max_length, self._min_length, self._stopping = max_length, min_length, stopping
         self._candidates = Candidates(config.settings)
         self._fresh = records.follow(folder).fresh
         self._fresh_starts = records.follow_warm_starts(folder).fresh
@@ -106,6 +108,7 @@ class Search:
             self._candidates,
             search.aims,
             max_length=max_length,
+            min_length=min_length,
             seed=config.seed,
             known_good=[*learned.known_good, *good_elsewhere(f"{config.workload} {config.size}")],
         )
@@ -177,7 +180,8 @@ class Search:
         untried = self._untried()
         if not len(untried) or not self._search.aims.usable_losses(self._told):
             return None
-        outlook = Outlook(self._candidates, self._search.aims, max_length=self._max_length)
+        lengths = {"max_length": self._max_length, "min_length": self._min_length}
+        outlook = Outlook(self._candidates, self._search.aims, **lengths)
         for row in self._told:
             outlook.tell(row)
         return outlook.left(untried)

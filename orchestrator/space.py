@@ -33,6 +33,8 @@ class Target:
     max_length: int
     """Tokens."""
     has_gpu: bool
+    min_length: int = 1
+    """Tokens."""
     batch_size: int = 1
     row_lengths: tuple[int, ...] = ()
     """Tokens of a fair sample of rows; empty if the workload does not say."""
@@ -67,6 +69,7 @@ class Target:
             row_lengths = ()
         return cls(
             max_length=workload.max_length,
+            min_length=workload.min_length,
             has_gpu=has_gpu,
             batch_size=workload.batch_size,
             row_lengths=row_lengths,
@@ -113,7 +116,7 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
         text = ",".join(f"{name}={value}" for name, value in candidate.items())
         try:
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
-            setting.validate_for(target.max_length)
+            setting.validate_for(target.max_length, target.min_length)
             check_options(target.workload, target.options, setting)
             if not target.trains:
                 check_inference(target.workload, setting)

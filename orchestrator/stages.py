@@ -52,6 +52,8 @@ class Stages:
     """Of the workload, in tokens."""
     environment: Environment
     """Of the head."""
+    min_length: int = 1
+    """Of the workload, in tokens."""
     learned: Learned = field(default_factory=Learned)
     """What earlier sweeps teach its search."""
     tracking: Tracking = field(default_factory=Tracking)
@@ -104,7 +106,7 @@ class Stages:
         if self.config.search.searcher is None:
             return None
         stopping = self._interrupts.asked.is_set
-        search = Search(self.config, self.output, self.max_length, self.learned, self._expected_s, stopping)
+        search = Search(self.config, self.output, self.max_length, self.learned, self._expected_s, stopping, self.min_length)
         search.catch_up()
         return search
 
@@ -215,7 +217,8 @@ class Stages:
             return None
         search = self.config.search
         patience = patience_with(search.searcher)
-        return Pruning(Candidates(self.config.settings), search.aims, max_length=self.max_length, patience=patience)
+        lengths = {"max_length": self.max_length, "min_length": self.min_length}
+        return Pruning(Candidates(self.config.settings), search.aims, **lengths, patience=patience)
 
     def _done(self) -> list[TrialRecord]:
         """The folder's records; only what was added since the last call is read, because this is asked for every setting."""
@@ -230,7 +233,8 @@ class Stages:
         return self._at_most_s(setting, cold=self.config.caches is not CachePolicy.SHARED)
 
     def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:
-        return min(expected_s(setting, self.max_length, self._done(), cold=cold), self.config.trial_deadline_s)
+        expected = expected_s(setting, self.max_length, self._done(), min_length=self.min_length, cold=cold)
+        return min(expected, self.config.trial_deadline_s)
 
     def _expected_start_s(self, setting: CompileSettings) -> float:
         return expected_warm_start_s(setting, self._done())

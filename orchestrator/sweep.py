@@ -77,7 +77,7 @@ def _sweep(options: Options) -> int:
     if options.dry_run:
         folder.refuse(output, config, environment, to_resume=options.resume)
         done = records.read(output) if options.resume else []
-        presenting.show_plan(console, config, workload.max_length, done)
+        presenting.show_plan(console, config, workload.max_length, done, min_length=workload.min_length)
         return 0
     _check_cache(config)
     tracking = Tracking(config.log_to, output)
@@ -89,6 +89,7 @@ def _sweep(options: Options) -> int:
             output=output,
             fronts=_fronts(config),
             max_length=workload.max_length,
+            min_length=workload.min_length,
             environment=environment,
             learned=learned,
             tracking=tracking,

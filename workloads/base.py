@@ -79,6 +79,8 @@ class Workload(ABC):
     """Samples a step and worker."""
     max_length: int
     """Longest sequence, in tokens."""
+    min_length: int = 1
+    """Length of the shortest batch there is, in tokens; lengths that hold only shorter ones are not warmed up."""
     pool_batches: int
     """Distinct batches a steady-state pass goes through."""
     learning_rate: float = 1e-4
@@ -125,7 +127,7 @@ class Workload(ABC):
         Raises:
             SettingsError: they do not go with its lengths, options or kind of step.
         """
-        settings.validate_for(self.max_length)
+        settings.validate_for(self.max_length, self.min_length)
         check_options(type(self).__name__, self.options, settings)
         if not self.trains:
             check_inference(type(self).__name__, settings)

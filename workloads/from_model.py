@@ -86,6 +86,7 @@ def WorkloadFromModel(
     trains: bool = True,
     num_batches: int = 20,
     max_length: int | None = None,
+    min_length: int | None = None,
     regions: Sequence[str] | None = None,
     parts: Sequence[str] | None = None,
     dynamic: Mapping[str, Sequence[int]] | None = None,
@@ -104,6 +105,7 @@ def WorkloadFromModel(
         trains: False for inference only.
         num_batches: that a steady-state pass goes through.
         max_length: the longest batch there can be; by default the longest of these.
+        min_length: what shorter batches are padded to; by default the shortest of these.
         regions: dotted names of the model's repeated blocks; by default the members of each ModuleList of one class.
         parts: dotted names of the modules that scope=modular compiles apart; by default the model and nothing of the loss.
         dynamic: for each tensor of a batch the dimensions that are its length; by default those that change together.
@@ -119,6 +121,7 @@ def WorkloadFromModel(
         "trains": trains,
         "pool_batches": num_batches,
         "told_length": max_length,
+        "told_shortest": min_length,
         "told_regions": regions,
         "told_parts": parts,
         "told_dynamic": dynamic,
@@ -141,6 +144,7 @@ class ModelWorkload(Workload):
     loss_fn: ClassVar[LossFn]
     optimizer_fn: ClassVar[MakeOptimizer]
     told_length: ClassVar[int | None]
+    told_shortest: ClassVar[int | None]
     told_regions: ClassVar[Sequence[str] | None]
     told_parts: ClassVar[Sequence[str] | None]
     told_dynamic: ClassVar[Mapping[str, Sequence[int]] | None]
@@ -161,6 +165,11 @@ class ModelWorkload(Workload):
                 raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(names)}")
         self.batch_size = self._changes.samples
         self.max_length = self.told_length or max(self._changes.lengths)
+        self.min_length = self.told_shortest or min(self.max_length, *self._changes.lengths)
+        if self.min_length > self.max_length:
+            raise WorkloadError(
+                f"min_length={self.min_length} of WorkloadFromModel is above the longest batch's {self.max_length}; use less"
+            )
 
     def build_model(self) -> nn.Module:
         if self._made is not None:
@@ -191,7 +200,7 @@ class ModelWorkload(Workload):
             if length > self.max_length:
                 where = f"batch {number} of worker {rank} has length {length}, above {self.max_length}"
                 raise WorkloadError(f"{where}, the longest of worker 0's; tell WorkloadFromModel max_length={length} or more")
-            found.append(self._batch(raw, policy.padded(length), device))
+            found.append(self._batch(raw, policy.padded(max(length, self.min_length)), device))
         return found
 
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
@@ -243,7 +252,7 @@ class ModelWorkload(Workload):
         """
         length = self._length(batch)
         try:
-            wanted = padded_length(length) if length <= self.max_length else 0
+            wanted = padded_length(max(length, self.min_length)) if length <= self.max_length else 0
         except (ValueError, StopIteration):  # data has grown since the sweep
             wanted = 0
         if wanted < length:
@@ -334,7 +343,8 @@ def _check_told(workload: type[ModelWorkload]) -> None:
 
     Not when it is called: one wrong workload of a module would hide the others.
     """
-    for name, number in (("num_batches", workload.pool_batches), ("max_length", workload.told_length)):
+    numbers = {"num_batches": workload.pool_batches, "max_length": workload.told_length, "min_length": workload.told_shortest}
+    for name, number in numbers.items():
         if number is not None and not (isinstance(number, Integral) and not isinstance(number, bool) and number >= 1):
             raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is no whole number of 1 or more")
     dynamic = workload.told_dynamic

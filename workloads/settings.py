@@ -260,11 +260,12 @@ class CompileSettings:
         """`to_dict` without the fields that are None."""
         return {name: value for name, value in self.to_dict().items() if value is not None}
 
-    def shape_policy(self, max_length: int) -> ShapePolicy:
-        """The policy these settings batch and pad by, for sequences of at most `max_length` tokens."""
+    def shape_policy(self, max_length: int, min_length: int = 1) -> ShapePolicy:
+        """The policy these settings batch and pad by, for batches of `min_length` to `max_length` tokens."""
         buckets = self.buckets or (self.bucket_size if self.padding is Padding.BUCKETS else None)
         multiple = self.pad_multiple if self.padding is Padding.LONGEST else None
-        return policy(max_length, multiple=multiple, buckets=buckets, shortest=self.shortest, window=self.group_window)
+        floors = {"shortest": self.shortest, "min_length": min_length}
+        return policy(max_length, multiple=multiple, buckets=buckets, **floors, window=self.group_window)
 
     def eager_twin(self) -> CompileSettings:
         """Eager settings of the same precision: what a run under these is compared with, on the same batches.
@@ -276,22 +277,22 @@ class CompileSettings:
         ddp = self.ddp.of_eager() if self.ddp is not None else None
         return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
 
-    def num_graphs(self, max_length: int) -> int:
+    def num_graphs(self, max_length: int, min_length: int = 1) -> int:
         """Graphs the compiler is expected to build of each compiled function."""
         if self.scope is Scope.EAGER:
             return 0
         if self.dynamic is Dynamic.BUCKETS:
-            return len(self.shape_policy(max_length).lengths())
+            return len(self.shape_policy(max_length, min_length).lengths())
         return 2 if self.dynamic is Dynamic.AUTO else 1  # auto builds a static graph first, then a dynamic one
 
-    def validate_for(self, max_length: int) -> None:
-        """Refuses what cannot work with sequences of at most `max_length` tokens.
+    def validate_for(self, max_length: int, min_length: int = 1) -> None:
+        """Refuses what cannot work with batches of `min_length` to `max_length` tokens.
 
         Raises:
             SettingsError: more buckets than the recompile limit, or a length that does not go with the sequences.
         """
         limit = self.recompile_limit or RECOMPILE_LIMIT
-        if self.scope is not Scope.EAGER and (graphs := self.num_graphs(max_length)) > limit:
+        if self.scope is not Scope.EAGER and (graphs := self.num_graphs(max_length, min_length)) > limit:
             smallest = -(-max_length // limit)
             what = f"bucket_size={self.bucket_size}" if self.bucket_size else f"{graphs} buckets"
             raise SettingsError(

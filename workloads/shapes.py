@@ -20,7 +20,7 @@ class ShapePolicy(Protocol):
         ...
 
     def lengths(self) -> tuple[int, ...]:
-        """Every length, in tokens and ascending, that the policy can produce."""
+        """Every length, in tokens and ascending, that batches can be padded to."""
         ...
 
 
@@ -56,13 +56,15 @@ class PadToLongest(_Grouping):
     max_length: int
     multiple: int = 1
     shortest: int = 1
+    min_length: int = 1
+    """Tokens; no batch's longest row has fewer."""
 
     def padded(self, longest: int) -> int:
         _check_fits(longest, self.max_length)
         return min(self.max_length, _round_up(max(longest, self.shortest), self.multiple))
 
     def lengths(self) -> tuple[int, ...]:
-        below = range(_round_up(self.shortest, self.multiple), self.max_length, self.multiple)
+        below = range(_round_up(max(self.shortest, self.min_length), self.multiple), self.max_length, self.multiple)
         return (*below, self.max_length)
 
 
@@ -71,17 +73,25 @@ class PadToBuckets(_Grouping):
     """The smallest of a few fixed lengths that holds the batch's longest row."""
 
     buckets: tuple[int, ...]
+    min_length: int = 1
+    """Tokens; no batch's longest row has fewer."""
 
     def padded(self, longest: int) -> int:
         _check_fits(longest, self.buckets[-1])
         return next(bucket for bucket in self.buckets if bucket >= longest)
 
     def lengths(self) -> tuple[int, ...]:
-        return self.buckets
+        return tuple(bucket for bucket in self.buckets if bucket >= self.min_length)
 
 
 def policy(
-    max_length: int, *, multiple: int | None, buckets: tuple[int, ...] | int | None, shortest: int = 1, window: int | None = None
+    max_length: int,
+    *,
+    multiple: int | None,
+    buckets: tuple[int, ...] | int | None,
+    shortest: int = 1,
+    min_length: int = 1,
+    window: int | None = None,
 ) -> ShapePolicy:
     """The policy for sequences of at most `max_length` tokens.
 
@@ -90,13 +100,15 @@ def policy(
         multiple: pad to the longest row, rounded up to this many tokens.
         buckets: pad to these lengths, or to the multiples of this one.
         shortest: tokens below which no batch is padded, with `multiple`.
+        min_length: tokens of the shortest batch there is; lengths that hold only shorter ones do not occur.
         window: batches within which rows of like length are batched together.
     """
     if buckets is not None:
         chosen = uniform_buckets(max_length, buckets) if isinstance(buckets, int) else buckets
-        return PadToBuckets(buckets=chosen, window=window or 1)
+        return PadToBuckets(buckets=chosen, min_length=min_length, window=window or 1)
     if multiple is not None:
-        return PadToLongest(max_length=max_length, multiple=multiple, shortest=shortest, window=window or 1)
+        floors = {"shortest": shortest, "min_length": min_length}
+        return PadToLongest(max_length=max_length, multiple=multiple, **floors, window=window or 1)
     return PadToMax(max_length=max_length, window=window or 1)
 
 

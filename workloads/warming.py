@@ -20,7 +20,7 @@ def warm_up_batches(
     workload: Workload, settings: CompileSettings, pool: Sequence[Batch], *, rank: int, device: torch.device, protocol: Protocol
 ) -> list[Batch]:
     """The first steps, then every length the settings can pad to, often enough to compile and capture."""
-    lengths = settings.shape_policy(workload.max_length).lengths()
+    lengths = settings.shape_policy(workload.max_length, workload.min_length).lengths()
     by_length = {batch.length: batch for batch in pool}
     for length in lengths:
         if length not in by_length:

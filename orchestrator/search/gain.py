@@ -24,6 +24,7 @@ class GainPerSecond:
         candidates: what may be proposed.
         aims: the objectives and constraints.
         max_length: of the workload, in tokens, by which the number of graphs is told.
+        min_length: of the workload, in tokens.
         seed: decides between equals.
         known_good: settings from elsewhere to begin with.
     """
@@ -34,12 +35,13 @@ class GainPerSecond:
         aims: Aims,
         *,
         max_length: int,
+        min_length: int = 1,
         seed: int = 0,
         known_good: Iterable[CompileSettings] = (),
     ) -> None:
         self._random = np.random.default_rng(seed)
         self._untried = Untried(candidates)
-        self._outlook = Outlook(candidates, aims, max_length=max_length)
+        self._outlook = Outlook(candidates, aims, max_length=max_length, min_length=min_length)
         self._design = deque(designed(candidates, self._outlook.guessed_s, known_good, seed=seed))
 
     def propose(self) -> CompileSettings | None:

@@ -36,6 +36,7 @@ def make_proposer(
     aims: Aims,
     *,
     max_length: int,
+    min_length: int = 1,
     seed: int = 0,
     known_good: Iterable[CompileSettings] = (),
 ) -> Proposer:
@@ -46,6 +47,7 @@ def make_proposer(
         candidates: what it may propose.
         aims: the objectives and constraints.
         max_length: of the workload, in tokens.
+        min_length: of the workload, in tokens.
         seed: decides whatever is left to chance.
         known_good: settings from elsewhere to begin with; only `gain` does.
     """
@@ -55,7 +57,8 @@ def make_proposer(
         case Searcher.RANDOM:
             return InOrder(candidates, seed=seed)
         case Searcher.GAIN:
-            return GainPerSecond(candidates, aims, max_length=max_length, seed=seed, known_good=known_good)
+            lengths = {"max_length": max_length, "min_length": min_length}
+            return GainPerSecond(candidates, aims, **lengths, seed=seed, known_good=known_good)
     from orchestrator.search import optuna_samplers as samplers  # half a second, and most sweeps need none of them
 
     match name:

@@ -75,13 +75,15 @@ class Outlook:
         candidates: what predictions will be asked of.
         aims: the objectives and constraints.
         max_length: of the workload, in tokens, by which a setting's number of graphs and so its cost is guessed.
+        min_length: of the workload, in tokens.
     """
 
-    def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int) -> None:
+    def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int, min_length: int = 1) -> None:
         self._candidates = candidates
         self._aims = aims
-        self._max_length = max_length
-        self._guessed_compile_s = np.array([guessed_compile_s(setting, max_length) for setting in candidates.settings])
+        self._max_length, self._min_length = max_length, min_length
+        guessed = [guessed_compile_s(setting, max_length, min_length) for setting in candidates.settings]
+        self._guessed_compile_s = np.array(guessed)
         names = (*(objective.name for objective in aims.objectives), *(constraint.name for constraint in aims.constraints))
         self._is_compile_s = [name == "compile_s" for name in names]
         self.guessed_s: list[float] = (rest_s(()) + self._guessed_compile_s).tolist()
@@ -107,7 +109,7 @@ class Outlook:
         self._results.pop(key, None)  # so that the latest comes last
         self._results[key] = _Result(
             codes=self._candidates.encode(setting),
-            guessed_compile_s=guessed_compile_s(setting, self._max_length),
+            guessed_compile_s=guessed_compile_s(setting, self._max_length, self._min_length),
             compile_s=figure(record, "compile_s"),
             wall_s=max(figure(record, "wall_s") or 0.0, 1e-3),
             is_usable=is_usable,

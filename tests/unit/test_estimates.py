@@ -24,6 +24,15 @@ def prior(text: str) -> float:
     return expected_s(CompileSettings.parse(text), 256, [])
 
 
+def test_buckets_that_no_batch_fills_are_no_graphs() -> None:
+    buckets = CompileSettings.parse("dynamic=buckets,bucket_size=32")
+    assert (buckets.num_graphs(256), buckets.num_graphs(256, 65)) == (8, 6)
+    assert expected_s(buckets, 256, [], min_length=65) < expected_s(buckets, 256, [])
+    candidate = {"dynamic": "buckets", "bucket_size": 16}
+    assert choose([candidate], Target(max_length=256, has_gpu=True)).excluded
+    assert not choose([candidate], Target(max_length=256, min_length=129, has_gpu=True)).excluded
+
+
 def test_what_compiles_more_is_expected_to_take_longer() -> None:
     assert 0 < prior("scope=eager") < prior("scope=regional") < prior("scope=full")
     assert prior("scope=full") < prior("scope=full,dynamic=auto") < prior("scope=full,dynamic=buckets,bucket_size=32")

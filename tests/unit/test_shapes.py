@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -133,3 +134,14 @@ def test_a_lower_bound_lengthens_short_batches() -> None:
     policy = PadToLongest(max_length=64, multiple=8, shortest=20)
     assert (policy.padded(3), policy.padded(25), policy.padded(64)) == (24, 32, 64)
     assert policy.lengths() == (24, 32, 40, 48, 56, 64)
+
+
+@given(policies(), st.integers(1, 200))
+@settings(max_examples=100, deadline=None)
+def test_of_batches_with_a_shortest_length_exactly_the_lengths_they_are_padded_to_are_announced(
+    given_policy: tuple[ShapePolicy, int], least: int
+) -> None:
+    policy, max_length = given_policy
+    least = min(least, max_length)
+    told = policy if isinstance(policy, PadToMax) else replace(policy, min_length=least)  # type: ignore[type-var]
+    assert set(told.lengths()) == {told.padded(longest) for longest in range(least, max_length + 1)}

@@ -110,6 +110,34 @@ def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> No
     assert workload.dynamic_dims("model.stages.0.1") == {"hidden": (1,)}
 
 
+class Windowed(nn.Module):
+    """Cannot take rows of fewer than five."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(4, 4, 5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.first(hidden.mT)
+
+
+def test_lengths_below_the_shortest_batch_are_neither_warmed_up_nor_padded_to() -> None:
+    workload = WorkloadFromModel(Windowed, rows_of(6, 9, 7), loss_of, num_batches=3)("only", 0)
+    assert (workload.min_length, workload.max_length) == (6, 9)
+    for spelled in ("dynamic=mark,pad_multiple=1", "dynamic=buckets,buckets=3/7/9"):
+        found = measured(workload, f"scope=full,backend=aot_eager,{spelled}")
+        assert found.numerics["status"] == "ok"
+        assert found.graphs == CompileSettings.parse(f"scope=full,{spelled}").num_graphs(9, workload.min_length)
+
+
+def test_shorter_batches_than_the_shortest_told_are_padded_to_it() -> None:
+    workload = made(min_length=4)
+    pool = workload.pool(PadToLongest(max_length=7), rank=0, device=CPU)
+    assert [batch.length for batch in pool] == [4, 7, 5]
+    assert workload.padded({"hidden": torch.ones(2, 3, 4)}, lambda longest: longest)["hidden"].shape == (2, 4, 4)
+    assert made(min_length=2).pool(PadToLongest(max_length=7), rank=0, device=CPU)[0].length == 3
+
+
 def test_labels_are_padded_with_what_losses_ignore_and_anything_can_be_told() -> None:
     def batch(number: int) -> dict[str, Tensor]:
         return {"labels": torch.ones(2, 3 + number, dtype=torch.long), "hidden": torch.ones(2, 3 + number, 4)}
@@ -149,6 +177,8 @@ def test_batches_of_one_size_have_one_length() -> None:
         ({"max_length": "8"}, "max_length='8' of"),
         ({"max_length": 0}, "max_length=0 of"),
         ({"max_length": True}, "max_length=True of"),
+        ({"min_length": 0}, "min_length=0 of"),
+        ({"min_length": 8}, "min_length=8 of WorkloadFromModel is above the longest batch's 7"),
         ({"dynamic": {"hidden": 1}}, "does not give tensors their dimensions"),
         ({"dynamic": {"hidden": "1"}}, "does not give tensors their dimensions"),
         ({"pad_with": {"hiden": 1}}, "pad_with of WorkloadFromModel names 'hiden', and batches have hidden, kind"),
