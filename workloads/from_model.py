@@ -159,17 +159,13 @@ class ModelWorkload(Workload):
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
         self._changes: Changes = changes(self._raw(0), self.told_dynamic)
-        names = list(self._raw(0)[0])
-        for name in self.pad_with:
-            if name not in names:
-                raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(names)}")
+        for name in self.pad_with.keys() - self._raw(0)[0].keys():
+            raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(self._raw(0)[0])}")
         self.batch_size = self._changes.samples
         self.max_length = self.told_length or max(self._changes.lengths)
         self.min_length = self.told_shortest or min(self.max_length, *self._changes.lengths)
         if self.min_length > self.max_length:
-            raise WorkloadError(
-                f"min_length={self.min_length} of WorkloadFromModel is above the longest batch's {self.max_length}; use less"
-            )
+            raise WorkloadError(f"min_length={self.min_length} is above the longest batch's {self.max_length}; use less")
 
     def build_model(self) -> nn.Module:
         if self._made is not None:
