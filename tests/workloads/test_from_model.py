@@ -178,7 +178,7 @@ def test_batches_of_one_size_have_one_length() -> None:
         ({"max_length": 0}, "max_length=0 of"),
         ({"max_length": True}, "max_length=True of"),
         ({"min_length": 0}, "min_length=0 of"),
-        ({"min_length": 8}, "min_length=8 of WorkloadFromModel is above the longest batch's 7"),
+        ({"min_length": 8}, "min_length=8 is above the longest batch's 7"),
         ({"dynamic": {"hidden": 1}}, "does not give tensors their dimensions"),
         ({"dynamic": {"hidden": "1"}}, "does not give tensors their dimensions"),
         ({"pad_with": {"hiden": 1}}, "pad_with of WorkloadFromModel names 'hiden', and batches have hidden, kind"),
