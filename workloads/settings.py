@@ -234,9 +234,8 @@ class CompileSettings:
     def tunes(self) -> bool:
         """Whether Inductor times several kernels for each matrix product."""
         modes = {self.mode, *(part.mode for _, part in self.parts or ())}
-        return bool(modes & {Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS}) or any(
-            name.startswith("max_autotune") and value is True for name, value in self.options or ()
-        )
+        by_option = any(name.startswith("max_autotune") and value is True for name, value in self.options or ())
+        return by_option or bool(modes & {Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS})
 
     @property
     def marks(self) -> bool:
@@ -264,8 +263,8 @@ class CompileSettings:
         """The policy these settings batch and pad by, for batches of `min_length` to `max_length` tokens."""
         buckets = self.buckets or (self.bucket_size if self.padding is Padding.BUCKETS else None)
         multiple = self.pad_multiple if self.padding is Padding.LONGEST else None
-        floors = {"shortest": self.shortest, "min_length": min_length}
-        return policy(max_length, multiple=multiple, buckets=buckets, **floors, window=self.group_window)
+        window, shortest = self.group_window, self.shortest
+        return policy(max_length, multiple=multiple, buckets=buckets, shortest=shortest, min_length=min_length, window=window)
 
     def eager_twin(self) -> CompileSettings:
         """Eager settings of the same precision: what a run under these is compared with, on the same batches.
