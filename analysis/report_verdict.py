@@ -68,7 +68,11 @@ def _memory(trial: pd.Series, eager: pd.Series | None) -> list[Tile]:
     if peak is None:
         return []
     base = None if eager is None else number(eager["peak_memory_bytes"])
-    under = "" if base is None else f"{(peak - base) / 2**30:+.1f} GiB against the best eager setting".replace("-", "−")
+    under = (
+        ""
+        if base is None
+        else f"{round((peak - base) / 2**30, 1) + 0.0:+.1f} GiB against the best eager setting".replace("-", "−")
+    )
     return [Tile("Memory", gib(peak), under)]
 
 

@@ -165,12 +165,15 @@ def test_the_gain_is_over_the_best_eager_setting_of_the_same_environment(make_sw
 
 
 def test_the_cost_of_what_was_measured_warm_is_an_estimate_and_said_to_be_one(make_sweep: MakeSweep) -> None:
-    warm = {"caches": Caches.WARM, "cold_equivalent_s": 40.0}
-    df = analysis.load(make_sweep([trial("scope=eager", 500, 0.0), trial("scope=full", 1000, 5, **warm)]))
+    warm = {"caches": Caches.WARM, "cold_equivalent_s": 40.0, "peak_memory_bytes": 2**30}
+    df = analysis.load(
+        make_sweep([trial("scope=eager", 500, 0.0, peak_memory_bytes=2**30 + 9), trial("scope=full", 1000, 5, **warm)])
+    )
     shown = {tile.caption: tile for tile in tiles(analysis.summary(df).best, analysis.uncertain_front(df).trials)}
     assert shown["Cost"].figure == "≈ 40.0 s"
     assert "paid back after about 80" in shown["Cost"].under  # 1000 (t - 40) = 500 t
     assert "measured with warm caches only" in shown["Confidence"].under
+    assert shown["Memory"].under == "+0.0 GiB against the best eager setting"
 
 
 def test_an_eager_setting_of_a_quicker_host_does_not_beat_what_was_compiled_elsewhere(make_sweep: MakeSweep) -> None:
