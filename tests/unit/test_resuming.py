@@ -26,7 +26,7 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begins a sweep with some fields and returns the configuration with which `--resume` and these words go on."""
     planned: list[SweepConfig] = []
     monkeypatch.setattr(sweep, "learned_for", lambda *asked: Learned())  # from folders that are none here
-    monkeypatch.setattr(presenting, "show_plan", lambda console, config, *others: planned.append(config))
+    monkeypatch.setattr(presenting, "show_plan", lambda console, config, *others, **lengths: planned.append(config))
 
     def again(fields: dict[str, Any], *words: str) -> SweepConfig:
         settings = (CompileSettings.parse("scope=eager"), CompileSettings.parse("scope=full"))
