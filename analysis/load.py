@@ -154,7 +154,7 @@ def _numerics(numerics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
-    """Every gap over its tolerance: of the loss, and of each module's gradients, parameters and buffers; None if not finite."""
+    """Every gap over its tolerance, of whatever was compared; None if not finite."""
     for value in numerics.values():
         if isinstance(value, Mapping) and "tolerance" in value:
             gap, tolerance = number(value.get("gap")), number(value["tolerance"])

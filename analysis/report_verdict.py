@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.formatting import duration, figure, gib, interval, number, or_estimate, times
-from analysis.pareto import Choice, break_even_s
+from analysis.pareto import Choice, break_even_s, expected_compile_s
 from analysis.remarks import remarks
 from analysis.uncertainty import chance
 from workloads.settings import Scope
@@ -51,16 +51,16 @@ def _gain(trial: pd.Series, speedup: float | None) -> list[Tile]:
 
 
 def _cost(trial: pd.Series, eager: pd.Series | None) -> Tile:
-    estimate = trial["cold_equivalent_s"]
     expected = trial.copy()
-    expected["compile_s"] = estimate if number(trial["compile_s"]) is None else trial["compile_s"]
+    expected["compile_s"] = expected_compile_s(trial.to_frame().T).iloc[0]
     paid_back = None if eager is None else break_even_s(expected, eager)
     under = ["of cold compiling"]
     if paid_back is not None:
         under.append(f"paid back after about {duration(paid_back)}")
     if (warm := number(trial["warm_start_s"])) is not None:
         under.append(f"{figure(warm, 's')} for a whole warm start")
-    return Tile("Cost", or_estimate(trial["compile_s"], estimate, lambda value: figure(value, "s")), ", ".join(under))
+    cost = or_estimate(trial["compile_s"], trial["cold_equivalent_s"], lambda value: figure(value, "s"))
+    return Tile("Cost", cost, ", ".join(under))
 
 
 def _memory(trial: pd.Series, eager: pd.Series | None) -> list[Tile]:
@@ -68,12 +68,10 @@ def _memory(trial: pd.Series, eager: pd.Series | None) -> list[Tile]:
     if peak is None:
         return []
     base = None if eager is None else number(eager["peak_memory_bytes"])
-    under = (
-        ""
-        if base is None
-        else f"{round((peak - base) / 2**30, 1) + 0.0:+.1f} GiB against the best eager setting".replace("-", "−")
-    )
-    return [Tile("Memory", gib(peak), under)]
+    if base is None:
+        return [Tile("Memory", gib(peak), "")]
+    more = round((peak - base) / 2**30, 1) + 0.0  # which makes no −0.0
+    return [Tile("Memory", gib(peak), f"{more:+.1f} GiB against the best eager setting".replace("-", "−"))]
 
 
 def _confidence(trial: pd.Series, uncertain: pd.DataFrame) -> Tile:

@@ -159,7 +159,7 @@ class ModelWorkload(Workload):
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
         self._changes: Changes = changes(self._raw(0), self.told_dynamic)
-        for name in self.pad_with.keys() - self._raw(0)[0].keys():
+        for name in sorted(self.pad_with.keys() - self._raw(0)[0].keys()):
             raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(self._raw(0)[0])}")
         self.batch_size = self._changes.samples
         self.max_length = self.told_length or max(self._changes.lengths)
