@@ -56,7 +56,7 @@ endif
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find orchestrator workloads analysis tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find compile_sweep orchestrator workloads analysis tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and alone: the build that this machine's pip prefers, for CPU or CUDA, is then kept by all that follows.
 $(VENV)/.torch: constraints.txt | check

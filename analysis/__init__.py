@@ -9,24 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from analysis.attribution import Effect, Share, effects, region_prices, shares
-from analysis.break_even import Costs, Job, Reign, Starts, costs, reigns
+from analysis.choose.attribution import Effect, Share, effects, region_prices, shares
+from analysis.choose.break_even import Costs, Job, Reign, Starts, costs, reigns
+from analysis.choose.hypervolume import Hypervolume, hypervolume, reference_point
+from analysis.choose.pareto import Choice, Summary, break_even_s, expected_front, knee, pareto_front, speedup_over_eager, summary
+from analysis.choose.uncertainty import UncertainFront, front_probability, uncertain_front
 from analysis.columns import COLUMNS
-from analysis.hypervolume import Hypervolume, hypervolume, reference_point
 from analysis.load import SweepInfo, load, load_sweep
-from analysis.pareto import (
-    Choice,
-    Summary,
-    break_even_s,
-    expected_front,
-    knee,
-    pareto_front,
-    speedup_over_eager,
-    summary,
-)
-from analysis.uncertain_front import UncertainFront, front_probability, uncertain_front
-from analysis.verdict import cache_faults, noisy_steps
-from orchestrator.objectives import Goal
+from analysis.page.verdict import cache_faults, noisy_steps
+from compile_sweep.schema.objectives import Goal
 
 if TYPE_CHECKING:
     from analysis import figures

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.formatting import figure, interval, number, percent, text, upper_end
-from orchestrator.errors import ConfigError
+from compile_sweep.schema.errors import ConfigError
 
 BEST_FILE = "best.py"
 
 _OTHER_DEVICE = 3
-"""`workloads.rerun` says so by this exit code."""
+"""`compile_sweep.harness.training_script` says so by this exit code."""
 
 _LAUNCHED_OTHER_DEVICE = re.compile(rf"exitcode\s*:\s*{_OTHER_DEVICE}\b")
 """The same of several workers, whose launcher ends with an exit code of its own and tells theirs."""
@@ -173,8 +173,8 @@ def _judged(trial: pd.Series, came: dict[str, Any]) -> Rerun:
 
 
 def _training_loop(source: str) -> tuple[str, str]:
-    """The imports of `workloads.rerun` that the source lacks, and what follows them, as text: importing it would import torch."""
-    code = (files("workloads") / "rerun.py").read_text(encoding="utf-8")
+    """The imports of harness/training_script.py that the source lacks, and what follows them: read as text, without torch."""
+    code = (files("compile_sweep.harness") / "training_script.py").read_text(encoding="utf-8")
     there = {(module, name) for module, name, _ in _imports(source)}
     imports = _imports(code)
     whole = [f"import {name}" for module, name, _ in imports if module is None and (module, name) not in there]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
-from orchestrator.records import Caches, Status
-from workloads.settings import CompileSettings
+from compile_sweep.schema.record import Caches, Status
+from compile_sweep.schema.settings import CompileSettings
 
 
 class Column(NamedTuple):

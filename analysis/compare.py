@@ -15,17 +15,15 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from analysis.arguments import Parser, run
-from analysis.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
-from analysis.comparison_table import comparison_markdown
-from analysis.comparison_words import TITLES, Cell, cell_of, sentences, status_of
-from analysis.fail_on import NEWS_KINDS, Finding, Rule, check
+from analysis.command_line import Parser, published, run
+from analysis.comparing.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
+from analysis.comparing.rules import NEWS_KINDS, Finding, Rule, check
+from analysis.comparing.words import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
 from analysis.formatting import instant
 from analysis.load import SweepInfo, load, load_sweep
-from analysis.published import published
+from analysis.page.page import COMPARISON_FILE
 from analysis.report import renew_report
-from analysis.report_next import COMPARISON_FILE
-from orchestrator.errors import ConfigError, SweepFolderError
+from compile_sweep.schema.errors import ConfigError, SweepFolderError
 
 GATE_FAILED = 1
 
@@ -59,7 +57,7 @@ def write_comparison(
         SweepFolderError: it cannot be written there.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("analysis"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.PackageLoader("analysis.page"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     environment.filters["instant"] = instant
     shown = [name for name in FIGURES if any(name in pair.changes for pair in comparison.pairs)]
@@ -75,7 +73,7 @@ def write_comparison(
         rows=[_row(pair, shown) for pair in comparison.pairs],
         comparison=comparison,
         csp=_POLICY,
-        css=Markup((files("analysis") / "templates" / "compare.css").read_text(encoding="utf-8")),
+        css=Markup((files("analysis.page") / "templates" / "compare.css").read_text(encoding="utf-8")),
     )
     try:
         if path.is_dir():

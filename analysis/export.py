@@ -16,20 +16,19 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.arguments import amount, count, run
 from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
-from analysis.break_even import Job
+from analysis.choose.break_even import Job
+from analysis.choose.pareto import standing
+from analysis.command_line import amount, count, published, run
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
-from analysis.pareto import standing
-from analysis.published import published
+from analysis.page.page import RERUN_FILE
 from analysis.recommend import job_of, parser, recommend, sentences, trials_of
 from analysis.report import renew_report
-from analysis.report_next import RERUN_FILE
 from analysis.table import markdown_table
-from orchestrator.errors import ConfigError, SweepFolderError
-from orchestrator.objectives import Constraint
-from orchestrator.records import SWEEP_FILE, Status
+from compile_sweep.schema.errors import ConfigError, SweepFolderError
+from compile_sweep.schema.objectives import Constraint
+from compile_sweep.schema.record import SWEEP_FILE, Status
 
 USUAL_STEPS = 100_000
 

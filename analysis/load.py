@@ -13,11 +13,11 @@ import pandas as pd
 
 from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, settings_column, warm_start_column
 from analysis.formatting import number
-from orchestrator import records
-from orchestrator.errors import RecordsError
-from orchestrator.objectives import INTERVALS
-from orchestrator.records import LOST_TO_MACHINES, SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, WarmStart
-from workloads.settings import CompileSettings
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.objectives import INTERVALS
+from compile_sweep.schema.record import LOST_TO_MACHINES, SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
 _COLD_OR_WARM = ("compile_s", "first_step_s", "warmup_s")

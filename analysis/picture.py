@@ -13,14 +13,13 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from analysis.arguments import Parser, run
+from analysis.command_line import Parser, run
 from analysis.figures import break_even_figure, break_even_info, pareto_figure, pareto_info
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
 from analysis.load import SweepInfo, load, load_sweep
-from analysis.report_charts import page_charts
-from orchestrator.errors import SweepFolderError
-from orchestrator.records import read_warm_starts
-from workloads.errors import CompileSweepError
+from analysis.page.charts import page_charts
+from compile_sweep.schema.errors import CompileSweepError, SweepFolderError
+from compile_sweep.schema.record import read_warm_starts
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = (

@@ -2,6 +2,8 @@
 
 The setting with the shortest expected total of starts and steps is recommended, among those that keep all constraints. It is
 compared with the best eager setting and with `torch.compile(model)` as it comes, by totals of the same job.
+
+The recommended setting by length of the job as a table for a text. Markdown; no text of a record is mark-up.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.arguments import Parser, amount, count, run
-from analysis.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
-from analysis.formatting import duration, figure, number, percent, span, whole
+from analysis.choose.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
+from analysis.choose.pareto import assured, is_noisy_trial
+from analysis.choose.uncertainty import chance
+from analysis.command_line import Parser, amount, count, run
+from analysis.formatting import MISSING, cell, duration, figure, number, percent, span, whole
 from analysis.load import load
-from analysis.pareto import assured, is_noisy_trial
-from analysis.uncertainty import chance
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Constraint
-from workloads.settings import Scope
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Constraint
+from compile_sweep.schema.settings import Scope
 
 USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
 
@@ -211,7 +213,7 @@ def _command(arguments: Sequence[str] | None) -> int:
     df, attempts = trials_of(told)
     found = [recommend(df, job, constraints=constraints, attempts=attempts) for job in jobs]
     if told.markdown:
-        from analysis.recommendation_table import recommendation_markdown  # which imports from here
+        pass  # which imports from here
 
         print(recommendation_markdown(found), end="")
         return 0
@@ -306,3 +308,38 @@ def _signed(seconds: object) -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def recommendation_markdown(found: Sequence[Recommendation]) -> str:
+    """A row for each job, then a line for each range of lengths with the setting that is the shortest in it.
+
+    Args:
+        found: one or more, of jobs that differ in their length alone.
+    """
+    has_price = any(number(one.trial["cost"]) is not None for one in found)
+    headings = [
+        "steps",
+        "setting",
+        "total (95 %)",
+        "of it starts",
+        "probable",
+        "against the best eager",
+        "against `torch.compile(model)`",
+    ]
+    headings += ["costs"] if has_price else []
+    lines = [headings, ["--:", "---", *["--:"] * (len(headings) - 2)]]
+    for one in found:
+        trial = one.trial
+        total = f"{duration(trial['total_s'])} ({duration(trial['total_s_low'])} to {duration(trial['total_s_high'])})"
+        row = [whole(one.job.steps), cell(str(trial["settings_label"])), total, duration(trial["fixed_s"])]
+        row += [chance(float(trial["best_probability"])), _gain_cell(one.over_eager), _gain_cell(one.over_plain)]
+        lines.append([*row, *([figure(trial["cost"])] if has_price else [])])
+    flips = [f"- {cell(line)}" for line in by_length(found[0])]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in lines), "", *flips]) + "\n"
+
+
+def _gain_cell(gain: Gain | None) -> str:
+    if gain is None:
+        return MISSING
+    sign = "−" if gain.saved_s > 0 else "+"
+    return f"{sign}{duration(abs(gain.saved_s))}, {sign}{100 * abs(gain.share):.1f} %"

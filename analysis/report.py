@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from analysis.arguments import Parser, run
-from analysis.published import published
-from analysis.report_page import report_page
-from analysis.report_server import ReportServer
-from orchestrator.errors import SweepFolderError
+from analysis.command_line import Parser, published, run
+from analysis.page.page import report_page
+from analysis.page.server import ReportServer
+from compile_sweep.schema.errors import SweepFolderError
 
 REPORT_FILE = "report.html"
 

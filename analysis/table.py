@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.arguments import Parser, run
+from analysis.choose.pareto import pareto_front
 from analysis.columns import COMPILE_PHASES
+from analysis.command_line import Parser, run
 from analysis.formatting import MISSING, cell, figure, gib, interval, number, or_estimate, text, times
 from analysis.load import load
-from analysis.pareto import pareto_front
-from analysis.remarks import remarks
-from analysis.report_table import numerics_cell
-from orchestrator.records import Status
+from analysis.page.table import numerics_cell
+from analysis.page.verdict import remarks
+from compile_sweep.schema.record import Status
 
 
 class TableColumn(NamedTuple):

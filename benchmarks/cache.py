@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import cache_restart, cache_sweeps, cache_transfer
+from compile_sweep.contract.base import load_workload
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
 from orchestrator.config import Device
-from orchestrator.errors import ConfigError
-from workloads.base import load_workload
-from workloads.settings import CompileSettings
 
 PROG = "python -m benchmarks.cache"
 WIDTH = 160

@@ -2,7 +2,7 @@
 
 Background: with torch's `load_cache_artifacts`, by hand, the first step came down from 66.0 to 8.6 s. Here a process with empty
 caches takes some steps and publishes what it compiled in a folder; another restores that, by the code of a sweep's warm starts
-(`orchestrator/sharing.py`, `workloads/restarting.py`). A third restores and takes one step alone, so that the phases are that
+(`artifacts/sharing.py`, `harness/warm_start.py`). A third restores and takes one step alone, so that the phases are that
 step's. Where the goal is missed, a fourth does that under Python's profiler, which slows all of it down.
 
 Output: seconds to restore, to build the model and of the first step; cold over warm; how far the warm process's estimate of the
@@ -30,15 +30,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator import cores
-from orchestrator.assignment import Assignment, TrialPlan
+from compile_sweep.harness.diagnostics.torch_logs import without_machine_paths
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
-from orchestrator.folder import write_json
-from orchestrator.scratch import compile_caches
-from workloads.phases import Phase
-from workloads.settings import CompileSettings
-from workloads.torch_messages import without_machine_paths
+from orchestrator.guard import cores
+from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.run.sweep_folder import write_json
+from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 GOAL = 12.0
 """Cold over warm first step, for the whole model with all else at its default."""
@@ -180,12 +180,12 @@ def take(job: Job) -> None:
     cores.bind(cpus)
     import torch  # behind the binding
 
-    from orchestrator.sharing import Sharing
-    from workloads.base import load_workload
-    from workloads.compile_caches import watching_caches
-    from workloads.measurement import Protocol
-    from workloads.restarting import restart as start
-    from workloads.toolchain import start_compile_workers, warm_cpp_headers
+    from compile_sweep.contract.base import load_workload
+    from compile_sweep.harness.compile_cache.transfer import watching_caches
+    from compile_sweep.harness.measurement import Protocol
+    from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
+    from compile_sweep.harness.warm_start import restart as start
+    from orchestrator.artifacts.sharing import Sharing
 
     torch.set_num_threads(len(cpus))
     assignment = job.assignment()

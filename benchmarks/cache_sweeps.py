@@ -20,10 +20,10 @@ import pandas as pd
 from rich.table import Table
 
 import analysis
-from orchestrator import records
-from orchestrator.errors import ConfigError
-from orchestrator.folder import write_json
-from orchestrator.records import Caches, WarmStart
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Caches, WarmStart
+from orchestrator.run.sweep_folder import write_json
 
 ERROR_GOAL = 0.10
 """Of `cold_equivalent_s`, either way."""

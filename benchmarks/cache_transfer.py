@@ -25,12 +25,12 @@ from typing import Any, cast
 
 from rich.table import Table
 
-from orchestrator.caches import ArtifactStore, Manifest, SigningKey
-from orchestrator.caches.durable import DurableShelf
-from orchestrator.caches.shelf import Shelf
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from orchestrator.artifacts import ArtifactStore, Manifest, SigningKey
+from orchestrator.artifacts.object_store import DurableShelf
+from orchestrator.artifacts.shelf import Shelf
 from orchestrator.environment import fingerprint
-from orchestrator.folder import write_json
-from workloads.artifacts import Artifact
+from orchestrator.run.sweep_folder import write_json
 
 GOAL_S = 0.3
 """For a put or a get on one node."""
@@ -180,7 +180,7 @@ def _opened(where: str, tier: str, key: bytes) -> tuple[TimedShelf, ArtifactStor
 def _shelf(where: str, tier: str) -> Shelf:
     if tier == "folder":
         return DurableShelf(where)
-    from orchestrator.caches.cluster import ClusterShelf
+    from orchestrator.artifacts.cluster_memory import ClusterShelf
 
     return ClusterShelf(where)
 
@@ -197,7 +197,7 @@ RunOn = Callable[..., Figures]
 def _round(routes: Sequence[Route], run_on: RunOn, size_bytes: int, artifacts: int) -> Iterator[tuple[str, Figures]]:
     import ray
 
-    from orchestrator.caches.cluster import ClusterShelf
+    from orchestrator.artifacts.cluster_memory import ClusterShelf
 
     key = os.urandom(32)
     with tempfile.TemporaryDirectory(prefix="compile-sweep-transfer-") as where:
@@ -215,7 +215,7 @@ def _round(routes: Sequence[Route], run_on: RunOn, size_bytes: int, artifacts: i
 @contextlib.contextmanager
 def _cluster() -> Iterator[RunOn]:
     """Two raylets on 127.0.0.1 while the block lasts."""
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported; as `orchestrator/session.py` says
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported; as `orchestrator/run/session.py` says
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster

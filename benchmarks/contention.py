@@ -1,6 +1,6 @@
 """What trials side by side cost each other's compile, with all cores for each and with a share of its own for each.
 
-Background: four cold compiles at once on one host took 121 s to the first step where one alone took 54 s. `orchestrator/cores.py`
+Background: four cold compiles at once on one host took 121 s to the first step where one alone took 54 s. `guard/cores.py`
 gives each trial its share of the cores; this script shows what that is worth, with the same code and without Ray. Four
 arrangements, one after the other: alone; side by side, each with all cores and as many compile workers as torch starts by
 itself; side by side, each with its share; alone with a share, which tells fewer cores from neighbours, and which is left out
@@ -33,15 +33,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.host_queue import only_gpus
-from orchestrator import cli, cores
+from compile_sweep.schema.errors import CompileSweepError, ConfigError
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator import cli
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
-from orchestrator.errors import ConfigError
-from orchestrator.folder import make_room, write_json
-from orchestrator.pressure import PressureGauge
-from workloads.errors import CompileSweepError
-from workloads.phases import Phase
-from workloads.settings import CompileSettings
+from orchestrator.guard import cores
+from orchestrator.guard.cpu_pressure import PressureGauge
+from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.contention"
 WORKER = "worker"
@@ -135,9 +135,9 @@ def warm_up(job: Job) -> None:
         cores.bind(cpus)
         import torch  # behind the binding
 
-        from workloads.base import load_workload
-        from workloads.measuring import measure
-        from workloads.toolchain import start_compile_workers, warm_cpp_headers
+        from compile_sweep.contract.base import load_workload
+        from compile_sweep.harness.measure import measure
+        from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
 
         torch.set_num_threads(len(cpus))
         if job.device == Device.CPU:

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 
 import torch
 
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
-from orchestrator.errors import ConfigError
 from workloads.captioning import Captioning
-from workloads.measuring import Protocol, measure
-from workloads.settings import CompileSettings
 
 ROUNDS = 2
 

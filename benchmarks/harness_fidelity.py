@@ -26,15 +26,14 @@ from typing import Any
 
 import torch
 
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.schema.errors import CompileSweepError, ConfigError
+from compile_sweep.schema.settings import CompileSettings, Mode
 from orchestrator import cli
-from orchestrator.errors import ConfigError
-from orchestrator.folder import make_room
-from orchestrator.scratch import compile_caches
-from workloads.base import Batch
+from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.run.sweep_folder import make_room
 from workloads.captioning import Captioning
-from workloads.errors import CompileSweepError
-from workloads.measuring import Protocol, measure
-from workloads.settings import CompileSettings, Mode
 
 GOAL = 0.98
 SETTINGS = ("scope=eager,padding=max", "scope=full,mode=default", "scope=full,mode=reduce-overhead")

@@ -30,11 +30,12 @@ from typing import IO, Annotated, Any
 
 import tyro
 
-from orchestrator import cli, cores
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import SWEEP_FILE
+from orchestrator import cli
 from orchestrator.environment import fingerprint
-from orchestrator.errors import ConfigError
-from orchestrator.folder import make_room, write_json
-from orchestrator.records import SWEEP_FILE
+from orchestrator.guard import cores
+from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.host_queue"
 ENDED = "queue.json"

@@ -29,9 +29,9 @@ from analysis.figures.fronts_of_sweeps import SweepLine, fronts_figure, fronts_i
 from analysis.formatting import figure
 from analysis.load import SweepInfo
 from analysis.picture import draw, picture_title
+from compile_sweep.schema.errors import ConfigError
 from orchestrator import cli
-from orchestrator.errors import ConfigError
-from orchestrator.folder import make_room, write_json
+from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.live_search"
 SHARES = (0.25, 0.5, 1.0)

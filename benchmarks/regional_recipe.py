@@ -25,11 +25,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from compile_sweep.schema.errors import CompileSweepError
 from orchestrator import cli
 from orchestrator.environment import fingerprint
-from orchestrator.errors import CompileSweepError
-from orchestrator.folder import make_room, write_json
-from orchestrator.scratch import compile_caches
+from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.run.sweep_folder import make_room, write_json
 from workloads.layers import NUM_LAYERS
 
 PROG = "python -m benchmarks.regional_recipe"

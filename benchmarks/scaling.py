@@ -33,15 +33,15 @@ from rich.table import Table
 import analysis
 from benchmarks import scaling_tables
 from benchmarks.host_queue import only_gpus
-from orchestrator import cli, cores
+from compile_sweep.schema.ddp_settings import OptimizeDdp
+from compile_sweep.schema.errors import CompileSweepError, ConfigError
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, read
+from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
+from orchestrator import cli
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
-from orchestrator.errors import ConfigError
-from orchestrator.folder import make_room, write_json
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, read
-from workloads.ddp import OptimizeDdp
-from workloads.errors import CompileSweepError
-from workloads.settings import CompileSettings, OptimizerKind, Scope
+from orchestrator.guard import cores
+from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.scaling"
 WIDTH = 170

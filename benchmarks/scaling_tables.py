@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from workloads.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings
 
 Row = Mapping[str, Any]
 """A trial's figures by column; None for what it has not."""

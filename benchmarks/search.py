@@ -3,7 +3,7 @@
 Background: the goal is that the project's own searcher, gain, reaches 98 % of a full grid's hypervolume for at most a quarter of
 the grid's cost, and is ahead of random, TPE, NSGA-II and GP on every table. Every setting is charged the seconds its record says
 it took. Whatever gain takes from elsewhere is from other tables than the one it searches (leave one table out): the fronts of
-the tables given of other workloads or environments, and `orchestrator/search/design.py` less what was found on this workload.
+the tables given of other workloads or environments, and `orchestrator/search/gain.py` less what was found on this workload.
 `gain alone` begins without any of that.
 
 Output: for each table the share of the grid's cost to the goal and the regret at some costs, as medians and quartiles over
@@ -33,28 +33,27 @@ import tyro
 from rich.console import Console
 from rich.table import Table as Printed
 
-from analysis.figures.regret_curves import regret_figure, regret_info
 from analysis.picture import PictureError, draw
+from benchmarks.regret_curves import regret_figure, regret_info
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
-from orchestrator.errors import ConfigError
-from orchestrator.folder import make_room, write_json
-from orchestrator.objectives import Aims
-from orchestrator.pruning import Patience
-from orchestrator.recipes import grid
+from orchestrator.plan.recipes import grid
+from orchestrator.plan.space import Target, choose, varied
+from orchestrator.run.sweep_folder import make_room, write_json
 from orchestrator.search import Candidates, Searcher
-from orchestrator.search.design import good_elsewhere
-from orchestrator.search.gain import GainPerSecond
+from orchestrator.search.gain import GainPerSecond, good_elsewhere
 from orchestrator.search.learning import best_settings
+from orchestrator.search.pruning import Patience
 from orchestrator.search.tables import Table, read_table
 from orchestrator.simulate import Ground, Replay, quartiles, replays
-from orchestrator.space import Target, choose, varied
-from workloads.settings import CompileSettings
 
 PROG = "python -m benchmarks.search"
 TABLES = Path(__file__).parent / "tables"
 ALONE = "gain alone"
 LEAST_GAINS = (0.001, 0.005, 0.0075, 0.01)
-"""Thresholds of early stopping that are compared; `orchestrator/pruning.py` has the one in use."""
+"""Thresholds of early stopping that are compared; `orchestrator/search/pruning.py` has the one in use."""
 
 COSTS = (0.25, 0.5)
 """Shares of the grid's cost at which regret is printed."""

@@ -4,7 +4,7 @@ Background: "Maximizing AI/ML Model Performance with PyTorch Compilation" ends i
 its changing length marked, padding to a multiple of 8, captions in random order, bf16 autocast, an explicit loss and Adam with a
 compiled step; max-autotune gave it 5 % more. `recipe_step` writes that out with torch alone, on the workload's model and batches.
 Every contestant is a fresh process of this script: the recipe, the same loop in eager mode, and each `--beside`, which runs
-through `workloads.compiling.applied`. They build at once and warm up one after another, alone on the device, with empty caches,
+through `harness.apply.applied`. They build at once and warm up one after another, alone on the device, with empty caches,
 over every length they can meet. Then passes over the same captions take turns, ABAB, so that a clock that drifts is the same for
 all.
 
@@ -43,15 +43,15 @@ from torch._dynamo.utils import counters
 from torch._inductor import list_mode_options
 from torch._inductor.runtime import compile_tasks
 
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness.apply import applied
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import PadToLongest, ShapePolicy
 from orchestrator.environment import fingerprint
-from orchestrator.folder import write_json
-from orchestrator.scratch import compile_caches
-from workloads.base import Batch
+from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.run.sweep_folder import write_json
 from workloads.captioning import Captioning
-from workloads.compiling import applied
-from workloads.errors import SettingsError
-from workloads.settings import CompileSettings
-from workloads.shapes import PadToLongest, ShapePolicy
 
 RECIPE, EAGER = "the source's recipe by hand", "eager by hand"
 PAD_MULTIPLE = 8

@@ -17,9 +17,9 @@ from typing import Annotated
 
 import tyro
 
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Status, TrialRecord, read
 from orchestrator import cli
-from orchestrator.errors import ConfigError
-from orchestrator.records import Status, TrialRecord, read
 
 PROG = "python -m benchmarks.source_tables"
 _MIB = 2**20

@@ -16,11 +16,11 @@ from typing import Annotated
 
 import tyro
 
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Status, TrialRecord, read
+from compile_sweep.schema.setting_text import spelled
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
 from orchestrator import cli
-from orchestrator.errors import ConfigError
-from orchestrator.records import Status, TrialRecord, read
-from workloads.settings import CompileSettings, Dynamic, Mode, Scope
-from workloads.spelling import spelled
 
 PROG = "python -m benchmarks.variations"
 _GIB = 2**30

@@ -26,13 +26,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
-from orchestrator.errors import ConfigError
-from orchestrator.folder import make_room, write_json
-from orchestrator.scratch import compile_caches
-from workloads.settings import CompileSettings
+from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.workers_on_one_gpu"
 NUM_WORKERS = 2
@@ -131,8 +131,8 @@ def worker() -> None:
     import torch
     from torch import distributed
 
-    from workloads.base import load_workload
-    from workloads.measuring import measure
+    from compile_sweep.contract.base import load_workload
+    from compile_sweep.harness.measure import measure
 
     rank, (scratch, workload, size, device, spelled) = int(sys.argv[1]), json.loads(sys.argv[2])
     distributed.init_process_group("gloo", init_method=f"file://{scratch}/meeting", rank=rank, world_size=NUM_WORKERS)

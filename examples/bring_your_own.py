@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from workloads import WorkloadFromModel
+from compile_sweep import WorkloadFromModel
 
 WORDS, CLASSES = 1000, 5
 

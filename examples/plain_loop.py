@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from best import OPTIMIZER_OPTIONS, make_step, padded_length  # the sweep's
 
+from compile_sweep.contract.from_model import ModelAndLoss, own_loss
 from examples.bring_your_own import Texts, gpt2, texts
-from workloads.from_model import ModelAndLoss, own_loss
 
 
 def main(steps: int = 20) -> list[float]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainingArguments
 
+from compile_sweep.contract.from_model import IGNORED, ModelAndLoss, own_loss
 from examples.bring_your_own import WORDS, Texts, gpt2
-from workloads.from_model import IGNORED, ModelAndLoss, own_loss
 
 
 class SweptTrainer(Trainer):

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from compile_sweep.schema.errors import ConfigError, RecordsError, SweepFolderError
+    from compile_sweep.schema.labels import Label
+    from compile_sweep.schema.record import Caches, Status, TrialRecord
     from orchestrator.config import SweepConfig
     from orchestrator.environment import Environment
-    from orchestrator.errors import ConfigError, RecordsError, SweepFolderError
-    from orchestrator.failures import Label
-    from orchestrator.records import Caches, Status, TrialRecord
 
 __all__ = [
     "Caches",
@@ -28,19 +28,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Caches": "records",
-    "ConfigError": "errors",
-    "Environment": "environment",
-    "Label": "failures",
-    "RecordsError": "errors",
-    "Status": "records",
-    "SweepConfig": "config",
-    "SweepFolderError": "errors",
-    "TrialRecord": "records",
+    "Caches": "compile_sweep.schema.record",
+    "ConfigError": "compile_sweep.schema.errors",
+    "Environment": "orchestrator.environment",
+    "Label": "compile_sweep.schema.labels",
+    "RecordsError": "compile_sweep.schema.errors",
+    "Status": "compile_sweep.schema.record",
+    "SweepConfig": "orchestrator.config",
+    "SweepFolderError": "compile_sweep.schema.errors",
+    "TrialRecord": "compile_sweep.schema.record",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(import_module(f"orchestrator.{_MODULES[name]}"), name)
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

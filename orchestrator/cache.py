@@ -18,15 +18,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from compile_sweep.schema.errors import CacheError, SettingsError
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
-from orchestrator.caches import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
-from orchestrator.caches.durable import normalized
-from orchestrator.caches.explaining import Side, explain, nearest, sentences
-from orchestrator.caches.shelf import Use
+from orchestrator.artifacts import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
+from orchestrator.artifacts.explain import Side, explain, nearest, sentences
+from orchestrator.artifacts.object_store import normalized
+from orchestrator.artifacts.shelf import Use
 from orchestrator.environment import fingerprint
-from orchestrator.errors import CacheError
-from workloads.errors import SettingsError
-from workloads.settings import CompileSettings
 
 PROG = "python -m orchestrator.cache"
 DEFAULT = "results/cache"
@@ -217,7 +216,7 @@ def _export(options: ExportOptions) -> int:
     if not fetched.artifacts:
         raise CacheError(f"nothing of {options.name} can be read from {store.location}, the first because {fetched.refused[0]}"
                          if fetched.refused else f"{options.name} has no artifacts")  # fmt: skip
-    from workloads.compile_caches import bundle  # which loads torch
+    from compile_sweep.harness.compile_cache.transfer import bundle  # which loads torch
 
     content = bundle(fetched.artifacts)
     part = options.file.parent / f".{options.file.name}.part"
@@ -249,9 +248,9 @@ def _import(options: ImportOptions) -> int:
     except OSError as error:
         raise CacheError(f"{options.file} cannot be read ({error.strerror})") from None
     store = _open(options, may_be_new=True)
-    from workloads.base import load_workload  # which loads torch, as the next do
-    from workloads.cache_bundles import split
-    from workloads.compile_caches import configuration
+    from compile_sweep.contract.base import load_workload  # which loads torch, as the next do
+    from compile_sweep.harness.compile_cache.bundles import split
+    from compile_sweep.harness.compile_cache.transfer import configuration
 
     try:
         artifacts = split(content)
@@ -300,8 +299,8 @@ def _explain(options: ExplainOptions) -> int:
 
 def _here(other: Side | None) -> Side:
     """This environment, as the process of a trial of the other side's workload has it; a user's is not imported for that."""
-    from workloads.base import BUILT_IN, load_workload  # which loads torch, as the next does
-    from workloads.compile_caches import configuration
+    from compile_sweep.contract.base import BUILT_IN, load_workload  # which loads torch, as the next does
+    from compile_sweep.harness.compile_cache.transfer import configuration
 
     with ExitStack() as settled:
         if other is not None and other.workload in BUILT_IN:

@@ -15,25 +15,24 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from compile_sweep.contract.base import Workload
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.labels import judge_death, judge_measurement
+from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator import cli
-from orchestrator.building import build, building
 from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
-from orchestrator.errors import ConfigError
-from orchestrator.estimates import expected_s
-from orchestrator.explain import run_alone
-from orchestrator.failures import judge_death, judge_measurement
-from orchestrator.recipes import RECIPES
-from orchestrator.records import Status, TrialRecord
-from orchestrator.scratch import refuse_unfit
-from orchestrator.space import Target, choose
-from workloads.base import Workload
-from workloads.settings import CompileSettings, Scope
+from orchestrator.guard.scratch_folders import refuse_unfit
+from orchestrator.plan.estimates import expected_s
+from orchestrator.plan.recipes import RECIPES
+from orchestrator.plan.space import Target, build, building, choose
+from orchestrator.view.explain import run_alone
 
 PROG = "python -m orchestrator.check"
 
 SHORT = {"compared_steps": 4, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
-"""Of `workloads.measuring.Protocol`."""
+"""Of `compile_sweep.harness.measure.Protocol`."""
 
 _STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}
 """Seconds by which a sweep's window and comparison are longer than these."""

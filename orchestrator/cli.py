@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from orchestrator.errors import refuse_no_text, sentence
-from workloads.errors import CompileSweepError
+from compile_sweep.schema.errors import CompileSweepError, refuse_no_text, sentence
 
 Options = TypeVar("Options")
 Command = TypeVar("Command")

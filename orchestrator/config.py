@@ -1,4 +1,9 @@
-"""What a sweep is: one complete, frozen value that decides everything a sweep does."""
+"""What a sweep is: one complete, frozen value that decides everything a sweep does.
+
+The options of `python -m orchestrator.sweep`; each one's text is its help.
+
+Where a sweep's folder is: as the command line says, or a new one under results/.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,22 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import secrecy
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims
-from orchestrator.search.named import Searcher
+from compile_sweep.schema import redact
+from compile_sweep.schema.choices import Pipeline
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.search.proposers import Searcher
 from orchestrator.search.stopping import Budget, StableFront
-from workloads.settings import CompileSettings
-from workloads.vocabulary import Pipeline
 
 if TYPE_CHECKING:
-    from orchestrator.space import Excluded  # which loads torch, and processes that wait for workers need none
+    from orchestrator.plan.space import Excluded  # which loads torch, and processes that wait for workers need none
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import tyro
 
 IDENTITY = ("workload", "size", "seed", "device", "workers_per_trial", "pipeline")
 """Fields in which a resumed sweep must equal the one that began the folder, for its figures to be comparable."""
@@ -34,7 +45,7 @@ MOST_AT_ONCE = 10_000
 """Ray counts what workers claim in ten-thousandths: of more, none could have its share."""
 
 
-HIDDEN = secrecy.HIDDEN
+HIDDEN = redact.HIDDEN
 """Stands for a cache's user and password wherever its address is written down."""
 
 
@@ -236,8 +247,134 @@ def check_seed(seed: int) -> None:
 
 def shown(cache: str) -> str:
     """A cache's address without the user and password it may hold."""
-    return secrecy.without_credentials(cache)
+    return redact.without_credentials(cache)
 
 
 def _flag(name: str) -> str:
     return name.replace("_", "-")
+
+
+Repeated = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+"""An option that takes several values, given once or more often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Measure compile settings of a training workload and report the trade-off."""
+
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
+    """quickstart (the default), captioning, grid or another; --list names them."""
+    settings: tuple[str, ...] = ()
+    """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
+    vary: tuple[str, ...] = ()
+    """Further values of any field to cross the settings with, like group_window=1,100."""
+    workload: str | None = None
+    """captioning (the default), another that --list names, or package.module:Class for your own."""
+    size: str | None = None
+    """One of the workload's sizes; by default its first with a GPU and its last without."""
+    num_trials: int | None = None
+    """At most this many trials: the first settings of the recipe, or what a searcher proposes."""
+    searcher: Searcher | None = None
+    """Choose what to try next among the settings, of the recipe grid if none is named; by default all of them, in order. gain
+    expects hypervolume gained for each second."""
+    objective: Repeated = ()
+    """What is searched for, like samples_per_s:max; by default throughput, compile time and memory."""
+    constraint: Repeated = ()
+    """Bounds to keep, like compile_s<=120 or peak_memory_bytes<=40GiB."""
+    stop: str | None = None
+    """When to end for want of news, like "front stable for 6 trials"."""
+    gpu_budget_s: float | None = None
+    """Start no trial with which all trials would probably take more than this many GPU-seconds, compile time included."""
+    learn_from: Repeated = ()
+    """Folders of earlier sweeps whose results the searcher is told of; what they tried is not tried again."""
+    learn_anyway: bool = False
+    """Take also sweeps of another workload or environment: their best settings are tried first."""
+    prune: Literal["on", "off"] | None = None
+    """Stop trials that can no longer keep a constraint or add to the front; by default on with --searcher or --constraint."""
+    device: Device | None = None
+    """cpu or cuda; by default cuda if this machine has a GPU. Say cuda on a cluster whose head has none."""
+    pipeline: Pipeline | None = None
+    """resident (the default) times the compute on prepared batches; real times it with the workload's own loader."""
+    max_concurrent: int | None = None
+    """Trials at once; by default one a GPU, or one. They divide a host's cores among themselves."""
+    no_confirm: bool = False
+    """Do not measure members of the front that other trials disturbed again, alone, at the end."""
+    cache: str | None = None
+    """Where compiled artifacts are kept: a folder, s3://…, gs://…, redis://host:port, or none; by default the folder `cache`
+    beside the sweep's own."""
+    caches: CachePolicy | None = None
+    """cold (the default): trials begin with nothing. shared: with what others left; cold compile times are then estimated. auto:
+    the same, and the front is measured again cold."""
+    precompile: bool = False
+    """Keep what Dynamo traced as well, so that a warm start does not trace. It checks fewer guards then."""
+    no_warm_start: bool = False
+    """Do not start members of the front again from their own artifacts, at the end."""
+    placement: Placement | None = None
+    """pack (the default) fills a cluster's hosts one after the other; spread gives each trial a host to itself."""
+    workers_per_trial: int | None = None
+    """Train workers of each trial, one GPU each; 1 by default."""
+    time_budget_s: float | None = None
+    """Start no trial that would probably end later than this many seconds from now."""
+    compile_deadline_s: float | None = None
+    """Kill a trial that is still compiling or warming up after this; 600 by default."""
+    trial_deadline_s: float | None = None
+    """Kill a trial that is not done after this; by default the compile deadline and 300 s."""
+    seed: int | None = None
+    """Decides weights and data; 0 by default."""
+    output: Path | None = None
+    """The sweep's folder; by default a new one under results/."""
+    log_to: Repeated = ()
+    """Log trials there as well, as they finish: mlflow:URI, mlflow:DIR, tensorboard:DIR or wandb:PROJECT."""
+    storage: str | None = None
+    """Where the folder is copied while the sweep runs, and brought back from by --resume: s3://bucket/sweep, gs://…, another
+    folder, or none; by default $COMPILE_SWEEP_STORAGE with the folder's name behind it, if that is set."""
+    resume: bool = False
+    """Go on with the sweep in --output: what is recorded there is not repeated."""
+    dry_run: bool = False
+    """Print what would run, what would not and why, and how long it would take; start nothing."""
+    explain: str | None = None
+    """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
+    source: str | None = None
+    """Print one setting as Python to paste into a training script; run nothing."""
+    list: bool = False
+    """Name workloads, recipes and settings, a line each; run nothing."""
+
+
+GIVEN = "given"
+"""What a sweep of `--settings` calls its recipe."""
+
+
+def chosen(options: Options) -> Path:
+    """The sweep's folder.
+
+    Raises:
+        ConfigError: nothing says which sweep is to be resumed, or whose home the folder is in.
+    """
+    if options.output is not None:
+        return expanded("--output", options.output)
+    if options.resume:
+        return Path("results") / _name_of(options.storage)
+    name = GIVEN if options.settings else options.recipe or (str(options.searcher) if options.searcher else "quickstart")
+    return Path("results") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def expanded(option: str, folder: str | Path) -> Path:
+    """The folder with `~` as a shell would have it, which leaves the one in `--output=~/x` as it is.
+
+    Raises:
+        ConfigError: no user is called so.
+    """
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{option} {folder} is no folder, for no user is called so; name another") from None
+
+
+def _name_of(storage: str | None) -> str:
+    """The folder's name, which is its storage's if it was made under results/."""
+    if storage is None:
+        raise ConfigError("--resume needs to know which sweep; name its folder with --output, or its --storage")
+    name = PurePosixPath(urlsplit(storage).path).name
+    if name in ("", ".."):
+        raise ConfigError(f"--storage {shown(storage)} does not say what the sweep's folder is called; name it with --output")
+    return name

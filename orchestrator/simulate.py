@@ -19,16 +19,15 @@ import tyro
 from rich.console import Console
 from rich.table import Table as Printed
 
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims, Losses, Record, extended, front, hypervolume, reference_point
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims, Losses, Record, extended, front, hypervolume, reference_point
-from orchestrator.pruning import Patience, Prune, patience_with, replayed
-from orchestrator.search.design import good_elsewhere
-from orchestrator.search.named import Searcher, make_proposer
-from orchestrator.search.proposer import Proposer
+from orchestrator.search.gain import good_elsewhere
+from orchestrator.search.proposers import Proposer, Searcher, make_proposer
+from orchestrator.search.pruning import Patience, Prune, patience_with, replayed
 from orchestrator.search.stopping import Budget, Spending, StableFront
 from orchestrator.search.tables import Table, read_table
-from workloads.settings import CompileSettings
 
 PROG = "python -m orchestrator.simulate"
 

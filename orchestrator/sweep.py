@@ -17,27 +17,42 @@ from rich.console import Console
 
 import analysis
 from analysis.formatting import number
-from orchestrator import cli, folder, presenting, records, scratch, storage
-from orchestrator.building import build, building
-from orchestrator.config import HIDDEN, REDIS, CachePolicy, Device, Placement, SearchConfig, SweepConfig, check_count, check_seed
+from compile_sweep.contract.base import Workload, named_workloads
+from compile_sweep.schema import record
+from compile_sweep.schema.choices import Pipeline
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.labels import Label
+from compile_sweep.schema.setting_text import read_pairs
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator import cli
+from orchestrator.config import (
+    GIVEN,
+    HIDDEN,
+    REDIS,
+    CachePolicy,
+    Device,
+    Options,
+    Placement,
+    SearchConfig,
+    SweepConfig,
+    check_count,
+    check_seed,
+    expanded,
+)
+from orchestrator.config import chosen as chosen_folder
 from orchestrator.environment import Environment, fingerprint, git_commit
-from orchestrator.errors import ConfigError
-from orchestrator.failures import Label
-from orchestrator.options import Options
-from orchestrator.output import GIVEN, expanded
-from orchestrator.output import chosen as chosen_folder
-from orchestrator.recipes import find_recipe
+from orchestrator.guard import scratch_folders
+from orchestrator.plan.recipes import find_recipe
+from orchestrator.plan.space import Choice, Target, build, building, choose, refuse_several_jobs, varied
+from orchestrator.run import sweep_folder as folder
+from orchestrator.run.stages import Fronts, Stages
+from orchestrator.run.sweep_folder import stored_config
 from orchestrator.search import Searcher
-from orchestrator.searching import learned_for
-from orchestrator.space import Choice, Target, choose, refuse_several_jobs, varied
-from orchestrator.stages import Fronts, Stages
-from orchestrator.storage import Storage
-from orchestrator.stored import stored_config
+from orchestrator.search.search_run import learned_for
+from orchestrator.storage import mirror
+from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Destination, Tracking
-from workloads.base import Workload, named_workloads
-from workloads.settings import CompileSettings
-from workloads.spelling import read_pairs
-from workloads.vocabulary import Pipeline
+from orchestrator.view import printed
 
 NO_CACHE = "none"
 """What `--cache` says for keeping nothing."""
@@ -55,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sweep(options: Options) -> int:
     console = Console(emoji=False)  # a path is printed as it is, whatever stands between two colons
     if options.list:
-        from orchestrator.listing import show
+        from orchestrator.plan.listing import show
 
         show(console)
         return 0
@@ -63,7 +78,7 @@ def _sweep(options: Options) -> int:
     if options.explain is not None or options.source is not None:
         return _one_setting(console, options, environment)
     if not os.environ.get("RAY_ADDRESS"):  # elsewhere workers look at those of their hosts
-        scratch.refuse_unfit()
+        scratch_folders.refuse_unfit()
     output = chosen_folder(options)
     kept = _storage(options, output)
     stored = stored_config(output) if options.resume else {}
@@ -76,8 +91,8 @@ def _sweep(options: Options) -> int:
     refuse_several_jobs((*config.settings, *known), workload.job_options)
     if options.dry_run:
         folder.refuse(output, config, environment, to_resume=options.resume)
-        done = records.read(output) if options.resume else []
-        presenting.show_plan(console, config, workload.max_length, done, min_length=workload.min_length)
+        done = record.read(output) if options.resume else []
+        printed.show_plan(console, config, workload.max_length, done, min_length=workload.min_length)
         return 0
     _check_cache(config)
     tracking = Tracking(config.log_to, output)
@@ -116,19 +131,19 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     try:
         interrupted = stages.run(console, search)
     except Exception:
-        presenting.show_warnings(console, stages.tracking.finish())
+        printed.show_warnings(console, stages.tracking.finish())
         raise
     report = analysis.write_report(output)
     trials = analysis.load(output)
     found = analysis.summary(trials)
     remarks = [*analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
-    presenting.show_summary(console, _rows(found), found.counts, remarks=remarks)
+    printed.show_summary(console, _rows(found), found.counts, remarks=remarks)
     if search is not None:
-        presenting.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
+        printed.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
     say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
     if undone := stages.undone(interrupted=interrupted):
         say(f"{undone}; go on with: {again}")
-    presenting.show_warnings(console, stages.tracking.finish(report))
+    printed.show_warnings(console, stages.tracking.finish(report))
     say(f"report: {report}")
     return interrupted
 
@@ -136,7 +151,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
 def _storage(options: Options, output: Path) -> Storage | None:
     """The copy of the sweep's folder, which a sweep taken up again is brought back from; None for none."""
     before = stored_config(output) if options.resume else {}
-    location = storage.chosen(options.storage, before, output)
+    location = mirror.chosen(options.storage, before, output)
     if location is None:
         return None
     kept = Storage(location, output)
@@ -147,7 +162,7 @@ def _storage(options: Options, output: Path) -> Storage | None:
     return kept
 
 
-def _rows(found: analysis.Summary) -> list[presenting.SummaryRow]:
+def _rows(found: analysis.Summary) -> list[printed.SummaryRow]:
     named = {
         "best throughput": found.best,
         "least compile time": found.quickest,
@@ -155,7 +170,7 @@ def _rows(found: analysis.Summary) -> list[presenting.SummaryRow]:
         "best eager": found.best_eager,
     }
     return [
-        presenting.SummaryRow(
+        printed.SummaryRow(
             what=what,
             setting=choice.trial["settings_label"],
             samples_per_s=choice.trial["samples_per_s"],
@@ -284,13 +299,13 @@ def _cache(options: Options, stored: dict[str, Any], output: Path) -> str | None
     if options.cache is None and "cache" in stored:
         return None if stored["cache"] is None else str(stored["cache"])
     if options.cache is None:
-        base = os.environ.get(storage.VARIABLE)
-        return storage.below(storage.normalized(base), "cache") if base else str(output.absolute().parent / "cache")
+        base = os.environ.get(mirror.VARIABLE)
+        return mirror.below(mirror.normalized(base), "cache") if base else str(output.absolute().parent / "cache")
     if not options.cache.strip():
         raise ConfigError(f"--cache {options.cache!r} is no place; name a folder or a URI, or {NO_CACHE}")
     if options.cache == NO_CACHE or options.cache.startswith(REDIS):
         return None if options.cache == NO_CACHE else options.cache
-    from orchestrator.caches.durable import normalized, refuse_no_folder  # which loads pyarrow
+    from orchestrator.artifacts.object_store import normalized, refuse_no_folder  # which loads pyarrow
 
     location = normalized(options.cache)
     if "://" not in location:
@@ -307,11 +322,11 @@ def _check_cache(config: SweepConfig) -> None:
     if config.caches is CachePolicy.COLD or config.cache is None:
         return
     if config.cache.startswith(REDIS):
-        from orchestrator.caches.redis import environment_for
+        from orchestrator.artifacts.redis import environment_for
 
         environment_for(config.cache)
     else:
-        from orchestrator.caches import open_store
+        from orchestrator.artifacts import open_store
 
         open_store(config.cache).manifests()
 
@@ -357,13 +372,13 @@ def _one_setting(console: Console, options: Options, environment: Environment) -
     target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=workers)
     (setting,) = _given(f"--{asked}", [str(spelled)], (), target).settings
     if asked == "source":
-        from workloads.compiling import source_for  # torch only where it is needed
+        from compile_sweep.harness.apply import source_for  # torch only where it is needed
 
         with building():
             model = workload.build_model()
         print(source_for(setting, workload, model, device, num_workers=workers), end="")
         return 0
-    from orchestrator.explain import explain  # only here: a sweep does without
+    from orchestrator.view.explain import explain  # only here: a sweep does without
 
     return explain(setting, _first(options.workload, "captioning"), workload.size, workload.seed, device, console)
 
@@ -377,7 +392,7 @@ def _fronts(config: SweepConfig) -> Fronts:
 
     def hopeful(output: Path) -> list[str]:
         trials = analysis.load(output)
-        status = trials["status"].mask(trials["label"] == Label.GPU_SHARED, str(records.Status.OK))
+        status = trials["status"].mask(trials["label"] == Label.GPU_SHARED, str(record.Status.OK))
         return list(front_of(trials.assign(status=status, stable=True))["settings_key"])
 
     return Fronts(present=present, hopeful=hopeful)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from toy_workloads import Brief, Toy, ToyModel, make_known
 
-from workloads.base import Batch
-from workloads.shapes import PadToLongest, ShapePolicy
+from compile_sweep.contract.base import Batch
+from compile_sweep.schema.shapes import PadToLongest, ShapePolicy
 
 
 class _NanWhenCompiled(ToyModel):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("analysis", "orchestrator", "workloads")
-MAX_LINES = 400
+PACKAGES = ("analysis", "compile_sweep", "orchestrator", "workloads")
+MAX_LINES = 600
 
 LONGER_FOR_A_REASON: dict[str, str] = {}
 """Path of a file above `MAX_LINES`, and why it is one room all the same."""
@@ -44,20 +44,25 @@ def _within(module: str, *roots: str) -> bool:
 
 RULES = (
     Rule(
-        name="workloads imports neither orchestrator nor analysis",
+        name="the schema imports nothing else of this project",
+        targets=("orchestrator", "analysis", "workloads", "compile_sweep"),
+        exempt=("compile_sweep.schema",),
+        is_free=lambda importer: not _within(importer, "compile_sweep.schema"),
+    ),
+    Rule(
+        name="compile_sweep and workloads import neither orchestrator nor analysis",
         targets=("orchestrator", "analysis"),
-        is_free=lambda importer: not _within(importer, "workloads"),
+        is_free=lambda importer: not _within(importer, "compile_sweep", "workloads"),
     ),
     Rule(
-        name="analysis takes from orchestrator only records and errors, and objectives with their constraints",
-        targets=("orchestrator",),
-        exempt=("orchestrator.records", "orchestrator.errors", "orchestrator.objectives"),
-        is_free=lambda importer: not _within(importer, "analysis"),
-    ),
-    Rule(
-        name="analysis takes from workloads only settings and errors",
+        name="built-in workloads are imported by name only",
         targets=("workloads",),
-        exempt=("workloads.settings", "workloads.errors"),
+        is_free=lambda importer: not _within(importer, "compile_sweep", "orchestrator", "analysis"),
+    ),
+    Rule(
+        name="analysis takes from this project only compile_sweep.schema",
+        targets=("orchestrator", "compile_sweep"),
+        exempt=("compile_sweep.schema",),
         is_free=lambda importer: not _within(importer, "analysis"),
     ),
     Rule(
@@ -71,9 +76,12 @@ RULES = (
         is_free=lambda importer: _within(importer, "orchestrator"),
     ),
     Rule(
-        name="torch and transformers are imported only in workloads and the train worker",
+        name="torch and transformers are imported only in compile_sweep, workloads and the train worker",
         targets=("torch", "transformers"),
-        is_free=lambda importer: _within(importer, "workloads") or importer == "orchestrator.worker",
+        is_free=lambda importer: (
+            _within(importer, "compile_sweep.contract", "compile_sweep.harness", "compile_sweep.script", "workloads")
+            or importer == "orchestrator.run.worker"
+        ),
     ),
     Rule(
         name="plotly is imported only in the figures, the report and its picture",
@@ -88,7 +96,7 @@ RULES = (
     Rule(
         name="optuna is imported only in the search and for attribution",
         targets=("optuna",),
-        is_free=lambda importer: _within(importer, "orchestrator.search", "analysis.attribution"),
+        is_free=lambda importer: _within(importer, "orchestrator.search", "analysis.choose.attribution"),
     ),
 )
 
@@ -172,8 +180,8 @@ def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
 def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) -> None:
     code = (
         "import pickle\n"
-        "from orchestrator.worker import train_loop\n"
-        "from orchestrator.worker_group import GroupConfig\n"
+        "from orchestrator.run.worker import train_loop\n"
+        "from orchestrator.run.worker import GroupConfig\n"
         "config = pickle.loads(pickle.dumps(GroupConfig(backend='gloo')))\n"
         "config.backend_cls(), config.train_func_context"
     )
@@ -181,7 +189,7 @@ def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) 
 
 
 def test_the_process_of_a_trial_starts_no_torch(repository: Path) -> None:
-    assert loaded_by("import orchestrator.trial", {"torch", "transformers"}, repository) == []
+    assert loaded_by("import orchestrator.run.trial", {"torch", "transformers"}, repository) == []
 
 
 def test_a_plan_loads_no_compiler_where_neither_settings_nor_the_models_library_do(repository: Path) -> None:
@@ -197,23 +205,30 @@ def test_a_plan_loads_no_compiler_where_neither_settings_nor_the_models_library_
 @pytest.mark.parametrize(
     ("module", "source", "rule"),
     [
-        ("workloads.base", "import orchestrator.records", "workloads imports neither"),
-        ("workloads.captioning", "from analysis import load", "workloads imports neither"),
-        ("workloads.base", "if TYPE_CHECKING:\n    from orchestrator import records", "workloads imports neither"),
-        ("analysis.load", "from orchestrator.sweep import main", "only records and errors"),
-        ("analysis.load", "import orchestrator", "only records and errors"),
-        ("analysis.load", "from orchestrator import records, sweep", "only records and errors"),
-        ("analysis.load", "from workloads.measuring import Measurement", "only settings and errors"),
-        ("orchestrator.trial", "def run():\n    import analysis.report", "only in sweep"),
+        ("compile_sweep.schema.record", "import compile_sweep.harness.measure", "the schema imports nothing"),
+        ("compile_sweep.contract.base", "import orchestrator.config", "compile_sweep and workloads import neither"),
+        ("workloads.captioning", "from analysis import load", "compile_sweep and workloads import neither"),
+        (
+            "workloads.gpt2",
+            "if TYPE_CHECKING:\n    from orchestrator import config",
+            "compile_sweep and workloads import neither",
+        ),
+        ("orchestrator.check", "from workloads.gpt2 import Gpt2", "by name only"),
+        ("compile_sweep.contract.base", "import workloads.gpt2", "by name only"),
+        ("analysis.load", "from orchestrator.sweep import main", "only compile_sweep.schema"),
+        ("analysis.load", "import orchestrator", "only compile_sweep.schema"),
+        ("analysis.load", "from compile_sweep.harness.measure import Measurement", "only compile_sweep.schema"),
+        ("orchestrator.run.trial", "def run():\n    import analysis.report", "only in sweep"),
         ("analysis.report", "import ray", "ray is imported only"),
-        ("workloads.measuring", "from ray import train", "ray is imported only"),
-        ("orchestrator.trial", "import torch.distributed as dist", "torch and transformers"),
-        ("orchestrator.worker_pool", "import torch", "torch and transformers"),
+        ("compile_sweep.harness.measure", "from ray import train", "ray is imported only"),
+        ("orchestrator.run.trial", "import torch.distributed as dist", "torch and transformers"),
+        ("orchestrator.run.worker_pool", "import torch", "torch and transformers"),
+        ("compile_sweep.schema.settings", "import torch", "torch and transformers"),
         ("analysis.load", "from transformers import GPT2Config", "torch and transformers"),
         ("analysis.load", "import plotly.graph_objects as go", "plotly is imported only"),
-        ("orchestrator.live", "importlib.import_module('plotly')", "plotly is imported only"),
+        ("orchestrator.view.live", "importlib.import_module('plotly')", "plotly is imported only"),
         ("orchestrator.sweep", "import mlflow", "trackers' libraries"),
-        ("orchestrator.space", "from optuna.distributions import FloatDistribution", "optuna is imported only"),
+        ("orchestrator.plan.space", "from optuna.distributions import FloatDistribution", "optuna is imported only"),
     ],
 )
 def test_a_planted_import_is_found(module: str, source: str, rule: str) -> None:
@@ -225,15 +240,18 @@ def test_a_planted_import_is_found(module: str, source: str, rule: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("analysis.load", "from orchestrator.records import read\nfrom workloads.settings import CompileSettings"),
-        ("analysis.load", "from orchestrator import records"),
+        (
+            "analysis.load",
+            "from compile_sweep.schema.record import read\nfrom compile_sweep.schema.settings import CompileSettings",
+        ),
         ("orchestrator.sweep", "from analysis.report import write"),
-        ("orchestrator.worker", "import torch\nimport ray.train\nfrom workloads import measuring"),
-        ("orchestrator.search.optuna_samplers", "import optuna"),
-        ("orchestrator.tracking.mlflow_runs", "from mlflow.entities import Metric"),
+        ("orchestrator.run.worker", "import torch\nimport ray.train\nfrom compile_sweep.harness import measure"),
+        ("orchestrator.search.optuna_proposer", "import optuna"),
+        ("orchestrator.tracking.mlflow", "from mlflow.entities import Metric"),
         ("analysis.figures.pareto", "import plotly.graph_objects as go\nfrom . import palette"),
         ("analysis.report", "import plotly.io"),
-        ("workloads.compiling", "import torch, torch._dynamo\nfrom transformers import GPT2Config"),
+        ("compile_sweep.harness.apply", "import torch, torch._dynamo\nfrom transformers import GPT2Config"),
+        ("workloads.gpt2", "from compile_sweep import Workload"),
         ("workloads.rayleigh", "import torchmetrics, raytracing"),
     ],
 )
@@ -247,7 +265,7 @@ def test_what_the_design_allows_passes(module: str, source: str) -> None:
         ("from . import pareto", False, "analysis.figures.pareto"),
         ("from . import pareto", True, "analysis.figures.scatter.pareto"),
         ("from ..load import load", False, "analysis.load.load"),
-        ("from orchestrator.records import *", False, "orchestrator.records"),
+        ("from compile_sweep.schema.record import *", False, "compile_sweep.schema.record"),
     ],
 )
 def test_relative_and_star_imports_resolve(source: str, is_package: bool, imported: str) -> None:

@@ -13,7 +13,7 @@ import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from orchestrator.placing import HOST
+from orchestrator.cluster.placement import HOST
 
 COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
@@ -91,7 +91,7 @@ def test_every_node_asks_for_the_token(prepared: dict[str, Any]) -> None:
 def test_what_is_mounted_is_what_the_installation_needs(cluster: dict[str, Any], repository: Path) -> None:
     mounted = {local for local in cluster["file_mounts"].values() if not local.startswith("~")}
     assert {"Makefile", "LICENSE", "README.md", "pyproject.toml", "constraints.txt"} <= mounted
-    assert {"analysis", "orchestrator", "workloads"} <= mounted
+    assert {"analysis", "compile_sweep", "orchestrator", "workloads"} <= mounted
     assert [local for local in mounted if not (repository / local).exists()] == []
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-TOP = ("analysis", "orchestrator", "workloads")
+TOP = ("analysis", "compile_sweep", "orchestrator", "workloads")
 
 
 def exporting_packages() -> list[str]:

@@ -14,9 +14,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from workloads.base import Batch, Workload
-from workloads.measurement import Protocol
-from workloads.shapes import ShapePolicy
+from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.harness.measurement import Protocol
+from compile_sweep.schema.shapes import ShapePolicy
 
 VOCABULARY, WIDTH = 16, 8
 
@@ -88,9 +88,9 @@ class Toy(Workload):
         if self.window_s is None:
             yield
             return
-        from workloads import measuring  # loads the compiler, which whoever only plans a sweep can do without
+        from compile_sweep.harness import measure  # loads the compiler, which whoever only plans a sweep can do without
 
-        with patch.object(measuring, "Protocol", partial(Protocol, cpu_window_s=self.window_s)):
+        with patch.object(measure, "Protocol", partial(Protocol, cpu_window_s=self.window_s)):
             yield
 
     def build_model(self) -> nn.Module:

@@ -16,13 +16,13 @@ from transformers import EncoderDecoderCache, StaticCache, VisionEncoderDecoderM
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.vit.modeling_vit import ViTLayer
 
-from workloads.base import Batch
+from compile_sweep.contract.base import Batch
+from compile_sweep.contract.options import Option
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.setting_text import Scalar
+from compile_sweep.schema.settings import Attention, CompileSettings
 from workloads.captioning.captions import FIRST_WORD, START
 from workloads.captioning.model import SIZES, build
-from workloads.errors import SettingsError
-from workloads.options import Option
-from workloads.settings import Attention, CompileSettings
-from workloads.spelling import Scalar
 from workloads.synthetic import INFERENCE_OPTIONS, Synthetic
 
 NEW_TOKENS = {"base": 64, "tiny": 6}

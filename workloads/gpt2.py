@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from workloads.errors import SettingsError
-from workloads.options import Option
-from workloads.settings import Attention
+from compile_sweep.contract.options import Option
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import Attention
 from workloads.synthetic import INFERENCE_OPTIONS, Synthetic
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from workloads.options import Option
+from compile_sweep.contract.options import Option
 from workloads.synthetic import Synthetic
 
 WIDTH = ROWS = 10

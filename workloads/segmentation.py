@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
-from workloads.finding import repeated_blocks
-from workloads.images import ImageTraining
-from workloads.options import Option
-from workloads.spelling import Scalar
+from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.contract.options import Option
+from compile_sweep.schema.setting_text import Scalar
+from workloads.synthetic import ImageTraining
 
 IGNORED = 255
 """Label of a pixel that counts for nothing, in Cityscapes."""

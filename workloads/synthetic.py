@@ -1,4 +1,10 @@
-"""What the project's own workloads share: random batches of one length, and weights that are drawn once."""
+"""What the project's own workloads share: random batches of one length, and weights that are drawn once.
+
+What training on images has in common: options for the moving average of the weights, normalisation over workers, batch size.
+
+Source: "PyTorch 2.0: how to speed up model training", whose pitfalls these options turn into settings: EMA, SyncBN, memory, AMP
+(the setting `autocast`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +12,18 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from workloads.base import Batch, Workload
-from workloads.errors import SettingsError
-from workloads.options import Option, lacks_gpu
-from workloads.settings import Autocast, CompileSettings
-from workloads.shapes import ShapePolicy
-from workloads.spelling import Scalar
+from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.contract.options import Option, lacks_gpu
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.setting_text import Scalar
+from compile_sweep.schema.settings import Autocast, CompileSettings
+from compile_sweep.schema.shapes import ShapePolicy
 
 HALF, FROZEN = "bf16", "frozen"
 """Values of an option `weights`: cast once, so that no autocast is needed; constants of what is compiled, cast while it is."""
@@ -131,3 +139,23 @@ def casts_kept() -> Iterator[None]:
             pass
         if left == 0:
             torch.clear_autocast_cache()
+
+
+DECAY = 0.9998
+"""Of the moving average, as vision recipes have it."""
+
+
+class ImageTraining(Synthetic):
+    """A model of images with its loss; images are all of one size."""
+
+    options: ClassVar[Mapping[str, Option]] = {"batch_size": int, "ema": (False, True)}
+
+    def take(self, chosen: Mapping[str, Scalar]) -> None:
+        super().take(chosen)
+        self.average_decay = DECAY if chosen["ema"] else None
+
+    def regions(self, model: nn.Module) -> Sequence[str]:
+        return repeated_blocks(model)
+
+    def parts(self) -> Sequence[str]:
+        return ["model", "loss"]

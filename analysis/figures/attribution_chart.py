@@ -9,11 +9,11 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.attribution import Difference, Effect, effects, region_prices, shares
+from analysis.choose.attribution import Difference, Effect, effects, region_prices, shares
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import figure, percent, whole
-from workloads.settings import Scope
+from compile_sweep.schema.settings import Scope
 
 _MOST_EFFECTS = 14
 _MOST_SHARES = 8

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.break_even import Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
+from analysis.choose.break_even import Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import duration, figure, number
-from orchestrator.errors import ConfigError
-from workloads.settings import Scope
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import Scope
 
 MIN_STEPS, MAX_STEPS = 100, 10_000_000
 """Job lengths that are drawn."""

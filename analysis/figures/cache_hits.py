@@ -7,13 +7,13 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.break_even import warm_compiling_s
+from analysis.choose.break_even import warm_compiling_s
+from analysis.choose.pareto import standing
 from analysis.figures.chart_style import SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import MISSING, figure, number, percent, times, whole
-from analysis.pareto import standing
-from orchestrator.records import Caches, Status
-from workloads.settings import Scope
+from compile_sweep.schema.record import Caches, Status
+from compile_sweep.schema.settings import Scope
 
 _MOST_ROWS = 16
 _COLD_COLOR, _WARM_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]

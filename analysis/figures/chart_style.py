@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workloads.settings import Dynamic, Scope
+from compile_sweep.schema.settings import Dynamic, Scope
 
 WIDTH_PX, HEIGHT_PX = 1200, 700
 """The size charts and their labels are laid out for."""

@@ -11,8 +11,8 @@ from analysis.columns import COMPILE_PHASES
 from analysis.figures.chart_style import INK, PAPER, PHASE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure, seconds
 from analysis.formatting import figure, number
-from orchestrator.records import Caches
-from workloads.settings import Scope
+from compile_sweep.schema.record import Caches
+from compile_sweep.schema.settings import Scope
 
 _MOST_BARS = 14
 

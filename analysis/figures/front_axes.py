@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from orchestrator.objectives import Goal
+from compile_sweep.schema.objectives import Goal
 
 
 class FrontAxis(NamedTuple):

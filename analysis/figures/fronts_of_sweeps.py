@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from analysis.choose.hypervolume import reference_point, volume
+from analysis.choose.pareto import DEFAULT_OBJECTIVES, assured, assured_costs, pareto_front, signs_of, usable
 from analysis.figures.chart_style import INK, PAPER, base_layout, empty_note
-from analysis.figures.regret_curves import SEARCHER_COLORS, SEARCHER_DASHES
-from analysis.hypervolume import reference_point, volume
-from analysis.pareto import DEFAULT_OBJECTIVES, assured, assured_costs, pareto_front, signs_of, usable
+from benchmarks.regret_curves import SEARCHER_COLORS, SEARCHER_DASHES
 
 _OTHER_COLORS = ("#56616b", "#CC79A7")
 """For a sweep that is not called as a searcher is."""

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import gib, number
-from workloads.settings import Scope
+from compile_sweep.schema.settings import Scope
 
 _MOST_BARS = 12
 _GIB = 2**30

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from analysis.choose.pareto import expected_compile_s
 from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_figure
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import figure, gib, or_estimate, text
-from analysis.pareto import expected_compile_s
-from workloads.settings import CompileSettings, Scope
+from compile_sweep.schema.settings import CompileSettings, Scope
 
 _MOST_LINES = 80
 _MOST_CHOICES = 12

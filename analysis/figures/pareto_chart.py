@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from analysis.choose.uncertainty import chance
 from analysis.figures.callouts import Axes, Callout, callout_annotations
 from analysis.figures.chart_style import (
     DYNAMIC_SYMBOLS,
@@ -23,9 +24,8 @@ from analysis.figures.chart_style import (
 )
 from analysis.figures.pareto_points import TICKS_S, ParetoInfo, ParetoPoint, pareto_info
 from analysis.formatting import figure, gib, interval, times
-from analysis.uncertainty import chance
-from orchestrator.records import Status
-from workloads.settings import Dynamic, Scope
+from compile_sweep.schema.record import Status
+from compile_sweep.schema.settings import Dynamic, Scope
 
 _MOST_NAMED = 10
 """With more points on the front, their labels are their places in it: names would cover the chart."""

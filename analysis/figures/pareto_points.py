@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.choose.pareto import is_noisy_trial, knee, pareto_front, standing
+from analysis.choose.uncertainty import uncertain_front
 from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRICES, FrontAxis, front_objectives
 from analysis.formatting import number, text, upper_end
-from analysis.pareto import is_noisy_trial, knee, pareto_front, standing
-from analysis.remarks import remarks
-from analysis.uncertain_front import uncertain_front
-from orchestrator.records import Status
-from workloads.settings import Dynamic, Scope
+from analysis.page.verdict import remarks
+from compile_sweep.schema.record import Status
+from compile_sweep.schema.settings import Dynamic, Scope
 
 MOST_POINTS = 1000
 """A browser draws about this many at once; with more trials, the front and the fastest of the others are shown."""

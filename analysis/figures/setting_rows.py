@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
+from analysis.choose.pareto import pareto_front, standing
 from analysis.figures.chart_style import base_layout, empty_figure
 from analysis.formatting import figure
-from analysis.pareto import pareto_front, standing
-from orchestrator.records import Status
+from compile_sweep.schema.record import Status
 
 ROW_PX = 46
 """Height of a row: its name, and under it what is drawn."""

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import figure, interval, number, upper_end
-from workloads.settings import Scope
+from compile_sweep.schema.settings import Scope
 
 _MOST_ROWS = 12
 _MOST_POINTS = 160

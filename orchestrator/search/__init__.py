@@ -1,10 +1,9 @@
-"""Which setting is tried next: proposers, free of Ray, and the thin Tune searcher around them (`orchestrator.search.tune`)."""
+"""Which setting is tried next: proposers, free of Ray, and the thin Tune searcher around them (`orchestrator.run.tuning`)."""
 
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.learning import Learned, Origin, learn_from
-from orchestrator.search.named import Searcher, make_proposer
 from orchestrator.search.outlook import Left, Outlook
-from orchestrator.search.proposer import Proposer
+from orchestrator.search.proposers import Proposer, Searcher, make_proposer
 from orchestrator.search.stopping import Budget, Spending, StableFront
 
 __all__ = [

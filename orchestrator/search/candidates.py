@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.errors import ConfigError
-from workloads.settings import CompileSettings
-from workloads.spelling import flattened, spelled
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.setting_text import flattened, spelled
+from compile_sweep.schema.settings import CompileSettings
 
 Codes = npt.NDArray[np.int32]
 """One row a setting, one column a field; equal numbers in a column are equal values."""

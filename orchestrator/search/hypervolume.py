@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.objectives import Losses
+from compile_sweep.schema.objectives import Losses
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from orchestrator import records
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims, Losses, Record, front
-from orchestrator.records import TrialRecord
-from workloads.settings import CompileSettings
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims, Losses, Record, front
+from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.settings import CompileSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

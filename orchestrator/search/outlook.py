@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.estimates import guessed_compile_s, rest_s
-from orchestrator.objectives import Aims, Losses, Record, extended, figure, reference_point
-from orchestrator.records import Status
+from compile_sweep.schema.objectives import Aims, Losses, Record, extended, figure, reference_point
+from compile_sweep.schema.record import Status
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.plan.estimates import guessed_compile_s, rest_s
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
 from orchestrator.search.surrogate import Posterior, Scale, likeness
-from workloads.settings import CompileSettings
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]

@@ -6,8 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims, Losses, Record, extended, figure
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims, Losses, Record, extended, figure
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,15 @@ from typing import Annotated, Any
 
 import tyro
 
-from orchestrator import cli, records
-from orchestrator.errors import RecordsError, SweepFolderError
-from orchestrator.objectives import Record
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import RecordsError, SweepFolderError
+from compile_sweep.schema.objectives import Record
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator import cli
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.learning import Origin
 from orchestrator.search.stopping import gpu_s
-from workloads.settings import CompileSettings
 
 PROG = "python -m orchestrator.search.tables"
 

@@ -11,7 +11,7 @@ import pytest
 from sweep_folders import ENVIRONMENT, MakeSweep, MakeTwo, ReportOn, typical_trials
 
 import analysis
-from orchestrator.records import SCHEMA_VERSION, TrialRecord, append
+from compile_sweep.schema.record import SCHEMA_VERSION, TrialRecord, append
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 from samples import measured
 
 import analysis
-from analysis.changes import Comparison, compare
-from orchestrator.records import Caches, Status, TrialRecord, WarmStart
-from workloads.settings import CompileSettings, Scope
+from analysis.comparing.changes import Comparison, compare
+from compile_sweep.schema.record import Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]
 MakeTwo = Callable[..., tuple[Path, Path]]

@@ -9,8 +9,8 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.attribution import FEWEST_TRIALS, MOST_TRIALS, MOST_VALUES, effects, region_prices, shares
-from orchestrator.records import Caches, Status, TrialRecord
+from analysis.choose.attribution import FEWEST_TRIALS, MOST_TRIALS, MOST_VALUES, effects, region_prices, shares
+from compile_sweep.schema.record import Caches, Status, TrialRecord
 
 
 def grid() -> list[TrialRecord]:

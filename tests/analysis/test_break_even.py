@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial, warm_start
 
 import analysis
-from analysis.break_even import Job, Starts, costs, reigns, samples_per_step
-from orchestrator.errors import ConfigError
-from orchestrator.records import Caches, Status, TrialRecord, append
+from analysis.choose.break_even import Job, Starts, costs, reigns, samples_per_step
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Caches, Status, TrialRecord, append
 
 EAGER, FULL, REGIONAL = "scope=eager,padding=max", "scope=full", "scope=regional"
 

@@ -7,7 +7,7 @@ from sweep_folders import MakeSweep, trial, warm_start
 
 import analysis
 from analysis.figures import break_even_data, break_even_figure, break_even_info
-from orchestrator.records import Caches, TrialRecord, append
+from compile_sweep.schema.record import Caches, TrialRecord, append
 
 
 def test_lines_are_multiples_of_the_best_eager_total(make_sweep: MakeSweep) -> None:

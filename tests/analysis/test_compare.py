@@ -13,13 +13,13 @@ import pytest
 from sweep_folders import EAGER, ENVIRONMENT, FULL, MODULAR, REGIONAL, MakeTwo, compared, trial
 
 import analysis
-from analysis.changes import Kind, change, compare, mean_change
+from analysis.choose.uncertainty import RESIDENT, USUAL, noise
 from analysis.compare import main
-from analysis.comparison_words import cell_of, sentences
-from analysis.fail_on import Rule, check
-from analysis.uncertainty import RESIDENT, USUAL, noise
-from orchestrator.errors import ConfigError
-from orchestrator.records import Status, TrialRecord
+from analysis.comparing.changes import Kind, change, compare, mean_change
+from analysis.comparing.rules import Rule, check
+from analysis.comparing.words import cell_of, sentences
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Status, TrialRecord
 
 
 def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: MakeTwo) -> None:

@@ -10,7 +10,7 @@ import analysis
 from analysis.columns import COMPILE_PHASES
 from analysis.figures import compile_phases_figure, compile_phases_info
 from analysis.figures.chart_style import PHASE_COLORS
-from orchestrator.records import Caches, TrialRecord
+from compile_sweep.schema.record import Caches, TrialRecord
 
 
 def test_usable_compiled_trials_have_a_bar_the_quickest_on_top(make_sweep: MakeSweep) -> None:

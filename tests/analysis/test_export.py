@@ -15,8 +15,8 @@ from sweep_folders import MakeSweep, trial
 import analysis
 from analysis.best_script import Outcome, best_script, rerun
 from analysis.export import main, to_csv, to_parquet
-from orchestrator.errors import ConfigError
-from orchestrator.records import Caches, Status, TrialRecord
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Caches, Status, TrialRecord
 
 EAGER, FULL = "scope=eager,padding=longest", "scope=full,options.epilogue_fusion=on"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sweep_folders import FULL, REGIONAL, MakeTwo, compared, trial
 
-from analysis.changes import Kind
 from analysis.compare import main
-from analysis.fail_on import Rule, check
-from orchestrator.errors import ConfigError
-from orchestrator.records import Caches, Status, TrialRecord
+from analysis.comparing.changes import Kind
+from analysis.comparing.rules import Rule, check
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Caches, Status, TrialRecord
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.hypervolume import hypervolume, reference_point, volume
+from analysis.choose.hypervolume import hypervolume, reference_point, volume
 
 THREE = {"samples_per_s": "max", "compile_s": "min", "peak_memory_bytes": "min"}
 

@@ -8,9 +8,9 @@ import pytest
 from sweep_folders import MakeSweep, trial, typical_trials
 
 import analysis
-from analysis.report_table import table
+from analysis.page.table import table
 from analysis.table import markdown_table
-from orchestrator.records import Status, TrialRecord
+from compile_sweep.schema.record import Status, TrialRecord
 
 LABELS = {
     "nan": Status.INFEASIBLE,

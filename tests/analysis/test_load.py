@@ -11,9 +11,9 @@ from sweep_folders import MakeSweep, trial, warm_start
 
 import analysis
 from analysis.columns import COMPILE_PHASES
-from orchestrator.errors import RecordsError
-from orchestrator.records import Caches, Status, TrialRecord, append
-from workloads.settings import CompileSettings
+from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.record import Caches, Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
 
 
 def test_columns_are_those_documented_with_their_dtypes(make_sweep: MakeSweep) -> None:

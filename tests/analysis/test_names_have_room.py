@@ -10,7 +10,7 @@ from playwright import sync_api
 from report_browser import FLAGS, PATIENCE_MS, Visit, boxes, overlap
 from sweep_folders import ReportOn, trial, typical_trials
 
-from orchestrator.records import TrialRecord
+from compile_sweep.schema.record import TrialRecord
 
 pytestmark = pytest.mark.browser
 

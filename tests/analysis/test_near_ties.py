@@ -5,11 +5,11 @@ from __future__ import annotations
 from sweep_folders import MakeSweep, trial
 
 import analysis
+from analysis.choose.pareto import summary
+from analysis.choose.uncertainty import chance
 from analysis.figures import pareto_figure, pareto_info
-from analysis.pareto import summary
-from analysis.report_front import front_list
-from analysis.uncertainty import chance
-from orchestrator.records import TrialRecord
+from analysis.page.verdict import front_list
+from compile_sweep.schema.record import TrialRecord
 
 TIE = "cannot be told apart"
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.pareto import assured
-from orchestrator.records import Caches, Status
+from analysis.choose.pareto import assured
+from compile_sweep.schema.record import Caches, Status
 
 FIGURES = st.one_of(st.none(), st.floats(), st.integers(0, 4).map(float))
 TRIALS = st.lists(st.tuples(FIGURES, FIGURES, st.sampled_from([str(status) for status in Status])), max_size=12)

@@ -7,11 +7,11 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.break_even import Job, Starts
+from analysis.choose.break_even import Job, Starts
 from analysis.recommend import main, recommend, sentences
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Constraint
-from orchestrator.records import Status
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Constraint
+from compile_sweep.schema.record import Status
 
 EAGER, PLAIN = "scope=eager,padding=max", "scope=full"
 QUICK, FAST = "scope=regional", "scope=full,mode=max-autotune,optimizer=compiled"

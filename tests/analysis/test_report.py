@@ -14,13 +14,13 @@ from sweep_folders import MakeSweep, trial, typical_trials
 
 import analysis
 from analysis import report
-from analysis.break_even import Job
+from analysis.choose.break_even import Job
 from analysis.figures import memory_figure, memory_info
 from analysis.formatting import interval
+from analysis.page.table import table, table_data
 from analysis.recommend import recommend, sentences
-from analysis.report_table import table, table_data
-from orchestrator.errors import SweepFolderError
-from orchestrator.records import Status, TrialRecord
+from compile_sweep.schema.errors import SweepFolderError
+from compile_sweep.schema.record import Status, TrialRecord
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&{{7*7}}"""
 

@@ -12,9 +12,9 @@ from report_browser import FLAGS, Visit
 from sweep_folders import MakeSweep, ReportOn, trial, warm_start
 
 import analysis
-from analysis.break_even import Job, costs
+from analysis.choose.break_even import Job, costs
 from analysis.recommend import recommend
-from orchestrator.records import Status, TrialRecord, append
+from compile_sweep.schema.record import Status, TrialRecord, append
 
 pytestmark = pytest.mark.browser
 

@@ -15,7 +15,7 @@ from test_report_server import get, serving
 import analysis
 from analysis import compare, export
 from analysis.load import load
-from analysis.report_next import what_next
+from analysis.page.page import what_next
 
 HOSTILE = "<script>alert(1)</script>"
 

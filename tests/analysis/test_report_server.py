@@ -20,9 +20,9 @@ from report_browser import FLAGS
 from sweep_folders import MakeSweep, trial
 
 from analysis import report
-from analysis.report_page import report_page
-from analysis.report_server import LivePage, ReportServer
-from orchestrator.records import Status, append
+from analysis.page.page import report_page
+from analysis.page.server import LivePage, ReportServer
+from compile_sweep.schema.record import Status, append
 
 
 class Answer(NamedTuple):
@@ -125,7 +125,7 @@ def test_a_state_that_cannot_be_read_is_not_tried_again_and_again(make_sweep: Ma
         tries.append(arguments)
         return report_page(*arguments, **options)
 
-    monkeypatch.setattr("analysis.report_server.report_page", counted)
+    monkeypatch.setattr("analysis.page.server.report_page", counted)
     damage(folder)
     assert len({live.version() for _ in range(3)}) == 1
     live.page()

@@ -25,7 +25,7 @@ from analysis.figures import (
     timeline_figure,
     timeline_info,
 )
-from orchestrator.records import Caches, Status, TrialRecord, append
+from compile_sweep.schema.record import Caches, Status, TrialRecord, append
 
 HOSTILE = "<img src=x>"
 

@@ -13,7 +13,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis import picture, report, table
-from orchestrator.records import Caches, Status, TrialRecord
+from compile_sweep.schema.record import Caches, Status, TrialRecord
 
 
 def rows_of(markdown: str) -> list[dict[str, str]]:

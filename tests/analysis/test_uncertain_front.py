@@ -11,9 +11,8 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.uncertain_front import front_probability, uncertain_front
-from analysis.uncertainty import USUAL, deviations, drawn, noise
-from orchestrator.records import Status, TrialRecord
+from analysis.choose.uncertainty import USUAL, deviations, drawn, front_probability, noise, uncertain_front
+from compile_sweep.schema.record import Status, TrialRecord
 
 EAGER = "scope=eager,padding=max"
 FULL, REGIONAL, MODULAR = "scope=full", "scope=regional", "scope=modular"

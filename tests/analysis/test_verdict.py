@@ -9,9 +9,8 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.load import SweepInfo
-from analysis.report_verdict import tiles
-from analysis.verdict import cautions, verdict
-from orchestrator.records import Caches, Status, TrialRecord
+from analysis.page.verdict import cautions, tiles, verdict
+from compile_sweep.schema.record import Caches, Status, TrialRecord
 
 
 def judge(make_sweep: MakeSweep, records: list[TrialRecord] | None = None) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.caches import Entry, Manifest
-from workloads.artifacts import Artifact
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from orchestrator.artifacts import Entry, Manifest
 
 FACTS = {"torch": "2.13.0", "gpu": "NVIDIA H200", "python": "3.11.7"}
 

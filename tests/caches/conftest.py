@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.caches.cluster import ClusterShelf
-from orchestrator.caches.durable import DurableShelf
-from orchestrator.caches.shelf import Shelf
-from orchestrator.caches.signing import SigningKey
-from orchestrator.caches.store import ArtifactStore
+from orchestrator.artifacts.cluster_memory import ClusterShelf
+from orchestrator.artifacts.object_store import DurableShelf
+from orchestrator.artifacts.shelf import Shelf
+from orchestrator.artifacts.signing import SigningKey
+from orchestrator.artifacts.store import ArtifactStore
 
 BUCKET = "artifacts"
 
@@ -56,7 +56,7 @@ def s3_uri(s3_port: int) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    from orchestrator.session import ray_session
+    from orchestrator.run.session import ray_session
 
     with ray_session():
         yield

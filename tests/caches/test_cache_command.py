@@ -15,12 +15,12 @@ import pytest
 import torch
 from cache_samples import FACTS, artifact, manifest
 
+from compile_sweep.harness.compile_cache.transfer import bundle, configuration
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cache
-from orchestrator.caches import ArtifactStore, SigningKey, open_store, trial_facts
-from orchestrator.caches.signing import KEY_VARIABLE
-from workloads.compile_caches import bundle, configuration
+from orchestrator.artifacts import ArtifactStore, SigningKey, open_store, trial_facts
+from orchestrator.artifacts.signing import KEY_VARIABLE
 from workloads.layers import Layers
-from workloads.settings import CompileSettings
 
 Command = Callable[..., str]
 
@@ -245,14 +245,14 @@ torch.compile(model)(torch.randn(4, 8)).sum().backward()
 """
 TRIAL = """
 import sys
-from orchestrator.caches import Manifest, environment_facts, open_store
-from workloads.compile_caches import CacheFolders, configuration, gather
+from orchestrator.artifacts import Manifest, environment_facts, open_store
+from compile_sweep.harness.compile_cache.transfer import CacheFolders, configuration, gather
 manifest = Manifest(facts=environment_facts(configuration()), workload="toy", size="", settings_key="scope=full", maker="trial")
 open_store(sys.argv[1]).publish(manifest, gather(CacheFolders.of_process()))
 """
 PRODUCTION = """
 import sys
-print(dict(counters["aot_autograd"]), sorted({"orchestrator", "workloads", "ray"} & sys.modules.keys()))
+print(dict(counters["aot_autograd"]), sorted({"compile_sweep", "orchestrator", "workloads", "ray"} & sys.modules.keys()))
 """
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from samples import H200
 
-from orchestrator.caches import keys
-from orchestrator.caches.keys import differences, digest, environment_facts
+from orchestrator.artifacts import manifest
+from orchestrator.artifacts.manifest import differences, digest, environment_facts
 
 
 @pytest.fixture(autouse=True)
 def _no_gpu_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_capability", lambda: "9.0")
+    monkeypatch.setattr(manifest, "_capability", lambda: "9.0")
 
 
 def test_the_same_host_and_configuration_give_the_same_key_in_any_order() -> None:

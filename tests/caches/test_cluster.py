@@ -16,13 +16,13 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from samples import wait_until
 
-from orchestrator import watchdog
-from orchestrator.caches import Manifest
-from orchestrator.caches.cluster import ClusterShelf
-from orchestrator.caches.signing import SigningKey
-from orchestrator.caches.store import ArtifactStore
-from orchestrator.errors import CacheError
-from workloads.artifacts import Artifact
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts import Manifest
+from orchestrator.artifacts.cluster_memory import ClusterShelf
+from orchestrator.artifacts.signing import SigningKey
+from orchestrator.artifacts.store import ArtifactStore
+from orchestrator.guard import watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("local_ray")]
 

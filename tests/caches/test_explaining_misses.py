@@ -12,12 +12,12 @@ import torch
 from cache_samples import artifact, manifest
 from samples import H200
 
-from orchestrator.caches import SigningKey, environment_facts
-from orchestrator.caches import keys as keys_module
-from orchestrator.caches.entries import Entry
-from orchestrator.caches.explaining import Side, explain, nearest, sentences
+from compile_sweep.harness.compile_cache.transfer import configuration
+from orchestrator.artifacts import SigningKey, environment_facts
+from orchestrator.artifacts import manifest as keys_module
+from orchestrator.artifacts.explain import Side, explain, nearest, sentences
+from orchestrator.artifacts.manifest import Entry
 from orchestrator.environment import Environment
-from workloads.compile_caches import configuration
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import pytest
 from cache_samples import artifact, manifest
 from faulty_proxy import SLOW_S, Fault, FaultyProxy, faulty_proxy
 
-from orchestrator.caches.durable import DurableShelf
-from orchestrator.caches.signing import SigningKey
-from orchestrator.caches.store import ArtifactStore
-from orchestrator.errors import CacheError
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts.object_store import DurableShelf
+from orchestrator.artifacts.signing import SigningKey
+from orchestrator.artifacts.store import ArtifactStore
 
 pytestmark = pytest.mark.slow
 

@@ -16,17 +16,17 @@ import pytest
 from cache_samples import artifact, manifest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from orchestrator import places
-from orchestrator.caches import KEY_VARIABLE, SigningKey, open_store
-from orchestrator.caches.durable import DurableShelf
-from orchestrator.caches.shelf import BlobInfo
-from orchestrator.caches.store import ArtifactStore
-from orchestrator.errors import CacheError
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts import KEY_VARIABLE, SigningKey, open_store
+from orchestrator.artifacts.object_store import DurableShelf
+from orchestrator.artifacts.shelf import BlobInfo
+from orchestrator.artifacts.store import ArtifactStore
+from orchestrator.storage import filesystem as places
 
 PUBLISHES = """
 import os, sys
-from orchestrator.caches import Manifest, open_store
-from workloads.artifacts import Artifact
+from orchestrator.artifacts import Manifest, open_store
+from compile_sweep.harness.compile_cache.artifact import Artifact
 store = open_store(sys.argv[1])
 for number in range(10_000):
     made = [Artifact(kind="inductor", key=f"{number} {n}", content=os.urandom(300_000)) for n in range(10)]

@@ -10,8 +10,8 @@ from cache_samples import artifact, manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.caches import Entry, Manifest, SigningKey
-from orchestrator.errors import CacheError
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts import Entry, Manifest, SigningKey
 
 KEY = SigningKey(b"k" * 32)
 MADE = manifest(

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from orchestrator.caches import KEY_VARIABLE
-from orchestrator.caches.redis import check, environment_for
-from orchestrator.errors import CacheError
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts import KEY_VARIABLE
+from orchestrator.artifacts.redis import check, environment_for
 
 COMPILES = """
 import json, os, torch
@@ -34,8 +34,8 @@ print(json.dumps({**counters["inductor"], **counters["aot_autograd"]}))
 
 SEALS = """
 import os
-from orchestrator.caches import SigningKey
-from workloads.remote_caches import sealed
+from orchestrator.artifacts import SigningKey
+from compile_sweep.harness.compile_cache.redis import sealed
 seal = sealed(SigningKey.load(), os.environ.pop("TORCHINDUCTOR_REDIS_URL"))
 seal.__enter__()
 """

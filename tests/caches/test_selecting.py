@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from cache_samples import FACTS, artifact, manifest
 
-from orchestrator.caches import Manifest, Selection, SigningKey, select
-from orchestrator.caches.entries import Entry
-from workloads.artifacts import OF_FUNCTIONS
+from compile_sweep.harness.compile_cache.artifact import OF_FUNCTIONS
+from orchestrator.artifacts import Manifest, Selection, SigningKey, select
+from orchestrator.artifacts.manifest import Entry
 
 KEY = SigningKey(b"k" * 32)
 

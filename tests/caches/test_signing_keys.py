@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.caches.signing import KEY_VARIABLE, SigningKey
-from orchestrator.errors import CacheError
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts.signing import KEY_VARIABLE, SigningKey
 
 
 def test_a_key_is_made_at_first_use_for_its_owner_alone_and_stays(tmp_path: Path) -> None:

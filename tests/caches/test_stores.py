@@ -10,10 +10,10 @@ from datetime import timedelta
 import pytest
 from cache_samples import FACTS, all_entries, artifact, manifest
 
-from orchestrator.caches.shelf import Shelf
-from orchestrator.caches.signing import SigningKey
-from orchestrator.caches.store import ArtifactStore
-from orchestrator.errors import CacheError
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts.shelf import Shelf
+from orchestrator.artifacts.signing import SigningKey
+from orchestrator.artifacts.store import ArtifactStore
 
 ENVIRONMENT = manifest().environment
 FOREIGN = SigningKey(b"f" * 32)

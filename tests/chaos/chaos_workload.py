@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from toy_workloads import Brief, make_known
 
-from workloads.base import Batch
-from workloads.shapes import PadToLongest, ShapePolicy
+from compile_sweep.contract.base import Batch
+from compile_sweep.schema.shapes import PadToLongest, ShapePolicy
 
 PLAN = "CHAOS_PLAN"
 FOREVER_S = 600

@@ -16,10 +16,10 @@ import yaml
 from rayjob_schema import pruned, spec_schema
 
 from orchestrator import cli
-from orchestrator.caches import KEY_VARIABLE
-from orchestrator.options import Options
-from orchestrator.placing import HOST
-from orchestrator.storage import VARIABLE
+from orchestrator.artifacts import KEY_VARIABLE
+from orchestrator.cluster.placement import HOST
+from orchestrator.config import Options
+from orchestrator.storage.mirror import VARIABLE
 
 FULL_DEFINITION = "RAYJOB_CRD"
 """Environment variable with the path of the whole definition, KubeRay's ray.io_rayjobs.yaml, for who has it."""
@@ -118,5 +118,6 @@ def test_it_names_the_ray_that_is_installed_and_one_image(job: dict[str, Any], r
 def test_the_image_is_made_of_what_is_here(repository: Path) -> None:
     lines = (repository / "deploy" / "Dockerfile").read_text(encoding="utf-8").splitlines()
     copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]
-    assert {"Makefile", "constraints.txt", "pyproject.toml", "analysis", "orchestrator", "workloads"} <= set(copied)
+    packages = {"analysis", "compile_sweep", "orchestrator", "workloads"}
+    assert {"Makefile", "constraints.txt", "pyproject.toml", *packages} <= set(copied)
     assert [name for name in copied if not (repository / name).exists()] == []

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from samples import wait_until
 
-from orchestrator.assignment import Assignment, TrialPlan
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, Placement, SweepConfig
-from orchestrator.errors import ConfigError
-from workloads.settings import CompileSettings
+from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -98,8 +98,8 @@ def placed(placement: Placement, num_trials: int, num_workers: int = 1, *, expec
     """
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-    from orchestrator import packing
-    from orchestrator.placing import claims, strategy
+    from orchestrator.cluster import placement as packing
+    from orchestrator.cluster.placement import claims, strategy
 
     bundle = claims(placement, num_workers, use_gpu=True, cpus=0.2)
     groups = []
@@ -153,7 +153,7 @@ def test_workers_of_a_spread_trial_stay_together_and_those_of_a_packed_one_may_s
 
 @pytest.mark.usefixtures("cluster")
 def test_nothing_is_waited_for_where_there_is_room_and_what_never_comes_is_said() -> None:
-    from orchestrator.placing import wait_for_host
+    from orchestrator.cluster.placement import wait_for_host
 
     said: list[str] = []
     wait_for_host(config(max_concurrent=4), 64, said.append, threading.Event(), wait_s=60)
@@ -168,7 +168,7 @@ def test_nothing_is_waited_for_where_there_is_room_and_what_never_comes_is_said(
 
 
 def test_a_host_that_comes_later_is_taken(cluster: Any) -> None:
-    from orchestrator.placing import wait_for_host
+    from orchestrator.cluster.placement import wait_for_host
 
     said: list[str] = []
     needs_three = config(workers_per_trial=3, placement=Placement.SPREAD)
@@ -184,7 +184,7 @@ def test_a_host_that_comes_later_is_taken(cluster: Any) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_second_sweep_is_refused_before_it_waits_for_hosts(tmp_path: Path) -> None:
-    from orchestrator.board import open_board
+    from orchestrator.guard.progress import open_board
 
     words = ["--workload", "toy_workloads:Brief", "--device", "cpu", "--settings", "scope=eager", "--workers-per-trial", "50"]
     with open_board():
@@ -198,18 +198,18 @@ def test_a_second_sweep_is_refused_before_it_waits_for_hosts(tmp_path: Path) -> 
 def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_path: Path) -> None:
     import ray
 
-    from orchestrator import logs
+    from orchestrator.cluster import remote_logs
 
     plan = planned(tmp_path, head=ray.get_runtime_context().get_node_id())
     finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("001-a", "002-b"))
 
     @ray.remote(resources={"host": 0.1}, max_retries=0)
     def work(assignment: Assignment, dies: bool) -> str:
-        with logs.log_file(assignment, 0) as path:
+        with remote_logs.log_file(assignment, 0) as path:
             path.write_text("up\n")
             if dies:
                 for _ in range(100):  # until the log is known of
-                    if ray.get(logs._find_log_book().unfinished.remote(assignment.trial_id)):
+                    if ray.get(remote_logs._find_log_book().unfinished.remote(assignment.trial_id)):
                         break
                     threading.Event().wait(0.1)
                 with path.open("a") as log:
@@ -217,16 +217,16 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
                 os._exit(1)
         return str(path)
 
-    with logs.open_log_book(tmp_path):
+    with remote_logs.open_log_book(tmp_path):
         path = ray.get(work.remote(finished, False))
         assert (tmp_path / "logs" / "001-a" / "worker-0.log").read_text() == "up\n"
         assert not Path(path).exists()
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(work.remote(killed, True))
-        logs.collect(finished)
-        logs.collect(killed)
+        remote_logs.collect(finished)
+        remote_logs.collect(killed)
         assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
-        logs.collect(killed)
+        remote_logs.collect(killed)
         assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
 
 
@@ -234,7 +234,7 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
 def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path: Path) -> None:
     import ray
 
-    from orchestrator import logs
+    from orchestrator.cluster import remote_logs
 
     plan = planned(tmp_path, head=ray.get_runtime_context().get_node_id())
     finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("004-d", "005-e"))
@@ -242,8 +242,8 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
     @ray.remote(resources={"host": 0.1}, max_retries=0)
     def work(assignment: Assignment, dies: bool) -> None:
         there = assignment.log_folder / "worker-0.log"  # on this machine all hosts are one
-        book: Any = logs._find_log_book()
-        with logs.log_file(assignment, 0) as path, path.open("a") as log:
+        book: Any = remote_logs._find_log_book()
+        with remote_logs.log_file(assignment, 0) as path, path.open("a") as log:
             print("up", file=log, flush=True)
             for _ in range(600):
                 if there.read_text().endswith("earlier\nup\n"):
@@ -262,13 +262,13 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
     for assignment in (finished, killed):
         assignment.log_folder.mkdir(parents=True)
         (assignment.log_folder / "worker-0.log").write_text("an attempt earlier\n")
-    with logs.open_log_book(tmp_path):
+    with remote_logs.open_log_book(tmp_path):
         ray.get(work.remote(finished, False))
-        logs.collect(finished)
+        remote_logs.collect(finished)
         assert (finished.log_folder / "worker-0.log").read_text() == "an attempt earlier\nup\nbuilding\n"
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(work.remote(killed, True))
-        logs.collect(killed)
+        remote_logs.collect(killed)
         assert (killed.log_folder / "worker-0.log").read_text() == "an attempt earlier\nup\nstacks\n"
 
 
@@ -276,14 +276,14 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
 def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
     import ray
 
-    from orchestrator import logs
+    from orchestrator.cluster import remote_logs
 
-    with logs.open_log_book(tmp_path):
-        book = logs._find_log_book()
+    with remote_logs.open_log_book(tmp_path):
+        book = remote_logs._find_log_book()
         ray.get(book.begin.remote("003-c", 0, "ab" * 28, "/nowhere/worker-0.log"))
         ray.get(book.write.remote("003-c", 0, 0, b"up\n"))
         ray.get(book.write.remote("003-c", 0, 1, b"p\nbuilding\n"))  # as after a message whose answer was lost
-        logs.collect(Assignment(plan=planned(tmp_path, head="here"), trial_id="003-c", settings_key="scope=eager"))
+        remote_logs.collect(Assignment(plan=planned(tmp_path, head="here"), trial_id="003-c", settings_key="scope=eager"))
     first, second, _, last = (tmp_path / "logs" / "003-c" / "worker-0.log").read_text().splitlines()
     assert (first, second) == ("up", "building")
     assert last.startswith("the rest of this log stayed on its host, which cannot be reached (")

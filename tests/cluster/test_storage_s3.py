@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import StorageError
-from orchestrator.storage import Storage, below
+from compile_sweep.schema.errors import StorageError
+from orchestrator.storage.mirror import Storage, below
 
 pytestmark = pytest.mark.slow
 

@@ -17,12 +17,13 @@ from fuzzing import HOSTILE, flipped, nested, nothing_runs, said, texts, thoroug
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compile_sweep.harness.compile_cache import bundles
+from compile_sweep.harness.compile_cache import folders as cache_folders
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.harness.compile_cache.folders import ArtifactKind, CacheFolders
+from compile_sweep.harness.compile_cache.transfer import bundle, restore
 from orchestrator import cache
-from orchestrator.caches import SigningKey, open_store
-from workloads import cache_bundles, cache_folders
-from workloads.artifacts import Artifact
-from workloads.cache_folders import ArtifactKind, CacheFolders
-from workloads.compile_caches import bundle, restore
+from orchestrator.artifacts import SigningKey, open_store
 
 KEY = SigningKey(b"k" * 32)
 
@@ -91,7 +92,7 @@ def everything_below(folder: Path) -> set[Path]:
 def test_any_bundle_is_split_or_refused(content: bytes) -> None:
     with nothing_runs():
         try:
-            found = cache_bundles.split(content)
+            found = bundles.split(content)
         except ValueError:
             return
     assert all(artifact.kind in list(ArtifactKind) for artifact in found)
@@ -100,14 +101,14 @@ def test_any_bundle_is_split_or_refused(content: bytes) -> None:
 @thoroughly
 @given(st.lists(st.tuples(kinds, st.lists(st.tuples(names, contents), max_size=3)), max_size=3))
 def test_a_bundle_of_hostile_names_is_refused_or_can_be_restored(tmp_path: Path, groups: list[Any]) -> None:
-    writer = cache_bundles.AppendingByteSerializer(serialize_fn=cache_bundles._write_group)
+    writer = bundles.AppendingByteSerializer(serialize_fn=bundles._write_group)
     try:
         writer.extend(groups)
     except UnicodeEncodeError:  # torch's own format has no such text
         return
     with nothing_runs():
         try:
-            found = cache_bundles.split(writer.to_bytes())
+            found = bundles.split(writer.to_bytes())
         except ValueError:
             return
     root = tmp_path / "restored"
@@ -141,15 +142,15 @@ def test_an_artifact_that_may_be_restored_is_not_read_as_code(tmp_path: Path) ->
         opened.append(artifact.kind)
     assert len(everything_below(root)) == len(GOOD) + 1  # the kernel's folder has two
     with nothing_runs():
-        assert {str(artifact.kind) for artifact in cache_bundles.split(BUNDLE)} == {*map(str, opened)} - {"triton", "code"}
+        assert {str(artifact.kind) for artifact in bundles.split(BUNDLE)} == {*map(str, opened)} - {"triton", "code"}
 
 
 @pytest.mark.parametrize("key", ["../../x", "cache/../../x", "/etc/passwd", "cache//x", "", "cache/", "locks/x"])
 def test_a_climbing_name_in_a_bundle_is_refused_by_name(key: str) -> None:
-    writer = cache_bundles.AppendingByteSerializer(serialize_fn=cache_bundles._write_group)
+    writer = bundles.AppendingByteSerializer(serialize_fn=bundles._write_group)
     writer.extend([("autotune", [(key, json.dumps({"cache": {"a": {"b": {"c": 1}}}, "system": {"hash": "../x"}}).encode())])])
     with pytest.raises(ValueError, match="cannot be restored"):
-        cache_bundles.split(writer.to_bytes())
+        bundles.split(writer.to_bytes())
 
 
 def test_a_bundle_that_claims_to_be_long_is_refused_at_once() -> None:
@@ -162,11 +163,11 @@ def test_a_bundle_that_claims_to_be_long_is_refused_at_once() -> None:
         one + (0).to_bytes(8, "big") + huge,
     ):
         with pytest.raises(ValueError, match=r"longer than it is|base64"):
-            cache_bundles.split(sealed(body))
+            bundles.split(sealed(body))
 
 
 def test_timings_survive_a_bundle(tmp_path: Path) -> None:
-    found = [artifact for artifact in cache_bundles.split(BUNDLE) if artifact.kind == ArtifactKind.CHOICES]
+    found = [artifact for artifact in bundles.split(BUNDLE) if artifact.kind == ArtifactKind.CHOICES]
     restore(found, CacheFolders(inductor=tmp_path / "inductor", triton=tmp_path / "triton"))
     assert json.loads((tmp_path / "inductor" / "cache" / "abc").read_text())["cache"]["addmm"]["16x64"]["highest"] == {
         "triton": 1.0

@@ -15,14 +15,14 @@ from fuzzing import EXTREMES, HOSTILE, nothing_runs, numbers, spliced, texts, th
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import folder as sweep_folder
+from compile_sweep.schema.errors import CompileSweepError
+from compile_sweep.schema.record import SWEEP_FILE
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
 from orchestrator.config import CachePolicy, Device, SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.records import SWEEP_FILE
-from orchestrator.stages import Stages
-from workloads.errors import CompileSweepError
-from workloads.settings import CompileSettings
+from orchestrator.run import sweep_folder
+from orchestrator.run.stages import Stages
 
 HARMLESS = ("exec", "compile", "import", "marshal.loads", "code.__new__")
 """What reading options, importing the workload and printing a plan bring along."""

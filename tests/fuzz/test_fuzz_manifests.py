@@ -15,14 +15,14 @@ from fuzzing import HOSTILE, flipped, nested, nothing_runs, numbers, said, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.schema.errors import CacheError
 from orchestrator import cache
-from orchestrator.caches import Manifest, SigningKey, select
-from orchestrator.caches.entries import Entry
-from orchestrator.caches.explaining import Side, explain, nearest, sentences
-from orchestrator.caches.shelf import BlobInfo, Blobs, Use
-from orchestrator.caches.store import ArtifactStore
-from orchestrator.errors import CacheError
-from workloads.artifacts import Artifact
+from orchestrator.artifacts import Manifest, SigningKey, select
+from orchestrator.artifacts.explain import Side, explain, nearest, sentences
+from orchestrator.artifacts.manifest import Entry
+from orchestrator.artifacts.shelf import BlobInfo, Blobs, Use
+from orchestrator.artifacts.store import ArtifactStore
 
 OURS, THEIRS = SigningKey(b"k" * 32), SigningKey(b"t" * 32)
 

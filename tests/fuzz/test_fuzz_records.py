@@ -14,21 +14,20 @@ from hypothesis import strategies as st
 from samples import measured
 
 import analysis
-from analysis.report_page import report_page
-from orchestrator import folder as sweep_folder
-from orchestrator import records
+from analysis.page.page import report_page
+from compile_sweep.schema import record
+from compile_sweep.schema.errors import CompileSweepError, RecordsError
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, Status, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.errors import RecordsError
-from orchestrator.estimates import expected_s
-from orchestrator.objectives import Aims
-from orchestrator.pruning import patience_with
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, Status, TrialRecord, WarmStart
+from orchestrator.plan.estimates import expected_s
+from orchestrator.run import sweep_folder
 from orchestrator.search import Searcher
+from orchestrator.search.pruning import patience_with
 from orchestrator.search.tables import read_table, write_table
 from orchestrator.simulate import Ground, replays
-from workloads.errors import CompileSweepError
-from workloads.settings import CompileSettings
 
 SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full", "scope=full,dynamic=mark", "scope=regional")))
 
@@ -100,7 +99,7 @@ def test_a_changed_warm_start_reads_back_as_it_is_written(edits: dict[str, Any])
 @thoroughly
 @given(st.binary(max_size=200) | flipped(f"{LINE}\n{LINE}\n".encode()))
 def test_any_file_is_a_log_or_one_sentence(folder: Path, content: bytes) -> None:
-    for name, reads in ((TRIALS_FILE, records.read), (WARM_STARTS_FILE, records.read_warm_starts)):
+    for name, reads in ((TRIALS_FILE, record.read), (WARM_STARTS_FILE, record.read_warm_starts)):
         (folder / name).write_bytes(content)
         with nothing_runs():
             try:
@@ -131,7 +130,7 @@ def test_plans_and_replays_by_changed_records_or_one_sentence(folder: Path, edit
     (folder / TRIALS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="replace")
     with nothing_runs():
         try:
-            expected_s(SETTINGS[3], 64, records.read(folder))
+            expected_s(SETTINGS[3], 64, record.read(folder))
             ground = Ground(read_table(folder), Aims.parse())
             replays(ground, Searcher.RANDOM, 1, prune=ground.pruning(patience_with(Searcher.RANDOM)))[0].share_to(0.98)
         except CompileSweepError as error:
@@ -159,7 +158,7 @@ def test_what_a_reader_chokes_on_is_one_sentence(folder: Path, text: str) -> Non
     for parse in (TrialRecord.from_json, WarmStart.from_json):
         with pytest.raises(RecordsError):
             parse(line)
-    for reads in (records.read, analysis.load, analysis.load_sweep, sweep_folder.read_sweep, read_table):
+    for reads in (record.read, analysis.load, analysis.load_sweep, sweep_folder.read_sweep, read_table):
         with pytest.raises(RecordsError):
             reads(folder)
     (folder / TRIALS_FILE).write_text(f"{LINE}\n")

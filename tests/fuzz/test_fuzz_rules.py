@@ -11,12 +11,11 @@ from fuzzing import HOSTILE, nothing_runs, numbers, said, spliced, thoroughly, v
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.arguments import amount, count
-from analysis.fail_on import Rule
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import FIELDS, Aims, Constraint, Objective
+from analysis.command_line import amount, count
+from analysis.comparing.rules import Rule
+from compile_sweep.schema.errors import CompileSweepError, ConfigError
+from compile_sweep.schema.objectives import FIELDS, Aims, Constraint, Objective
 from orchestrator.search.stopping import Budget, StableFront
-from workloads.errors import CompileSweepError
 
 FIGURES = ["compile_s", "samples_per_s", "peak_memory_bytes", "step_ms_median", "graph_breaks", "warm_start_s", *FIELDS[:3]]
 NUMBERS = ["0", "1", "120", "1.5", ".5", "1e3", "1e999", "-3", "+15", "40", "9" * 400, "٣"]

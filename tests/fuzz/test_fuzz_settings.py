@@ -11,11 +11,11 @@ from fuzzing import HOSTILE, PLANTED, nested, nothing_runs, said, spliced, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.compiling import refuse_unknown_names
-from workloads.errors import SettingsError
-from workloads.parts import PartSettings
-from workloads.settings import CompileSettings, Dynamic, Mode, Scope
-from workloads.source import Facts, to_source
+from compile_sweep.harness.apply import refuse_unknown_names
+from compile_sweep.harness.source import Facts, to_source
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.part_settings import PartSettings
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
 
 FIELDS = list(CompileSettings.__dataclass_fields__)
 DOTTED = [

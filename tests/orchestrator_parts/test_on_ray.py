@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from samples import wait_until
 
-from orchestrator import records
-from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.errors import SessionError
-from orchestrator.session import ray_session
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import SessionError
+from orchestrator.run.session import ray_session
+from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def test_the_session_listens_on_the_loopback_alone_and_asks_for_a_token() -> Non
 def test_a_board_tells_phases_of_running_trials_and_forgets_ended_ones() -> None:
     import ray
 
-    from orchestrator.board import find_board, find_progress, open_board
+    from orchestrator.guard.progress import find_board, find_progress, open_board
 
     with open_board() as board:
         ray.get(board.begin.remote("1", "scope=eager"))
@@ -51,7 +51,7 @@ def test_a_board_tells_phases_of_running_trials_and_forgets_ended_ones() -> None
 
 
 def test_a_second_sweep_in_a_cluster_is_refused_in_a_sentence() -> None:
-    from orchestrator.board import open_board
+    from orchestrator.guard.progress import open_board
 
     with open_board(), pytest.raises(SessionError, match="another sweep runs in this cluster"), open_board():
         pytest.fail("two boards")
@@ -60,7 +60,7 @@ def test_a_second_sweep_in_a_cluster_is_refused_in_a_sentence() -> None:
 def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
     import ray
 
-    from orchestrator.board import find_progress, open_board
+    from orchestrator.guard.progress import find_progress, open_board
 
     with open_board() as board:
 
@@ -97,7 +97,7 @@ def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
 def test_a_board_whose_process_was_killed_answers_again_and_learns_of_running_trials_anew() -> None:
     import ray
 
-    from orchestrator.board import find_progress, open_board
+    from orchestrator.guard.progress import find_progress, open_board
 
     with open_board() as board:
 
@@ -125,7 +125,7 @@ def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> N
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-    from orchestrator.cleanup import remove_orphaned_placement_groups
+    from orchestrator.run.tuning import remove_orphaned_placement_groups
 
     @ray.remote(num_cpus=0)
     class Creator:
@@ -173,8 +173,8 @@ def died(folder: Path, assignment: Assignment) -> None:
     """Tells twice that the trial's own process died."""
     import ray
 
-    from orchestrator.board import open_board
-    from orchestrator.cleanup import Cleanup
+    from orchestrator.guard.progress import open_board
+    from orchestrator.run.tuning import Cleanup
 
     trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
     with open_board() as board:
@@ -196,8 +196,8 @@ def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path:
 def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_path: Path) -> None:
     import ray
 
-    from orchestrator.board import open_board
-    from orchestrator.cleanup import Cleanup
+    from orchestrator.guard.progress import open_board
+    from orchestrator.run.tuning import Cleanup
 
     def recovered(folder: Path, deadline_s: float) -> list[str]:
         assignment = assignment_in(folder, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s)
@@ -218,8 +218,8 @@ def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_p
 
 
 def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.cleanup import Cleanup
-    from orchestrator.trial import UNWRITTEN
+    from orchestrator.run.trial import UNWRITTEN
+    from orchestrator.run.tuning import Cleanup
 
     cleanup = Cleanup(tmp_path)
     fine: Any = SimpleNamespace(last_result={"status": "ok"})

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from samples import wait_until
 
-from orchestrator.session import ray_session
-from orchestrator.watchdog import SESSION
+from orchestrator.guard.watchdog import SESSION
+from orchestrator.run.session import ray_session
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_a_home_that_cannot_be_written_is_said_to_be_what_is_wrong() -> None:
     """In a process of its own: this one may have the token already."""
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", "from orchestrator.session import ray_session\nwith ray_session(): pass"],
+        [sys.executable, "-c", "from orchestrator.run.session import ray_session\nwith ray_session(): pass"],
         env={**os.environ, "PYTHONPATH": str(root), "HOME": "/proc/nowhere"},
         capture_output=True,
         text=True,

@@ -12,15 +12,15 @@ import torch
 from torch.compiler._cache import CacheArtifactManager
 from toy_workloads import Toy
 
-from orchestrator import cache, sharing
-from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.caches import KEY_VARIABLE, ArtifactStore, open_store
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.harness.compile_cache.transfer import bundle
+from compile_sweep.harness.warm_start import Start
+from compile_sweep.schema.errors import CacheError
+from orchestrator import cache
+from orchestrator.artifacts import KEY_VARIABLE, ArtifactStore, open_store, sharing
+from orchestrator.artifacts.sharing import Sharing
 from orchestrator.environment import fingerprint
-from orchestrator.errors import CacheError
-from orchestrator.sharing import Sharing
-from workloads.artifacts import Artifact
-from workloads.compile_caches import bundle
-from workloads.restarting import Start
+from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 FULL, REGIONAL = "scope=full", "scope=regional"
 TUNED = "ab/cab1.best_config"
@@ -302,9 +302,9 @@ def test_a_trial_at_its_deadline_does_not_begin_to_publish(
 def test_a_torch_that_cannot_be_watched_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from workloads import compile_caches
+    from compile_sweep.harness.compile_cache import transfer as compile_cache
 
-    monkeypatch.delattr(compile_caches, "watching_caches")
+    monkeypatch.delattr(compile_cache, "watching_caches")
     made(tmp_path)
     figures = worked(sharing_of(tmp_path))
     assert figures["cache_made"] == 1

@@ -12,12 +12,13 @@ import pytest
 from rich.console import Console
 from samples import H200
 
-from orchestrator import folder, records
+from compile_sweep.schema import record as records
+from compile_sweep.schema.record import Status, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SearchConfig, SweepConfig
-from orchestrator.records import Status, TrialRecord, WarmStart
+from orchestrator.run import sweep_folder
+from orchestrator.run.stages import Fronts, Stages
 from orchestrator.search import Searcher
-from orchestrator.stages import Fronts, Stages
-from workloads.settings import CompileSettings
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +51,9 @@ def run_trials(monkeypatch: pytest.MonkeyPatch) -> None:
             )
             records.append(output, start if warm_start else recorded(setting))
 
-    import orchestrator.tuning  # which loads Ray
+    import orchestrator.run.tuning  # which loads Ray
 
-    monkeypatch.setattr(orchestrator.tuning, "run_trials", run_trials)
+    monkeypatch.setattr(orchestrator.run.tuning, "run_trials", run_trials)
 
 
 def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> Stages:
@@ -67,7 +68,7 @@ def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> St
         search=SearchConfig(searcher=Searcher.GRID, gpu_budget_s=budget_s) if budget_s else SearchConfig(),
     )
     output = tmp_path / "sweep"
-    folder.begin(output, config, H200, None)
+    sweep_folder.begin(output, config, H200, None)
     for setting in SETTINGS:
         records.append(output, recorded(setting, **fields))
     return Stages(config=config, output=output, fronts=Fronts(lambda _: KEYS, lambda _: KEYS), max_length=16, environment=H200)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from samples import measured
 
-from orchestrator.errors import CompileSweepError, ConfigError, TrackingError
-from orchestrator.records import SCHEMA_VERSION, Status, TrialRecord, WarmStart, append
-from orchestrator.tracking import Destination, LoggedTrial, Tracking, deliveries, entry_of
-from workloads.settings import CompileSettings
+from compile_sweep.schema.errors import CompileSweepError, ConfigError, TrackingError
+from compile_sweep.schema.record import SCHEMA_VERSION, Status, TrialRecord, WarmStart, append
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.tracking import Destination, LoggedTrial, Tracking, delivery, entry_of
 
 SETTING = CompileSettings.parse("scope=full,dynamic=mark,optimizer=fused,inductor.triton.mix_order_reduction=off")
 
@@ -209,7 +209,7 @@ def release() -> Iterator[threading.Event]:
 def test_a_tracker_that_fails_or_hangs_is_told_of_in_one_sentence(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, release: threading.Event
 ) -> None:
-    monkeypatch.setattr(deliveries, "opened", lambda destination, output: Failing(release))
+    monkeypatch.setattr(delivery, "opened", lambda destination, output: Failing(release))
     tracking = Tracking(["wandb:project"], sweep)
     for number in range(4):
         append(sweep, record(f"{number}"))

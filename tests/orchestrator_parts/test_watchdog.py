@@ -11,12 +11,12 @@ import psutil
 import pytest
 from samples import wait_until
 
-from orchestrator.watchdog import MARKER, kill_marked, start_reaper
+from orchestrator.guard.watchdog import MARKER, kill_marked, start_reaper
 
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
-from orchestrator.watchdog import start_reaper
+from orchestrator.guard.watchdog import start_reaper
 scratch = Path(sys.argv[1])
 scratch.mkdir()
 (scratch / "artifact").write_text("x")

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from orchestrator import records
-from orchestrator.recipes import grid
-from orchestrator.records import Status, TrialRecord
-from orchestrator.space import Target, choose
-from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema import record as records
+from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from orchestrator.plan.recipes import grid
+from orchestrator.plan.space import Target, choose
 
 MAX_LENGTH = 256
 TARGET = Target(max_length=MAX_LENGTH, has_gpu=True)

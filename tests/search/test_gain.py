@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, write_sweep
 
-from orchestrator.objectives import Aims
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search import Candidates, Outlook, Searcher
-from orchestrator.search.design import DESIGNED, designed, good_elsewhere
-from orchestrator.search.gain import GainPerSecond
+from orchestrator.search.gain import DESIGNED, GainPerSecond, designed, good_elsewhere
 from orchestrator.search.surrogate import Posterior, Scale, likeness
 from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, replays
-from workloads.settings import CompileSettings, Scope
 
 AIMS = Aims.parse()
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from recorded_tables import recorded, settings_of_a_grid, write_sweep
 
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search import Origin, learn_from
 from orchestrator.search.learning import best_settings
-from workloads.settings import CompileSettings
 
 AIMS = Aims.parse(["samples_per_s:max", "compile_s:min"])
 SETTINGS = settings_of_a_grid(12)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import orchestrator.search.outlook as outlook_module
-from orchestrator.objectives import Aims
-from orchestrator.pruning import patience_with
+from compile_sweep.schema.objectives import Aims
 from orchestrator.search import Outlook, Searcher
-from orchestrator.search.design import designed
+from orchestrator.search.gain import designed
+from orchestrator.search.pruning import patience_with
 from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, replays
 

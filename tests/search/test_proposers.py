@@ -10,11 +10,11 @@ import optuna
 import pytest
 from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid
 
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search import Candidates, Proposer, Searcher, make_proposer
-from orchestrator.search.optuna_samplers import Asking
-from workloads.settings import CompileSettings, Scope
+from orchestrator.search.optuna_proposer import Asking
 
 SETTINGS = settings_of_a_grid(12)
 ROWS = rows_of(recorded(SETTINGS))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.objectives import Aims
-from orchestrator.pruning import Patience, Pruning, Sighting, Stop, replayed
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search import Candidates
-from workloads.settings import CompileSettings
+from orchestrator.search.pruning import Patience, Pruning, Sighting, Stop, replayed
 
 GIB = 2**30
 MAX_LENGTH = 256

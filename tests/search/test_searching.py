@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator import records
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.errors import ConfigError
-from orchestrator.records import Caches, Status, TrialRecord, WarmStart
 from orchestrator.search import Learned, Searcher
 from orchestrator.search.outlook import Left
-from orchestrator.searching import MOST_REFUSED, Search, learned_for
-from workloads.settings import CompileSettings
+from orchestrator.search.search_run import MOST_REFUSED, Search, learned_for
 
 SETTINGS = tuple(
     CompileSettings.parse(f"scope={scope},optimizer={optimizer}")

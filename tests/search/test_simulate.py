@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, write_sweep
 
-from orchestrator import records, simulate
-from orchestrator.errors import ConfigError, RecordsError
-from orchestrator.objectives import Aims, Record
-from orchestrator.records import Status, TrialRecord, WarmStart
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import ConfigError, RecordsError
+from compile_sweep.schema.objectives import Aims, Record
+from compile_sweep.schema.record import Status, TrialRecord, WarmStart
+from orchestrator import simulate
 from orchestrator.search import Budget, Searcher, StableFront, make_proposer
 from orchestrator.search.tables import main as write_table_main
 from orchestrator.search.tables import read_table, write_table

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import autopsy, trial
-from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.board import Board, Ending, Progress
-from orchestrator.failures import Label
-from orchestrator.records import Status, TrialRecord
-from orchestrator.worker import MeasurementFailed
+from compile_sweep.schema.labels import Label
+from compile_sweep.schema.record import Status, TrialRecord
+from orchestrator.guard.progress import Board, Ending, Progress
+from orchestrator.run import death, trial
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.worker import MeasurementFailed
 
 ENDING = Ending(label="dominated", reason="stopped: it had nothing left to gain", bounds={"compile_s": 70.0})
 
@@ -62,7 +62,7 @@ def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(trial, "_trainer", lambda *arguments: _Trainer(error))
     monkeypatch.setattr(trial, "_ask", lambda method, *arguments: [told] if method == "running" else None)
-    monkeypatch.setattr(autopsy, "_lost", lambda hosts: 0)
+    monkeypatch.setattr(death, "_lost", lambda hosts: 0)
     plan: dict[str, Any] = {"folder": str(folder), "workload": "captioning", "size": "tiny", "seed": 0, "num_workers": 1}
     plan |= {"use_gpu": False, "pipeline": "resident", "workers_at_once": 1, "claimed_cpus": 1.0}
     deadlines = {"compile_deadline_s": 600.0, "trial_deadline_s": 900.0}

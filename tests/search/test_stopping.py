@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.objectives import Aims
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims
 from orchestrator.search import Budget, Spending, StableFront
 
 AIMS = Aims.parse(["samples_per_s:max", "compile_s:min"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from recorded_tables import MAX_LENGTH, recorded, settings_of_a_grid, write_sweep
 
-from orchestrator import records
-from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.objectives import Aims
-from orchestrator.records import TrialRecord
+from compile_sweep.schema import record as records
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.record import TrialRecord
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.tuning import ProposingSearcher
 from orchestrator.search import Candidates, Searcher, make_proposer
-from orchestrator.search.tune import ProposingSearcher
 
 AIMS = Aims.parse()
 DONE = recorded(settings_of_a_grid(10))
@@ -110,7 +110,7 @@ def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:
     from ray import tune
 
-    from orchestrator.session import ray_session
+    from orchestrator.run.session import ray_session
 
     folder = write_sweep(tmp_path / "sweep", DONE[:2])
     follow = records.follow(folder)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from listening import addresses, is_loopback
 
-from analysis.report_server import ReportServer
+from analysis.page.server import ReportServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -48,7 +48,7 @@ def _take_headers_to(scratch: Path) -> None:
     """The host's precompiled C++ headers, which hold nothing of a sweep: 10 s to compile, and as long to search for secrets."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    from workloads.toolchain import warm_cpp_headers
+    from compile_sweep.harness.toolchain import warm_cpp_headers
 
     warm_cpp_headers()
     known = Path(default_cache_dir())

@@ -63,7 +63,7 @@ def processes_of_sweeps() -> list[str]:
         environ, words = process.info["environ"] or {}, process.info["cmdline"] or []
         if environ.get(RUN) != str(os.getpid()):
             continue
-        if "COMPILE_SWEEP_ATTEMPT" in environ or "orchestrator.watchdog" in words or words[:2] == ["sleep", "600"]:
+        if "COMPILE_SWEEP_ATTEMPT" in environ or "orchestrator.guard.watchdog" in words or words[:2] == ["sleep", "600"]:
             found.append(" ".join(words))
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workloads.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings
 
 SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full")))
 

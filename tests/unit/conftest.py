@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from begun_sweeps import SETTINGS
 
-from orchestrator import folder as sweep_folder
+from compile_sweep.schema.record import Status, TrialRecord, append
 from orchestrator import sweep
 from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.records import Status, TrialRecord, append
-from orchestrator.stages import Stages
+from orchestrator.run import sweep_folder
+from orchestrator.run.stages import Stages
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from workloads import advice
-from workloads.advice import Lengths
-from workloads.diagnostics import watching
-from workloads.settings import CompileSettings
+from compile_sweep.harness.diagnostics import advice
+from compile_sweep.harness.diagnostics.advice import Lengths
+from compile_sweep.harness.diagnostics.capture import watching
+from compile_sweep.schema.settings import CompileSettings
 
 X = torch.ones(4, 6)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.caches.keys import kept_apart
-from orchestrator.failures import OK
-from orchestrator.records import Caches, TrialRecord, WarmStart
-from workloads.settings import CompileSettings
+from compile_sweep.schema.labels import OK
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.artifacts.manifest import kept_apart
+from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 
 def assignment(settings: str = "scope=full", **plan: Any) -> Assignment:
@@ -80,8 +80,8 @@ def test_settings_that_torch_does_not_keep_apart_are_named() -> None:
 
 
 def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifacts() -> None:
-    from orchestrator.caches.redis import NOBODY
-    from orchestrator.trial import _worker_environment  # which loads ray
+    from orchestrator.artifacts.redis import NOBODY
+    from orchestrator.run.trial import _worker_environment  # which loads ray
 
     def told(**plan: Any) -> dict[str, str]:
         environment = _worker_environment(assignment(**plan), "marker")
@@ -97,7 +97,7 @@ def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifact
 
 @pytest.mark.parametrize(("cache", "asks"), [(None, "0"), ("/cache", "0"), ("redis://host:1", "1")])
 def test_torch_asks_no_server_that_a_users_other_jobs_share_their_caches_by(cache: str | None, asks: str) -> None:
-    from orchestrator.trial import _worker_environment  # which loads ray
+    from orchestrator.run.trial import _worker_environment  # which loads ray
 
     environment = _worker_environment(assignment(cache=cache, restores=True), "marker")
     for kind in ("FX_GRAPH", "AUTOGRAD", "AUTOTUNE"):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from begun_sweeps import SETTINGS, contents
 
-from orchestrator import folder as sweep_folder
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
 from orchestrator import sweep
 from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
+from orchestrator.run import sweep_folder
 
 pytestmark = pytest.mark.usefixtures("nothing_starts", "no_gpu")
 

@@ -14,9 +14,9 @@ from samples import H200
 
 from benchmarks import contention, harness_fidelity, host_queue, live_search, regional_recipe, scaling
 from benchmarks import search as search_benchmark
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import Mode
 from orchestrator.config import Device
-from orchestrator.errors import ConfigError
-from workloads.settings import Mode
 
 
 def with_words(main: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:

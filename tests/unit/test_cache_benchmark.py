@@ -20,9 +20,9 @@ from samples import measured
 from benchmarks import cache, cache_restart, cache_sweeps, cache_transfer
 from benchmarks.cache_restart import Job, Kind, Plan
 from benchmarks.cache_sweeps import compared, short_by
+from compile_sweep.schema.record import SCHEMA_VERSION, Caches, Status, TrialRecord, WarmStart, append
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
-from orchestrator.records import SCHEMA_VERSION, Caches, Status, TrialRecord, WarmStart, append
-from workloads.settings import CompileSettings
 
 EAGER, FULL, REGIONAL, MARKED = "scope=eager", "scope=full", "scope=regional", "scope=full,dynamic=mark"
 

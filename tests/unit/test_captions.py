@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workloads.base import Batch
+from compile_sweep.contract.base import Batch
+from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy
 from workloads.captioning import Captioning
 from workloads.captioning.captions import (
     END,
@@ -18,8 +20,6 @@ from workloads.captioning.captions import (
     draw_captions,
 )
 from workloads.captioning.model import IGNORED, SIZES
-from workloads.errors import WorkloadError
-from workloads.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy
 
 CPU = torch.device("cpu")
 

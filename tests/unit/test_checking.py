@@ -13,11 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.checking import Numerics, NumericsStatus, judge
-from workloads.distributions import chi_square_quantile, f_quantile, f_tail, surprise
-from workloads.references import References
-from workloads.tolerance import FALSE_ALARMS, GRADIENTS, calm_steps
-from workloads.trajectory import Trajectory
+from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
+from compile_sweep.harness.numerics.references import References
+from compile_sweep.harness.numerics.tolerance import (
+    FALSE_ALARMS,
+    GRADIENTS,
+    calm_steps,
+    chi_square_quantile,
+    f_quantile,
+    f_tail,
+    surprise,
+)
+from compile_sweep.harness.numerics.trajectory import Trajectory
 
 NAN, INF = math.nan, math.inf
 STEPS, MODULES, ELEMENTS = 10, ("encoder", "decoder", "output"), 200

@@ -11,9 +11,8 @@ from typing import Annotated
 import pytest
 import tyro
 
+from compile_sweep.schema.errors import CompileSweepError, ConfigError, SettingsError
 from orchestrator.cli import UsageError, parse, run
-from orchestrator.errors import ConfigError
-from workloads.errors import CompileSweepError, SettingsError
 
 PROG = "python -m orchestrator.sweep"
 

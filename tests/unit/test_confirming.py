@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.confirming import announcement, disturbed_members, rounds
-from orchestrator.failures import Label
-from orchestrator.records import Caches, Status, TrialRecord
-from workloads.settings import CompileSettings
+from compile_sweep.schema.labels import Label
+from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.run.remaining import announcement, disturbed_members, rounds
 
 EAGER, REGIONAL, FULL = (CompileSettings.parse(f"scope={scope}").key for scope in ("eager", "regional", "full"))
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.cores import Place, share_of, slot, split
+from orchestrator.guard.cores import Place, share_of, slot, split
 
 pytestmark = pytest.mark.alone
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from orchestrator.cores import slot
+from orchestrator.guard.cores import slot
 with slot(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[1])) as index:
     print(index, flush=True)
     time.sleep(60)
@@ -28,7 +28,7 @@ with slot(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[1])) as index:
 
 BOUND = """
 import json, os, subprocess, sys, threading, time
-from orchestrator.cores import bind
+from orchestrator.guard.cores import bind
 def seen(): return sorted(os.sched_getaffinity(0))
 before, done, old = [], threading.Event(), []
 thread = threading.Thread(target=lambda: (done.wait(), old.extend(seen())))

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.space import Target, choose
-from workloads.ddp import DdpSettings, check_workers
-from workloads.ddp_source import wrapped_and_compiled, wrapper
-from workloads.errors import SettingsError
-from workloads.settings import CompileSettings
-from workloads.source import Facts, to_source
+from compile_sweep.harness.source import Facts, to_source
+from compile_sweep.harness.source_ddp import wrapped_and_compiled, wrapper
+from compile_sweep.schema.ddp_settings import DdpSettings, check_workers
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.plan.space import Target, choose
 
 VALUES: dict[str, list[Any]] = {
     "bucket_cap_mb": [None, 1, 25, "100"],

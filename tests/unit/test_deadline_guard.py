@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from samples import wait_until
 
-from orchestrator import placing, trial
-from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.autopsy import waited_s
-from orchestrator.board import Board
+from orchestrator.cluster import placement
+from orchestrator.guard.progress import Board
+from orchestrator.run import trial
+from orchestrator.run.death import waited_s
+from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 
 @pytest.fixture
@@ -54,11 +55,11 @@ def test_a_trial_that_waits_for_a_host_is_given_its_time_once_it_has_one(tmp_pat
 
 
 @pytest.mark.usefixtures("board")
-@pytest.mark.parametrize(("head", "wait_s"), [(None, placing.WAIT_S), ("ab", 0.1)])
+@pytest.mark.parametrize(("head", "wait_s"), [(None, placement.WAIT_S), ("ab", 0.1)])
 def test_on_one_host_and_where_none_comes_the_time_runs_all_the_same(
     tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch, head: str | None, wait_s: float
 ) -> None:
-    monkeypatch.setattr(placing, "WAIT_S", wait_s)
+    monkeypatch.setattr(placement, "WAIT_S", wait_s)
     with trial._deadline(of(tmp_path, head=head), "its workers"):
         wait_until(lambda: ended == ["its workers", "itself"], 10)
 
@@ -87,7 +88,7 @@ def test_a_board_that_took_a_dead_ones_place_learns_from_a_phase_that_a_trial_is
 
 def test_without_a_board_a_trial_is_given_its_time(tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_ask", lambda method, *arguments: None)
-    monkeypatch.setattr(placing, "WAIT_S", 0.1)
+    monkeypatch.setattr(placement, "WAIT_S", 0.1)
     began = time.monotonic()
     with trial._deadline(of(tmp_path, head="ab"), "its workers"):
         wait_until(lambda: ended == ["its workers", "itself"], 10)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from begun_sweeps import SETTINGS, contents
 
-from orchestrator import folder as sweep_folder
+from compile_sweep.schema.record import Caches, Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
 from orchestrator.config import SearchConfig, SweepConfig
-from orchestrator.records import Caches, Status, TrialRecord, append
+from orchestrator.run import sweep_folder
 from orchestrator.search import Searcher
-from workloads.settings import CompileSettings
 
 pytestmark = pytest.mark.usefixtures("nothing_starts", "no_gpu")
 

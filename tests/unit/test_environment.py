@@ -19,7 +19,7 @@ import pytest
 from samples import H200
 
 from orchestrator import environment
-from orchestrator.caches import keys
+from orchestrator.artifacts import manifest
 from orchestrator.environment import fingerprint, git_commit
 
 
@@ -146,7 +146,7 @@ class ThreeGpus:
 def test_gpus_count_that_cuda_shows_to_this_process(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, num_gpus: int, first: str | None, capability: str
 ) -> None:
-    for module in (environment, keys):
+    for module in (environment, manifest):
         monkeypatch.setattr(module, "pynvml", ThreeGpus())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -154,7 +154,7 @@ def test_gpus_count_that_cuda_shows_to_this_process(
     here = fingerprint.__wrapped__()
     assert (here.num_gpus, here.gpu) == (num_gpus, first)
     assert (here.driver is None) == (num_gpus == 0)
-    assert keys._capability.__wrapped__() == capability
+    assert manifest._capability.__wrapped__() == capability
     assert environment.gpus_of_host() == 3
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.estimates import expected_s
-from orchestrator.records import Caches, Status, TrialRecord
-from orchestrator.space import Target, choose, every_candidate
-from workloads.settings import CompileSettings
+from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.plan.estimates import expected_s
+from orchestrator.plan.space import Target, choose, every_candidate
 
 
 def took(text: str, wall_s: float, compile_s: float | None = None) -> TrialRecord:

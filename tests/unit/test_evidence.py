@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator import evidence
-from orchestrator.evidence import OOM_NOTE, Evidence, read_from
+from orchestrator.guard import watchdog
+from orchestrator.guard.watchdog import OOM_NOTE, Evidence, read_from
 
 DIES = """
 import sys
@@ -20,10 +20,10 @@ watchdog.explain_crashes(log)
 
 def left_by(folder: Path, how: str) -> Evidence:
     """What a real process that dies leaves behind what was there."""
-    before = evidence.lengths(folder)
+    before = watchdog.lengths(folder)
     command = [sys.executable, "-c", DIES.format(how=how), str(folder / "worker-0.log")]
     subprocess.run(command, timeout=60, cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL)
-    return evidence.gathered(folder, before)
+    return watchdog.gathered(folder, before)
 
 
 def test_a_fatal_signal_is_told_in_pythons_words(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_words_like_it_are_no_evidence() -> None:
 
 def test_of_a_long_log_its_end_is_read(tmp_path: Path) -> None:
     (tmp_path / "worker-1.log").write_text("x" * 3_000_000 + "\nFatal Python error: Bus error\n\nThread 0x0:\n")
-    assert evidence.gathered(tmp_path, {}).fatal == "Bus error"
+    assert watchdog.gathered(tmp_path, {}).fatal == "Bus error"
 
 
 def test_where_there_is_no_log_there_is_no_evidence(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    assert evidence.gathered(nowhere, evidence.lengths(nowhere)) == Evidence()
+    assert watchdog.gathered(nowhere, watchdog.lengths(nowhere)) == Evidence()

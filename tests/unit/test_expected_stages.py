@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 from samples import H200
 
-from orchestrator import folder, records
+from compile_sweep.schema import record as records
+from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.check import Tried, _costs
 from orchestrator.config import CachePolicy, Device, SearchConfig, SweepConfig
-from orchestrator.records import Caches, Status, TrialRecord
+from orchestrator.plan.space import Target
+from orchestrator.run import sweep_folder
+from orchestrator.run.stages import Fronts, Stages
 from orchestrator.search import Searcher
-from orchestrator.space import Target
-from orchestrator.stages import Fronts, Stages
-from workloads.settings import CompileSettings
 
 FULL = CompileSettings.parse("scope=full")
 
@@ -27,7 +28,7 @@ def stages(output: Path, caches: CachePolicy, trial_deadline_s: float = 1200.0, 
         recipe="given", workload="captioning", size="base", settings=(FULL,), cache=str(output.parent / "cache"), caches=caches,
         trial_deadline_s=trial_deadline_s, compile_deadline_s=200.0, **fields,
     )  # fmt: skip
-    folder.begin(output, config, H200, None)
+    sweep_folder.begin(output, config, H200, None)
     return Stages(config=config, output=output, fronts=Fronts(lambda _: [], lambda _: []), max_length=256, environment=H200)
 
 
@@ -58,7 +59,7 @@ def test_a_search_that_is_stopped_at_once_counts_the_trials_that_ended(tmp_path:
         )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestrator.stages.ray_session", ended)
+    monkeypatch.setattr("orchestrator.run.stages.ray_session", ended)
     assert found.run(Console(file=io.StringIO()), search := found.search())
     assert search is not None
     assert search.outcome().startswith("the search ended after 1 trial of 1 settings")

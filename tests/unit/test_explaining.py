@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from workloads.advice import Lengths
-from workloads.explaining import explanation
-from workloads.settings import CompileSettings
+from compile_sweep.harness.diagnostics.advice import Lengths, explanation
+from compile_sweep.schema.settings import CompileSettings
 
 MEASUREMENT: dict[str, Any] = {
     "graphs": 2,

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.failures import (
+from compile_sweep.harness.numerics.check import NumericsStatus
+from compile_sweep.schema.labels import (
     OK,
     Death,
     Label,
@@ -19,8 +20,7 @@ from orchestrator.failures import (
     judge_trial_death,
     judge_warm_start,
 )
-from orchestrator.records import Status
-from workloads.checking import NumericsStatus
+from compile_sweep.schema.record import Status
 
 STATUSES = {
     Label.NAN: Status.INFEASIBLE,

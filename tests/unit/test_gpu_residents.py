@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import gpu_residents
-from orchestrator.gpu_residents import GpuResidents
+from orchestrator.guard import gpu_neighbours
+from orchestrator.guard.gpu_neighbours import GpuResidents
 
 GIB = 2**30
 
@@ -52,7 +52,7 @@ class FakeNvml:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_residents, "EVERY_S", 0.02)
+    monkeypatch.setattr(gpu_neighbours, "EVERY_S", 0.02)
 
 
 @pytest.fixture
@@ -97,16 +97,16 @@ def test_a_stranger_who_comes_and_goes_is_remembered() -> None:
 def test_where_process_numbers_are_another_namespaces_their_count_tells(
     listed: int, ours: int, strangers: int, monkeypatch: pytest.MonkeyPatch, child: int
 ) -> None:
-    monkeypatch.setattr(gpu_residents, "_holds_a_gpu", lambda pid: pid == os.getpid() or (ours == 2 and pid == child))
+    monkeypatch.setattr(gpu_neighbours, "_holds_a_gpu", lambda pid: pid == os.getpid() or (ours == 2 and pid == child))
     seen = watched(FakeNvml(*range(4_000_000, 4_000_000 + listed)))
     assert len(seen) == strangers
     assert all("outside this container" in words for words in seen)
 
 
 def test_forked_loaders_that_have_the_workers_files_open_hide_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_residents, "descendants", lambda pid: {pid, 4_100_000, 4_100_001})
-    monkeypatch.setattr(gpu_residents, "_holds_a_gpu", lambda pid: True)
-    monkeypatch.setattr(gpu_residents, "_command", lambda pid: b"ray::worker", raising=False)
+    monkeypatch.setattr(gpu_neighbours, "descendants", lambda pid: {pid, 4_100_000, 4_100_001})
+    monkeypatch.setattr(gpu_neighbours, "_holds_a_gpu", lambda pid: True)
+    monkeypatch.setattr(gpu_neighbours, "_command", lambda pid: b"ray::worker", raising=False)
     assert len(watched(FakeNvml(4_000_000, 4_000_001))) == 1
     assert watched(FakeNvml(4_000_000)) == []
 
@@ -133,5 +133,5 @@ def test_without_a_gpu_or_with_a_driver_that_says_nothing_there_are_no_strangers
 
 
 def test_a_process_that_opened_no_gpu_holds_none() -> None:
-    assert not gpu_residents._holds_a_gpu(os.getpid())
-    assert not gpu_residents._holds_a_gpu(4_000_000)
+    assert not gpu_neighbours._holds_a_gpu(os.getpid())
+    assert not gpu_neighbours._holds_a_gpu(4_000_000)

@@ -14,10 +14,10 @@ import pytest
 from samples import wait_until
 
 from benchmarks.host_queue import Job, main, read_jobs, words_of
+from compile_sweep.contract.base import load_workload
 from orchestrator import cli
-from orchestrator.options import Options
-from orchestrator.recipes import find_recipe
-from workloads.base import load_workload
+from orchestrator.config import Options
+from orchestrator.plan.recipes import find_recipe
 
 pytestmark = pytest.mark.alone
 

@@ -8,10 +8,11 @@ from dataclasses import fields
 import pytest
 from rich.console import Console
 
-from orchestrator import listing, sweep
-from orchestrator.recipes import RECIPES
-from workloads.base import BUILT_IN
-from workloads.settings import CompileSettings
+from compile_sweep.contract.base import BUILT_IN
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator import sweep
+from orchestrator.plan import listing
+from orchestrator.plan.recipes import RECIPES
 
 
 def test_everything_that_can_be_named_has_its_line() -> None:

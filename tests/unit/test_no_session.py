@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator import session, worker
+from compile_sweep.schema.errors import SessionError
 from orchestrator.environment import fingerprint
-from orchestrator.errors import SessionError
-from orchestrator.session import ray_session
+from orchestrator.run import session, worker
+from orchestrator.run.session import ray_session
 
 
 def fails(*arguments: Any, **options: Any) -> None:

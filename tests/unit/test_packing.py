@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.packing import best
+from orchestrator.cluster.placement import best
 
 HOSTS = {"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0, "GPU": 4.0}, "head": {"CPU": 4.0}}
 ONE, TWO = {"CPU": 0.5, "GPU": 1.0}, {"CPU": 1.0, "GPU": 2.0}

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayError
 
-from orchestrator import board, placing
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.cluster import placement
+from orchestrator.cluster.placement import HOST, claimed_cpus, claims, strategy, wait_for_host, workers_on_a_host
 from orchestrator.config import Device, Placement, SweepConfig
-from orchestrator.errors import ConfigError
-from orchestrator.placing import HOST, claimed_cpus, claims, strategy, wait_for_host, workers_on_a_host
-from workloads.settings import CompileSettings
+from orchestrator.guard import progress
 
 
 def config(**fields: Any) -> SweepConfig:
@@ -68,10 +69,12 @@ def test_a_spread_trial_has_its_hosts_cores_to_itself() -> None:
 def test_ray_is_asked_once_to_tell_of_a_host_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     clock = itertools.count(step=100.0)
-    monkeypatch.setattr(placing, "placement_group", lambda *bundles, **how: SimpleNamespace(ready=lambda: asked.append("ready")))
-    monkeypatch.setattr(placing, "remove_placement_group", lambda group: asked.append("removed"))
-    monkeypatch.setattr(placing.ray, "wait", lambda told, timeout: ([], told))
-    monkeypatch.setattr(placing.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        placement, "placement_group", lambda *bundles, **how: SimpleNamespace(ready=lambda: asked.append("ready"))
+    )
+    monkeypatch.setattr(placement, "remove_placement_group", lambda group: asked.append("removed"))
+    monkeypatch.setattr(placement.ray, "wait", lambda told, timeout: ([], told))
+    monkeypatch.setattr(placement.time, "monotonic", lambda: next(clock))
     with pytest.raises(ConfigError, match="waited 1800 s in vain"):
         wait_for_host(config(max_concurrent=2), 8, lambda words: None, threading.Event())
     assert asked == ["ready"] * 2 + ["removed"] * 2
@@ -82,7 +85,7 @@ def test_a_board_that_never_answers_holds_up_nobody_for_ever(monkeypatch: pytest
         assert timeout == 30.0
         raise GetTimeoutError
 
-    monkeypatch.setattr(board, "find_board", lambda: SimpleNamespace(running=SimpleNamespace(remote=lambda: None)))
-    monkeypatch.setattr(board.ray, "get", get)
+    monkeypatch.setattr(progress, "find_board", lambda: SimpleNamespace(running=SimpleNamespace(remote=lambda: None)))
+    monkeypatch.setattr(progress.ray, "get", get)
     with pytest.raises(RayError):
-        board.find_progress("7")
+        progress.find_progress("7")

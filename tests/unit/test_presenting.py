@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from samples import measured
 
+from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import MOST_AT_ONCE, SweepConfig
-from orchestrator.live import outcome_of
-from orchestrator.presenting import show_plan, show_summary
-from orchestrator.records import Status, TrialRecord
-from workloads.settings import CompileSettings
+from orchestrator.view.live import outcome_of
+from orchestrator.view.printed import show_plan, show_summary
 
 
 def said(*remarks: str) -> str:

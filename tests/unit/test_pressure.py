@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import pressure as module
-from orchestrator.pressure import CONTENDED_ABOVE, PressureGauge, is_contended, pressure
+from orchestrator.guard import cpu_pressure as module
+from orchestrator.guard.cpu_pressure import CONTENDED_ABOVE, PressureGauge, is_contended, pressure
 
 pytestmark = pytest.mark.alone
 
 FIGHT = """
 import os, subprocess, sys, time
-from orchestrator.pressure import PressureGauge
+from orchestrator.guard.cpu_pressure import PressureGauge
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 gauge = PressureGauge(cores=1)
 gauge.start()

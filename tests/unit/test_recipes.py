@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.recipes import RECIPES, find_recipe
-from orchestrator.space import Target, choose
-from workloads.base import load_workload
+from compile_sweep.contract.base import load_workload
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings, Scope
+from orchestrator.plan.recipes import RECIPES, find_recipe
+from orchestrator.plan.space import Target, choose
 from workloads.captioning import Captioning
-from workloads.settings import CompileSettings, Scope
 
 BASE_ON_GPU = Target.of(Captioning("base", 0), has_gpu=True)
 TINY_ON_CPU = Target.of(Captioning("tiny", 0), has_gpu=False)

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import RecordsError
-from orchestrator.failures import Label
-from orchestrator.records import (
+from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.labels import Label
+from compile_sweep.schema.record import (
     SCHEMA_VERSION,
     TRIALS_FILE,
     WARM_STARTS_FILE,
@@ -35,7 +35,7 @@ from orchestrator.records import (
     read_warm_starts,
     standing,
 )
-from workloads.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings
 
 SETTINGS = CompileSettings.parse("scope=full,dynamic=buckets,mode=reduce-overhead")
 
@@ -101,7 +101,7 @@ def test_fields_a_record_need_not_have_are_filled_in() -> None:
 
 
 def test_every_field_of_a_measurement_is_recorded() -> None:
-    from workloads.measuring import Measurement
+    from compile_sweep.harness.measure import Measurement
 
     measured = {field.name for field in dataclasses.fields(Measurement)}
     assert measured <= {field.name for field in dataclasses.fields(TrialRecord)}

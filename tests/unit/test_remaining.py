@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from compile_sweep.schema.labels import Label
+from compile_sweep.schema.record import Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, SweepConfig
-from orchestrator.failures import Label
-from orchestrator.records import Caches, Status, TrialRecord, WarmStart
-from orchestrator.remaining import announced_cold, announced_starts, left, not_started, warm_members
-from workloads.settings import CompileSettings
+from orchestrator.run.remaining import announced_cold, announced_starts, left, not_started, warm_members
 
 EAGER, FULL, REGIONAL = (CompileSettings.parse(f"scope={scope}") for scope in ("eager", "full", "regional"))
 

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli, folder, presenting, records, sweep
-from orchestrator.config import SearchConfig, SweepConfig
+from compile_sweep.schema import record
+from compile_sweep.schema.errors import SessionError
+from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator import cli, sweep
+from orchestrator.config import Options, SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.errors import SessionError
-from orchestrator.options import Options
-from orchestrator.records import Status, TrialRecord, append
+from orchestrator.run import sweep_folder
+from orchestrator.run.stages import Stages
 from orchestrator.search import Learned, Searcher
-from orchestrator.stages import Stages
-from orchestrator.tracking import deliveries
-from workloads.settings import CompileSettings
+from orchestrator.tracking import delivery
+from orchestrator.view import printed
 
 
 @pytest.fixture
@@ -26,13 +28,13 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begins a sweep with some fields and returns the configuration with which `--resume` and these words go on."""
     planned: list[SweepConfig] = []
     monkeypatch.setattr(sweep, "learned_for", lambda *asked: Learned())  # from folders that are none here
-    monkeypatch.setattr(presenting, "show_plan", lambda console, config, *others, **lengths: planned.append(config))
+    monkeypatch.setattr(printed, "show_plan", lambda console, config, *others, **lengths: planned.append(config))
 
     def again(fields: dict[str, Any], *words: str) -> SweepConfig:
         settings = (CompileSettings.parse("scope=eager"), CompileSettings.parse("scope=full"))
         config = SweepConfig(**{"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings, **fields})
         output = tmp_path / str(len(planned))
-        folder.begin(output, config, fingerprint(), None)
+        sweep_folder.begin(output, config, fingerprint(), None)
         assert sweep.main(["--dry-run", "--resume", "--output", str(output), *words]) == 0
         return planned[-1]
 
@@ -62,7 +64,7 @@ def test_a_search_learns_from_what_it_was_forced_to(resumed: Any) -> None:
 def test_what_was_recorded_when_ray_gave_a_sweep_up_reaches_its_trackers(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[str] = []
     tracker = SimpleNamespace(log=lambda entry: logged.append(entry.trial_id), close=lambda report: logged.append("closed"))
-    monkeypatch.setattr(deliveries, "opened", lambda destination, output: tracker)
+    monkeypatch.setattr(delivery, "opened", lambda destination, output: tracker)
     full = CompileSettings.parse("scope=full")
 
     def run(*arguments: Any) -> None:
@@ -81,7 +83,7 @@ def test_paths_and_what_libraries_say_are_printed_with_their_brackets(
     def refuse(report: Path | None) -> None:
         raise OSError("cannot write [/mnt/x]")
 
-    monkeypatch.setattr(deliveries, "opened", lambda destination, output: SimpleNamespace(close=refuse))
+    monkeypatch.setattr(delivery, "opened", lambda destination, output: SimpleNamespace(close=refuse))
     monkeypatch.setattr(Stages, "run", lambda *arguments: False)
     output = theirs.rename(tmp_path / "runs[a]")
     assert sweep.main(["--resume", "--output", str(output), "--log-to", "wandb:project"]) == 0
@@ -138,7 +140,7 @@ def test_what_machines_ended_is_not_blamed_on_a_budget_that_nobody_gave(
     lost = TrialRecord(
         trial_id="1", settings=eager.to_dict(), settings_key=eager.key, status=Status.FAILED, label="node-lost", reason="gone"
     )
-    monkeypatch.setattr(Stages, "run", lambda *asked: records.append(output, lost))
+    monkeypatch.setattr(Stages, "run", lambda *asked: record.append(output, lost))
     words = ["--size", "tiny", "--device", "cpu", "--settings", "scope=eager", "--output", str(output)]
     assert sweep.main(words) == 0
     assert "1 of 1 settings did not run (machines failed); go on with: " in capsys.readouterr().out

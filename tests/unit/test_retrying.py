@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from orchestrator.failures import INFRASTRUCTURE, Label
-from orchestrator.retrying import LONGEST_BACKOFF_S, LOST_TO_PRECOMPILE, MOST_ATTEMPTS, backoff_s
+from compile_sweep.schema.labels import INFRASTRUCTURE, LONGEST_BACKOFF_S, LOST_TO_PRECOMPILE, MOST_ATTEMPTS, Label, backoff_s
 
 LOST = "the node left"
 

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.scaling import MAX_AUTOTUNE, WorkersOptions, _walls, asked, main
 from benchmarks.scaling_tables import of_sweeps, of_workers
-from orchestrator.records import Status, TrialRecord, append
-from workloads.ddp import OptimizeDdp
-from workloads.settings import CompileSettings
+from compile_sweep.schema.ddp_settings import OptimizeDdp
+from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
 
 FULL, EAGER = (CompileSettings.parse(words).key for words in ("scope=full", "scope=eager"))
 SPLIT_OFF = CompileSettings.parse("scope=full,ddp.optimize_ddp=off").key

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import scratch
-from orchestrator.scratch import own_folder
+from orchestrator.guard import scratch_folders
+from orchestrator.guard.scratch_folders import own_folder
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_it_is_made_where_one_asks(tmp_path: Path) -> None:
 
 def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import time; from orchestrator.scratch import own_folder\n"
+        "import time; from orchestrator.guard.scratch_folders import own_folder\n"
         "with own_folder('mine-') as made: (made / 'session').mkdir(); print(made, flush=True); time.sleep(60)"
     )
     root = Path(__file__).resolve().parents[2]
@@ -51,17 +51,17 @@ def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, m
     for folder in others:
         folder.mkdir()
         (folder / "theirs").touch()
-    monkeypatch.setattr(scratch, "_ABANDONED_AFTER_S", 0.0)
+    monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 0.0)
     with own_folder("mine-") as mine:
         assert made.exists()  # its driver lives
         with own_folder("mine-"):
             assert mine.exists()
         driver.kill()
         driver.communicate()
-        monkeypatch.setattr(scratch, "_ABANDONED_AFTER_S", 3600.0)
+        monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 3600.0)
         with own_folder("mine-"):
             assert made.exists()  # it might be one that is being made
-        monkeypatch.setattr(scratch, "_ABANDONED_AFTER_S", 0.0)
+        monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 0.0)
         with own_folder("mine-"):
             assert not made.exists()
             assert mine.exists()

@@ -13,12 +13,14 @@ from urllib.parse import quote, quote_plus
 import pytest
 from samples import H200
 
-from orchestrator import lines, logs, places, secrecy
+from compile_sweep.schema import journal, redact
+from compile_sweep.schema.errors import ConfigError, sentence
+from compile_sweep.schema.redact import hidden, hidden_in, without_credentials
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.cluster import remote_logs
 from orchestrator.config import SweepConfig, shown
-from orchestrator.errors import ConfigError, sentence
-from orchestrator.folder import begin, resume, write_json
-from orchestrator.secrecy import hidden, hidden_in, without_credentials
-from workloads.settings import CompileSettings
+from orchestrator.run.sweep_folder import begin, resume, write_json
+from orchestrator.storage import filesystem
 
 EAGER = CompileSettings.parse("scope=eager")
 
@@ -112,13 +114,13 @@ def test_an_address_keeps_all_but_user_password_and_secret_options(address: str,
     assert without_credentials(address) == shown(address) == without
     assert hidden(f"at {address} it says", {}) == f"at {without} it says"
     if "://" in address:
-        assert "pass" not in places.without_credentials(address)
+        assert "pass" not in filesystem.without_credentials(address)
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "s3://", "://", "a://@", "a://b:c:d@e", "a://?#@"])
 def test_what_is_no_address_is_no_traceback(address: str) -> None:
     without_credentials(address)
-    places.without_credentials(address)
+    filesystem.without_credentials(address)
     hidden(address, {})
 
 
@@ -132,15 +134,15 @@ def test_values_in_lists_and_objects_and_names_are_looked_through() -> None:
 
 
 def test_what_is_kept_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrecy, "_kept", set())
-    secrecy.keep("from a file")
-    secrecy.keep("short")
+    monkeypatch.setattr(redact, "_kept", set())
+    redact.keep("from a file")
+    redact.keep("short")
     assert hidden("from a file, short", {}) == "***, short"
 
 
 def test_records_descriptions_and_sentences_are_written_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
-    assert json.loads(lines.written({"reason": "denied: hf_planted_token"})) == {"reason": "denied: ***"}
+    assert json.loads(journal.written({"reason": "denied: hf_planted_token"})) == {"reason": "denied: ***"}
     write_json(tmp_path / "sweep.json", {"runs": ["hf_planted_token"]})
     assert "planted" not in (tmp_path / "sweep.json").read_text()
     assert sentence(ConfigError("s3://a:b@c/d\n  said\x1b[31m hf_planted_token")) == "s3://***@c/d said\\x1b[31m ***"
@@ -152,11 +154,11 @@ def test_a_trials_log_is_cleared_of_secrets_and_of_nothing_else(tmp_path: Path) 
     (tmp_path / "worker-1.log").write_bytes(b"\xfe nothing\n")
     (tmp_path / "elsewhere.log").symlink_to(tmp_path / "worker-1.log")
     untouched = (tmp_path / "worker-1.log").stat()
-    secrecy.clear_logs(tmp_path, ENVIRON)
+    redact.clear_logs(tmp_path, ENVIRON)
     assert (tmp_path / "worker-0.log").read_bytes() == b"HF_TOKEN=***\n\xff\x00 redis://***@host done\n"
     assert (tmp_path / "worker-1.log").stat().st_mtime_ns == untouched.st_mtime_ns
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.log", "worker-0.log", "worker-1.log"]
-    secrecy.clear_logs(tmp_path / "missing", ENVIRON)
+    redact.clear_logs(tmp_path / "missing", ENVIRON)
 
 
 @pytest.fixture
@@ -176,9 +178,9 @@ def test_the_log_of_a_trial_whose_driver_was_killed_is_cleared_once_the_sweep_is
 
 
 def test_the_log_of_another_host_is_cleared_of_what_only_that_host_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrecy, "_kept", set())
-    book = logs.LogBook(str(tmp_path))
-    book.begin("7", 0, "there", "/there/worker-0.log", secrecy.known({"HF_TOKEN": "hf_planted_token"}))
+    monkeypatch.setattr(redact, "_kept", set())
+    book = remote_logs.LogBook(str(tmp_path))
+    book.begin("7", 0, "there", "/there/worker-0.log", redact.known({"HF_TOKEN": "hf_planted_token"}))
     book.write("7", 0, 0, b"first hf_planted_")
     book.write("7", 0, 17, b"token\n")
     beside = tmp_path / "logs" / "7" / "worker-1.log"
@@ -194,10 +196,10 @@ def test_a_worker_tells_the_log_book_what_is_secret_on_its_host(tmp_path: Path, 
     book = SimpleNamespace(
         **{name: SimpleNamespace(remote=lambda *said, name=name: told.update({name: said})) for name in ("begin", "write", "end")}
     )
-    monkeypatch.setattr(logs, "_find_log_book", lambda: book)
-    monkeypatch.setattr(logs.ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(remote_logs, "_find_log_book", lambda: book)
+    monkeypatch.setattr(remote_logs.ray, "get", lambda answer, timeout: answer)
     (tmp_path / "worker-0.log").write_text("said\n")
-    with logs._sending("7", 0, "there", tmp_path / "worker-0.log"):
+    with remote_logs._sending("7", 0, "there", tmp_path / "worker-0.log"):
         pass
     assert told["write"] == ("7", 0, 0, b"said\n")
     assert "hf_planted_token" in told["begin"][4]

@@ -11,19 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.recipes import captioning
-from orchestrator.space import GRID_OPTIMIZERS, Target, choose, every_candidate
-from workloads.errors import CompileSweepError, SettingsError
-from workloads.settings import (
-    RECOMPILE_LIMIT,
-    CompileSettings,
-    Dynamic,
-    Mode,
-    OptimizerKind,
-    Padding,
-    Scope,
-)
-from workloads.shapes import PadToBuckets, PadToLongest, PadToMax
+from compile_sweep.schema.errors import CompileSweepError, SettingsError
+from compile_sweep.schema.settings import RECOMPILE_LIMIT, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema.shapes import PadToBuckets, PadToLongest, PadToMax
+from orchestrator.plan.recipes import captioning
+from orchestrator.plan.space import GRID_OPTIMIZERS, Target, choose, every_candidate
 
 FIELDS: dict[str, tuple[Any, ...]] = {
     "scope": tuple(Scope),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.errors import SettingsError
-from workloads.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 
 VALUES: dict[str, list[Any]] = {
     "scope": list(Scope),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.source_tables import main
-from orchestrator.records import Status, TrialRecord, append
-from workloads.settings import CompileSettings
+from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
 
 
 def recorded(folder: Path, workload: str, spelled: str, **figures: Any) -> None:

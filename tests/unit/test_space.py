@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import Toy
 
-from orchestrator.space import Candidate, Target, choose, every_candidate, unsupported, varied
+from compile_sweep.contract.from_model import WorkloadFromModel
+from compile_sweep.schema.settings import Attention, CompileSettings, OptimizerKind, Scope
+from orchestrator.plan.space import Candidate, Target, choose, every_candidate, unsupported, varied
 from workloads.captioning import Captioning
-from workloads.from_model import WorkloadFromModel
-from workloads.settings import Attention, CompileSettings, OptimizerKind, Scope
 
 GPU = Target(max_length=256, has_gpu=True)
 CPU = Target(max_length=64, has_gpu=False)

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from samples import wait_until
 
-from orchestrator import places, sweep
-from orchestrator import storage as storage_module
+from compile_sweep.schema.errors import StorageError, SweepFolderError
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator import sweep
 from orchestrator.config import SweepConfig
-from orchestrator.errors import StorageError, SweepFolderError
-from orchestrator.folder import read_sweep
-from orchestrator.stages import Stages
-from orchestrator.storage import Storage, below, chosen, normalized
-from workloads.settings import CompileSettings
+from orchestrator.run.stages import Stages
+from orchestrator.run.sweep_folder import read_sweep
+from orchestrator.storage import filesystem
+from orchestrator.storage import mirror as storage_module
+from orchestrator.storage.mirror import Storage, below, chosen, normalized
 
 
 @pytest.fixture
@@ -62,11 +63,11 @@ def test_whatever_a_library_raises_disturbs_no_sweep(folder: Path, place: Path, 
         raise RuntimeError("the server said 500")
 
     storage, went_on = Storage(str(place), folder), []
-    monkeypatch.setattr(places, "write_whole", fails)
+    monkeypatch.setattr(filesystem, "write_whole", fails)
     with pytest.raises(StorageError, match="the server said 500; the sweep is whole"), storage.copying():
         went_on.append(storage)
     assert went_on
-    monkeypatch.setattr(places, "opened", fails)
+    monkeypatch.setattr(filesystem, "opened", fails)
     for call in (Storage(str(place), folder).holds_sweep, Storage(str(place), folder).bring_back):
         with pytest.raises(StorageError, match="the server said 500"):
             call()

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import IDENTITY, LONGEST_DEADLINE_S, CachePolicy, SweepConfig
-from orchestrator.errors import ConfigError
-from orchestrator.space import Excluded
-from workloads.settings import CompileSettings
+from orchestrator.plan.space import Excluded
 
 EAGER = CompileSettings.parse("scope=eager")
 

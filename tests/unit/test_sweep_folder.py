@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from samples import H200
 
-from orchestrator import folder as sweep_folder
+from compile_sweep.schema.choices import Pipeline
+from compile_sweep.schema.errors import RecordsError, SweepFolderError
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, SweepConfig
-from orchestrator.errors import RecordsError, SweepFolderError
-from orchestrator.folder import begin, held, read_sweep, resume, write_json
-from orchestrator.records import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
-from workloads.settings import CompileSettings
-from workloads.vocabulary import Pipeline
+from orchestrator.run import sweep_folder
+from orchestrator.run.sweep_folder import begin, held, read_sweep, resume, write_json
 
 EAGER, FULL = CompileSettings.parse("scope=eager"), CompileSettings.parse("scope=full")
 

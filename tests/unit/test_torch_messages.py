@@ -12,8 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workloads
-from workloads import torch_messages
-from workloads.torch_messages import LINE_LENGTH, Frame, function_name, graph_break, hint, is_torchs_machinery, module_path
+from compile_sweep.harness.diagnostics import torch_logs
+from compile_sweep.harness.diagnostics.torch_logs import (
+    LINE_LENGTH,
+    Frame,
+    function_name,
+    graph_break,
+    hint,
+    is_torchs_machinery,
+    module_path,
+)
 
 TORCH = str(Path(torch.__file__).parent)
 PACKAGES = str(Path(torch.__file__).parent.parent)
@@ -22,8 +30,8 @@ STANDARD = os.path.dirname(os.__file__)
 
 CALLED = [
     Frame(f"{STANDARD}/runpy.py", 88, "run"),
-    Frame(f"{PROJECT}/orchestrator/worker.py", 70, "_measure"),
-    Frame(f"{PROJECT}/workloads/measuring.py", 200, "_warm_up"),
+    Frame(f"{PROJECT}/orchestrator/run/worker.py", 70, "_measure"),
+    Frame(f"{PROJECT}/compile_sweep/harness/measure.py", 200, "_warm_up"),
     Frame("compile_settings_1a2b.py", 30, "step"),
     Frame(f"{TORCH}/nn/modules/module.py", 1778, "_call_impl"),
 ]
@@ -53,7 +61,7 @@ MACHINERY = Frame(f"{TORCH}/optim/optimizer.py", 79, "graph_break")
 def test_the_users_line_is_the_innermost_of_the_model_and_none_of_the_harness(
     models: list[Frame], expected: Frame | None
 ) -> None:
-    assert torch_messages.users_frame([*CALLED, *models]) == expected
+    assert torch_logs.users_frame([*CALLED, *models]) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,7 @@ def test_a_break_inside_a_library_names_the_models_line_and_the_librarys() -> No
         "Unsupported method call\n  Explanation: Dynamo does not know this.\n  Hint: Avoid it.\n\n"
         "  Developer debug context: call_method\n\n For more details about this graph break, please visit: a page\n\n"
         "User code traceback:\n"
-        f'  File "{PROJECT}/workloads/measuring.py", line 200, in _warm_up\n    step(batch)\n'
+        f'  File "{PROJECT}/compile_sweep/harness/measure.py", line 200, in _warm_up\n    step(batch)\n'
         f'  File "{OWN.path}", line 12, in forward\n    return self.decoder(x)\n'
         f'  File "{LIBRARY.path}", line 300, in forward\n    cache.update(x)\n'
     )
@@ -138,7 +146,7 @@ def test_a_guard_keeps_the_code_it_stems_from_but_not_the_folder_torch_half_cut_
         "    - 0/0: tensor 'x' size mismatch at index 0. expected 2, actual 1\n"
     )
     guard = "2 <= x.size()[0] <= 1024 # if x.size(0) > 1: # model.py:12 in forward"
-    assert torch_messages.recompile(message) == f"forward (model.py:10): {guard} (one of 2 graphs, none of which fits)"
+    assert torch_logs.recompile(message) == f"forward (model.py:10): {guard} (one of 2 graphs, none of which fits)"
 
 
 def test_a_long_list_in_a_hint_is_cut_to_its_number() -> None:
@@ -153,11 +161,11 @@ def test_whatever_torch_writes_is_read_and_cut(text: str) -> None:
     found = [
         graph_break(f"Graph Break Reason: {text}").text,
         graph_break(text).text,
-        torch_messages.recompile(text),
-        torch_messages.recompile_limit(f"hit config.recompile_limit (8)\n{text}") or "",
-        torch_messages.not_converted(f"WON'T CONVERT {text}", RuntimeError(text)) or "",
-        torch_messages.cudagraph_skip(text),
-        torch_messages.outside_cudagraphs(text),
+        torch_logs.recompile(text),
+        torch_logs.recompile_limit(f"hit config.recompile_limit (8)\n{text}") or "",
+        torch_logs.not_converted(f"WON'T CONVERT {text}", RuntimeError(text)) or "",
+        torch_logs.cudagraph_skip(text),
+        torch_logs.outside_cudagraphs(text),
         hint(text * 50),
     ]
     assert all(len(line) <= 2 * LINE_LENGTH + 1 for each in found for line in each.split("\n"))

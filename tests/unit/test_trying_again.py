@@ -15,17 +15,16 @@ import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from orchestrator import cleanup, records, trial, worker
-from orchestrator.assignment import Assignment, TrialPlan
-from orchestrator.autopsy import cause_of, death_of
-from orchestrator.board import Progress
-from orchestrator.evidence import Evidence
-from orchestrator.failures import OK, Label, Verdict, judge_death
-from orchestrator.records import Status
-from orchestrator.retrying import MOST_ATTEMPTS
-from orchestrator.tuning import gist
-from orchestrator.watchdog import MARKER
-from orchestrator.worker import MeasurementFailed
+from compile_sweep.schema import record as records
+from compile_sweep.schema.labels import MOST_ATTEMPTS, OK, Label, Verdict, judge_death
+from compile_sweep.schema.record import Status
+from orchestrator.guard.progress import Progress
+from orchestrator.guard.watchdog import MARKER, Evidence
+from orchestrator.run import trial, tuning, worker
+from orchestrator.run.death import cause_of, death_of
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.tuning import gist
+from orchestrator.run.worker import MeasurementFailed
 
 WATCHED = ("explain_crashes", "start_reaper", "arm", "disarm")
 LOST = Verdict(status=Status.FAILED, label=Label.NODE_LOST, reason="the host of a worker left the cluster in phase steady")
@@ -245,13 +244,13 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
         raise ActorDiedError
 
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
-    monkeypatch.setattr(cleanup, "find_board", gone)
-    monkeypatch.setattr(cleanup, "find_progress", gone)
+    monkeypatch.setattr(tuning, "find_board", gone)
+    monkeypatch.setattr(tuning, "find_progress", gone)
     assignment = assignment_in(tmp_path)
     assignment.log_folder.mkdir(parents=True)
     (assignment.log_folder / "worker-0.log").write_text("hf_planted_token\n")
     dead: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
-    cleanup.Cleanup(tmp_path).on_trial_error(0, [], dead)
+    tuning.Cleanup(tmp_path).on_trial_error(0, [], dead)
     assert [record.label for record in records.read(tmp_path)] == [Label.TRIAL_DIED]
     assert (assignment.log_folder / "worker-0.log").read_text() == "***\n"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.variations import main
-from orchestrator.records import Status, TrialRecord, append
-from workloads.settings import CompileSettings
+from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
 
 GIB = 2**30
 

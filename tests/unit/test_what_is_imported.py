@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import folder as sweep_folder
+from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint
-from orchestrator.records import Status, TrialRecord, append
-from workloads.settings import CompileSettings
+from orchestrator.run import sweep_folder
 
 MARKS = "open({mark!r}, 'a').write(__name__ + ' ')\n"
 NAMES = ("captioning", "gpt2", "plotly", "pyarrow", "redis", "optuna", "boto3", "sitecustomize_", "mine", "unasked")

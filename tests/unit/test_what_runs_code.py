@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("analysis", "orchestrator", "workloads")
+PACKAGES = ("analysis", "compile_sweep", "orchestrator", "workloads")
 
 RUNS = {
     "eval", "exec", "compile", "__import__", "import_module", "pickle.load", "pickle.loads", "cloudpickle.loads", "dill.loads",
@@ -20,10 +20,13 @@ ALLOWED = {
     ("analysis/__init__.py", "import_module"): "its own rooms, when a name of them is first asked for",
     ("orchestrator/__init__.py", "import_module"): "the same",
     ("workloads/__init__.py", "import_module"): "the same",
-    ("workloads/base.py", "import_module"): "the workload that the command line names",
-    ("workloads/cache_entries.py", "pickle.loads"): "entries that this process compiled, or that were verified before",
-    ("workloads/compiling.py", "compile"): "the source of settings, which `source.py` wrote",
-    ("workloads/compiling.py", "exec"): "the same",
+    ("compile_sweep/contract/base.py", "import_module"): "the workload that the command line names",
+    (
+        "compile_sweep/harness/compile_cache/bundles.py",
+        "pickle.loads",
+    ): "entries that this process compiled, or that were verified before",
+    ("compile_sweep/harness/apply.py", "compile"): "the source of settings, which `source.py` wrote",
+    ("compile_sweep/harness/apply.py", "exec"): "the same",
 }
 """File and call, and whose data it is."""
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from toy_workloads import Toy
 
-from workloads.base import Batch
-from workloads.shapes import PadToLongest, ShapePolicy
+from compile_sweep.contract.base import Batch
+from compile_sweep.schema.shapes import PadToLongest, ShapePolicy
 
 FAULTY_STEP = 3
 

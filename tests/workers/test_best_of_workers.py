@@ -8,8 +8,8 @@ import torch
 from toy_workloads import Toy
 
 from analysis.best_script import Outcome, best_script, rerun
-from workloads.compiling import source_for
-from workloads.settings import CompileSettings
+from compile_sweep.harness.apply import source_for
+from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
 

@@ -71,9 +71,9 @@ def _work(told: dict[str, Any]) -> None:
     import torch
     from torch._dynamo.utils import counters
 
-    from workloads.base import load_workload
-    from workloads.measuring import Protocol, measure
-    from workloads.settings import CompileSettings
+    from compile_sweep.contract.base import load_workload
+    from compile_sweep.harness.measure import Protocol, measure
+    from compile_sweep.schema.settings import CompileSettings
 
     faulthandler.dump_traceback_later(told["stacks_after_s"])
     rank, scratch = told["rank"], told["scratch"]

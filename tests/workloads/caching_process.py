@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch._functorch import config as functorch_config
 
-from workloads.base import load_workload
-from workloads.compile_caches import CacheFolders, gather, precompiling, restore, watching_caches
-from workloads.restarting import restart
-from workloads.settings import CompileSettings
+from compile_sweep.contract.base import load_workload
+from compile_sweep.harness.compile_cache.transfer import CacheFolders, gather, precompiling, restore, watching_caches
+from compile_sweep.harness.warm_start import restart
+from compile_sweep.schema.settings import CompileSettings
 
 
 def model(name: str) -> nn.Module:

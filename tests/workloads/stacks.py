@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads import WorkloadFromModel, measure
-from workloads.from_model import ModelWorkload
-from workloads.measuring import Measurement, Protocol
-from workloads.settings import CompileSettings
+from compile_sweep import WorkloadFromModel, measure
+from compile_sweep.contract.from_model import ModelWorkload
+from compile_sweep.harness.measure import Measurement, Protocol
+from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=2, min_passes=2, max_passes=2, cpu_window_s=0.0)

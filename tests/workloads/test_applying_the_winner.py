@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from analysis.best_script import best_script
-from workloads.base import load_workload
-from workloads.compiling import source_for
-from workloads.settings import CompileSettings
+from compile_sweep.contract.base import load_workload
+from compile_sweep.harness.apply import source_for
+from compile_sweep.schema.settings import CompileSettings
 
 STEPS = 6
 SPELLED = [

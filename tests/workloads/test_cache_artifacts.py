@@ -21,10 +21,19 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 from torch._inductor.utils import fresh_cache
 from torch.compiler._cache import CacheArtifactManager
 
-from workloads import cache_bundles, cache_entries, cache_folders, cache_kernels
-from workloads.artifacts import OF_FUNCTIONS, Artifact
-from workloads.cache_use import CacheUse, _Follower, _Tally
-from workloads.compile_caches import ArtifactKind, CacheFolders, bundle, configuration, gather, restore, watching_caches
+from compile_sweep.harness.compile_cache import bundles, kernels
+from compile_sweep.harness.compile_cache import folders as cache_folders
+from compile_sweep.harness.compile_cache.artifact import OF_FUNCTIONS, Artifact
+from compile_sweep.harness.compile_cache.transfer import (
+    ArtifactKind,
+    CacheFolders,
+    bundle,
+    configuration,
+    gather,
+    restore,
+    watching_caches,
+)
+from compile_sweep.harness.compile_cache.usage import CacheUse, _Follower, _Tally
 
 
 def test_a_kernels_folder_is_the_same_artifact_wherever_it_lies(tmp_path: Path) -> None:
@@ -138,7 +147,7 @@ def test_a_kernel_from_elsewhere_finds_its_best_configuration_here(tmp_path: Pat
         tuned = AutotuneCache.create({}, made_elsewhere, "configs")
         assert tuned is not None
         tuned.save(best, 1)
-        followed = {name: by for _, name, by in cache_kernels.followed(_Tally(maker))}
+        followed = {name: by for _, name, by in kernels.followed(_Tally(maker))}
         followed["autotune_to_one_config"](lambda _: None, kernel)
         given = [artifact for artifact in gather(CacheFolders.of_process(), maker) if artifact.kind == ArtifactKind.AUTOTUNE]
     assert [artifact.key.partition("/")[0] for artifact in given] == ["ab"]
@@ -147,7 +156,7 @@ def test_a_kernel_from_elsewhere_finds_its_best_configuration_here(tmp_path: Pat
 
     with fresh_cache(), watching_caches(given) as user:
         restore(given, CacheFolders.of_process())
-        followed = {name: by for _, name, by in cache_kernels.followed(_Tally(user))}
+        followed = {name: by for _, name, by in kernels.followed(_Tally(user))}
         followed["precompile"](lambda _: None, kernel)
         found = AutotuneCache.create({}, made_elsewhere, "configs")
         assert found is not None
@@ -162,14 +171,14 @@ def test_a_restored_kernel_that_was_tuned_here_is_passed_on_with_its_best_config
     entry = SimpleNamespace(guards_expr=None, _time_taken_ns=1, _triton_bundle=bundle_of)
     found = Artifact(kind=ArtifactKind.INDUCTOR, key="graph", content=pickle.dumps(entry))
     with fresh_cache():
-        assert cache_entries.read(found).content == found.content, "nothing is known to be best"
+        assert bundles.read(found).content == found.content, "nothing is known to be best"
         tuned_here = CacheFolders.of_process().inductor / "ab" / "best"
         tuned_here.parent.mkdir(parents=True)
         tuned_here.write_text("fast")
-        (passed_on,) = pickle.loads(cache_entries.read(found).content)._triton_bundle.static_autotuners
+        (passed_on,) = pickle.loads(bundles.read(found).content)._triton_bundle.static_autotuners
         assert (passed_on.kernel.compile_results, passed_on.kernel.filename) == (["fast"], "/another/host/ab/kernel.py")
         tuned_here.write_text("found by coordinate descent")
-        assert cache_entries.read(found).content == found.content
+        assert bundles.read(found).content == found.content
 
 
 @pytest.mark.parametrize(
@@ -205,12 +214,12 @@ def test_a_process_that_saved_twice_loses_no_entry() -> None:
             CacheArtifactManager.record_artifact("inductor", key, key.encode())
             saved = torch.compiler.save_cache_artifacts()
         assert saved is not None
-        assert [artifact.key for artifact in cache_bundles.split(saved[0])] == ["first", "second"]
+        assert [artifact.key for artifact in bundles.split(saved[0])] == ["first", "second"]
 
 
 def test_a_bundle_of_entries_is_split_into_the_same_entries() -> None:
     artifacts = [Artifact(kind="inductor", key="graph/guards", content=b"1"), Artifact(kind="code", key="ab/x.so", content=b"2")]
-    again = cache_bundles.split(bundle(artifacts))
+    again = bundles.split(bundle(artifacts))
     assert [(artifact.kind, artifact.key, artifact.content) for artifact in again] == [
         ("inductor", "graph", b"1"),
         ("autotune", "ab/x.so", b"2"),
@@ -223,7 +232,7 @@ def graph(guards: str, nanoseconds: int) -> Artifact:
 
 
 def test_a_graph_under_other_guards_is_another_artifact_but_not_one_that_took_longer() -> None:
-    one, slower, other = map(cache_entries.read, (graph("s0 < 9", 10**9), graph("s0 < 9", 2 * 10**9), graph("s0 >= 9", 1)))
+    one, slower, other = map(bundles.read, (graph("s0 < 9", 10**9), graph("s0 < 9", 2 * 10**9), graph("s0 >= 9", 1)))
     assert one.key == slower.key != other.key
     assert (one.cost_s, slower.cost_s) == (1.0, 2.0)
     assert one.key.startswith("graph/")
@@ -231,7 +240,7 @@ def test_a_graph_under_other_guards_is_another_artifact_but_not_one_that_took_lo
 
 def test_an_entry_that_does_not_load_is_kept_by_its_content() -> None:
     broken = Artifact(kind=ArtifactKind.INDUCTOR, key="graph", content=b"no pickle")
-    assert cache_entries.read(broken) == replace(broken, key=f"graph/{broken.digest[:16]}")
+    assert bundles.read(broken) == replace(broken, key=f"graph/{broken.digest[:16]}")
 
 
 def test_torch_is_as_before_when_watching_ends() -> None:

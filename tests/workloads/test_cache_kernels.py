@@ -13,9 +13,9 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import FxGraphCache
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from workloads.artifacts import Artifact
-from workloads.cache_folders import ArtifactKind
-from workloads.cache_use import CacheUse, watching_caches
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.harness.compile_cache.folders import ArtifactKind
+from compile_sweep.harness.compile_cache.usage import CacheUse, watching_caches
 
 HASHES = ("aa" * 32, "bb" * 32, "cc" * 32)
 WAITED_S = 0.06

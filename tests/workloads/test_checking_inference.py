@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workloads import WorkloadFromModel, measure
-from workloads.errors import WorkloadError
-from workloads.from_model import ModelWorkload
-from workloads.measuring import Protocol
-from workloads.settings import CompileSettings
-from workloads.trajectory import Recorder
+from compile_sweep import WorkloadFromModel, measure
+from compile_sweep.contract.from_model import ModelWorkload
+from compile_sweep.harness.measure import Protocol
+from compile_sweep.harness.numerics.trajectory import Recorder
+from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.settings import CompileSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

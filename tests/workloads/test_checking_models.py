@@ -11,15 +11,15 @@ from faulty_workloads import NanWhenCompiled
 from torch import Tensor, nn
 from toy_workloads import VOCABULARY, Block, Toy, ToyModel
 
-from workloads import references
-from workloads.base import Batch
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness.apply import applied
+from compile_sweep.harness.numerics import references
+from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check, judge
+from compile_sweep.harness.numerics.references import References, eager_reference, recorded, run_references
+from compile_sweep.harness.numerics.tolerance import Gap
+from compile_sweep.harness.numerics.trajectory import MAX_GROUPS, SAMPLED_ELEMENTS, Recorder, Trajectory, module_groups
+from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
-from workloads.checking import Numerics, NumericsStatus, check, judge
-from workloads.compiling import applied
-from workloads.references import References, eager_reference, recorded, run_references
-from workloads.settings import CompileSettings
-from workloads.tolerance import Gap
-from workloads.trajectory import MAX_GROUPS, SAMPLED_ELEMENTS, Recorder, Trajectory, module_groups
 
 CPU = torch.device("cpu")
 EAGER = CompileSettings.parse("scope=eager")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from workloads.artifacts import Artifact
-from workloads.compile_caches import ArtifactKind, bundle
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.harness.compile_cache.transfer import ArtifactKind, bundle
 
 PROCESS = Path(__file__).with_name("caching_process.py")
 IMPORTS_ONLY_TORCH = """
@@ -31,7 +31,8 @@ torch.compile(model)(torch.ones(16, 512)).square().sum().backward()
 print(json.dumps({
     "compile_s": time.perf_counter() - begun,
     "hits": counters["inductor"]["fxgraph_cache_hit"], "misses": counters["inductor"]["fxgraph_cache_miss"],
-    "hits_of_aot": counters["aot_autograd"]["autograd_cache_hit"], "ours": [name for name in sys.modules if "workloads" in name],
+    "hits_of_aot": counters["aot_autograd"]["autograd_cache_hit"],
+    "ours": [name for name in sys.modules if name.startswith(("workloads", "compile_sweep"))],
 }))
 """
 

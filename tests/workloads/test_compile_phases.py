@@ -13,10 +13,10 @@ from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
 from torch._inductor.utils import fresh_cache
 from toy_workloads import Toy
 
-from workloads.compile_phases import CompilePhase, PhaseClock, timing_phases
-from workloads.measurement import Measurement, Protocol
-from workloads.measuring import measure
-from workloads.settings import CompileSettings
+from compile_sweep.harness.compile_phases import CompilePhase, PhaseClock, timing_phases
+from compile_sweep.harness.measure import measure
+from compile_sweep.harness.measurement import Measurement, Protocol
+from compile_sweep.schema.settings import CompileSettings
 
 pytestmark = pytest.mark.alone
 

@@ -13,16 +13,16 @@ from faulty_workloads import BreaksItsGraph, NanWhenCompiled, WrongWhenCompiled
 from torch._dynamo.utils import get_static_address_type
 from toy_workloads import Toy
 
-from orchestrator.failures import Label, judge_measurement
-from orchestrator.records import Status
-from workloads.base import Workload
+from compile_sweep.contract.base import Workload
+from compile_sweep.contract.from_model import WorkloadFromModel
+from compile_sweep.harness.apply import applied
+from compile_sweep.harness.measure import Measurement, Protocol, measure
+from compile_sweep.harness.source_runtime import foreach_map_adam
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.labels import Label, judge_measurement
+from compile_sweep.schema.record import Status
+from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
-from workloads.compiling import applied
-from workloads.errors import SettingsError
-from workloads.fragments import foreach_map_adam
-from workloads.from_model import WorkloadFromModel
-from workloads.measuring import Measurement, Protocol, measure
-from workloads.settings import CompileSettings
 
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
-from workloads.coverage import Expectation
-from workloads.settings import CompileSettings
 
 
 def test_a_part_switched_off_by_its_short_name_is_not_expected() -> None:

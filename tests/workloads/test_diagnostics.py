@@ -20,12 +20,12 @@ from torch._inductor.utils import fresh_cache
 from torch._logging._internal import log_registry, log_state
 from toy_workloads import Toy, ToyModel
 
-from workloads.base import Workload
+from compile_sweep.contract.base import Workload
+from compile_sweep.harness.apply import applied
+from compile_sweep.harness.diagnostics.capture import Diagnostics, _Reader, watching
+from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
-from workloads.compiling import applied
-from workloads.coverage import Expectation
-from workloads.diagnostics import Diagnostics, _Reader, watching
-from workloads.settings import CompileSettings
 
 CPU = torch.device("cpu")
 QUICK = "backend=aot_eager"
@@ -279,7 +279,7 @@ def test_every_logger_the_installed_torch_has_for_these_findings_is_listened_to(
 
 WATCH = """
 import torch
-from workloads.diagnostics import watching
+from compile_sweep.harness.diagnostics.capture import watching
 @torch.compile(backend="aot_eager", dynamic=False)
 def double(x):
     torch._dynamo.graph_break()

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.cache_configuration import configuration
-from workloads.float32_precision import (
+from compile_sweep.contract.from_model import WorkloadFromModel
+from compile_sweep.harness.compile_cache.facts import configuration
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.precision import (
     convolutions_take_tf32,
     matmul_precision,
     precision_put_back,
     precisions,
     use_full_precision,
 )
-from workloads.from_model import WorkloadFromModel
-from workloads.measuring import Protocol, measure
-from workloads.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)

@@ -10,13 +10,13 @@ import torch
 from stacks import CPU, SHORT, Layer, Stack, loss_of, made, measured, rows_of
 from torch import Tensor, nn
 
-from workloads import WorkloadFromModel, load_workload, measure
-from workloads.compiling import source_for
-from workloads.errors import SettingsError, WorkloadError
-from workloads.finding import repeated_blocks
-from workloads.from_model import ModelAndLoss, own_loss
-from workloads.settings import CompileSettings
-from workloads.shapes import PadToLongest, PadToMax
+from compile_sweep import WorkloadFromModel, load_workload, measure
+from compile_sweep.contract.from_model import ModelAndLoss, own_loss
+from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.harness.apply import source_for
+from compile_sweep.schema.errors import SettingsError, WorkloadError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import PadToLongest, PadToMax
 
 EXAMPLES = "examples.bring_your_own"
 
@@ -245,7 +245,7 @@ def test_a_model_that_computes_its_loss_is_one_graph_for_batches_with_and_withou
 def test_an_installed_package_names_its_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
-    from workloads import base
+    from compile_sweep.contract import base
 
     point = EntryPoint(name="reviews", value=f"{EXAMPLES}:Reviews", group=base.ENTRY_POINTS)
     monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == "compile_sweep.workloads" else [])

@@ -14,12 +14,12 @@ import torch
 from stacks import CPU, SHORT, Layer, Stack, loss_of, made, measured, rows_of
 from torch import Tensor, nn
 
-from workloads import WorkloadFromModel, measure
-from workloads.compiling import source_for
-from workloads.errors import SettingsError, WorkloadError
-from workloads.from_model import ModelWorkload
-from workloads.settings import CompileSettings
-from workloads.shapes import PadToLongest, PadToMax
+from compile_sweep import WorkloadFromModel, measure
+from compile_sweep.contract.from_model import ModelWorkload
+from compile_sweep.harness.apply import source_for
+from compile_sweep.schema.errors import SettingsError, WorkloadError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import PadToLongest, PadToMax
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,13 +18,13 @@ import pytest
 import torch
 from toy_workloads import Toy
 
-from workloads import memory, steady
-from workloads.base import Batch
-from workloads.errors import WorkloadError
-from workloads.measuring import Measurement, Protocol, measure
-from workloads.phases import Phase
-from workloads.settings import CompileSettings
-from workloads.shapes import ShapePolicy
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness import memory, steady
+from compile_sweep.harness.measure import Measurement, Protocol, measure
+from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import ShapePolicy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -229,8 +229,8 @@ _WORKER = """
 import json, sys
 import torch, torch.distributed as dist
 from toy_workloads import Toy
-from workloads.measuring import Protocol, measure
-from workloads.settings import CompileSettings
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.schema.settings import CompileSettings
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
 protocol = Protocol(compared_steps=2, min_passes=2, max_passes=6, cpu_window_s=0.0, cpu_target_width=0.1)
 found = measure(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workloads import memory
-from workloads.memory import private_pools
+from compile_sweep.harness import memory
+from compile_sweep.harness.memory import private_pools
 
 CPU = torch.device("cpu")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from workloads import WorkloadFromModel, measure
-from workloads.base import Workload
-from workloads.errors import SettingsError
-from workloads.measuring import Protocol
-from workloads.settings import CompileSettings, OptimizerKind
+from compile_sweep import WorkloadFromModel, measure
+from compile_sweep.contract.base import Workload
+from compile_sweep.harness.measure import Protocol
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings, OptimizerKind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,19 +14,18 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from orchestrator.space import Target, choose
-from workloads.base import BUILT_IN, Workload, load_workload
-from workloads.compiling import applied, source_for
+from compile_sweep.contract.base import BUILT_IN, Workload, load_workload
+from compile_sweep.harness.apply import applied, source_for
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.source_runtime import moving_average
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import PadToMax
+from orchestrator.plan.space import Target, choose
 from workloads.decoder import Decoder
-from workloads.detection import DetectionLoss, DetectionModel
-from workloads.errors import SettingsError
-from workloads.fragments import moving_average
+from workloads.detection import MATCHINGS, DetectionLoss, DetectionModel, costs, generalized_overlap
 from workloads.gpt2 import Gpt2, Gpt2Inference
-from workloads.matching import MATCHINGS, costs, generalized_overlap
-from workloads.measuring import Protocol, measure
 from workloads.segmentation import Segmentation
-from workloads.settings import CompileSettings
-from workloads.shapes import PadToMax
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from toy_workloads import Toy
 
-from workloads.base import Batch
-from workloads.errors import WorkloadError
-from workloads.pipeline import as_pipeline, on_device, real_passes
-from workloads.settings import CompileSettings
-from workloads.shapes import ShapePolicy
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness.pipeline import as_pipeline, on_device, real_passes
+from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import ShapePolicy
 
 CPU = torch.device("cpu")
 POLICY = CompileSettings.parse("scope=eager,padding=longest,pad_multiple=1").shape_policy(Toy.max_length)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from toy_workloads import Toy, ToyModel
 
-from workloads.base import Batch
-from workloads.checking import Numerics, NumericsStatus, judge
-from workloads.references import References, eager_reference, model_on, recorded, run_references
-from workloads.settings import CompileSettings
-from workloads.shapes import ShapePolicy
-from workloads.trajectory import Trajectory
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
+from compile_sweep.harness.numerics.references import References, eager_reference, model_on, recorded, run_references
+from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import ShapePolicy
 
 CPU = torch.device("cpu")
 EAGER = CompileSettings.parse("scope=eager")

@@ -9,8 +9,8 @@ import pytest
 import redis
 from torch._inductor.remote_cache import RedisRemoteCacheBackend, RemoteFxGraphCache
 
-from orchestrator.caches import SigningKey
-from workloads.remote_caches import sealed
+from compile_sweep.harness.compile_cache.redis import sealed
+from orchestrator.artifacts import SigningKey
 
 ADDRESS = "redis://127.0.0.1:1"
 OURS, THEIRS = SigningKey(b"k" * 32), SigningKey(b"t" * 32)

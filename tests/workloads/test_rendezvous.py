@@ -14,7 +14,7 @@ import json, os, sys
 import torch
 import torch.distributed as dist
 from listening import addresses
-from workloads.rendezvous import join, serve
+from compile_sweep.harness.distributed import join, serve
 
 rank, num_workers = int(sys.argv[1]), int(sys.argv[2])
 port = serve("127.0.0.1", num_workers, 60) if rank == 0 else int(sys.stdin.readline())

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.base import load_workload
-from workloads.compiling import source_for
-from workloads.rerun import main, train
-from workloads.settings import CompileSettings
+from compile_sweep.contract.base import load_workload
+from compile_sweep.harness.apply import source_for
+from compile_sweep.harness.training_script import main, train
+from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from compile_sweep.harness.apply import applied, source_for
+from compile_sweep.harness.source import Facts, to_source
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
-from workloads.compiling import applied, source_for
-from workloads.errors import SettingsError
-from workloads.settings import CompileSettings
-from workloads.source import Facts, to_source
 
 CPU = torch.device("cpu")
 
@@ -244,7 +244,7 @@ step = pasted.make_step(model, torch.optim.Adam(model.parameters(), **pasted.OPT
 losses = [step({"hidden": torch.ones(2, pasted.padded_length(n), 8)}).item() for n in (5, 11, 23, 40)]
 assert losses[-1] < losses[0], losses
 graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-print(graphs, sorted(name for name in ("workloads", "orchestrator", "ray") if name in sys.modules))
+print(graphs, sorted(name for name in ("compile_sweep", "workloads", "orchestrator", "ray") if name in sys.modules))
 """
 
 

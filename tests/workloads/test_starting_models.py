@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from toy_workloads import Toy
 
-from workloads import references
-from workloads.references import Original, model_on
+from compile_sweep.harness.numerics import references
+from compile_sweep.harness.numerics.references import Original, model_on
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from toy_workloads import Toy
 
-from workloads.base import Batch
-from workloads.settings import CompileSettings
-from workloads.steady import (
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness.steady import (
     Limits,
     Window,
     clock_drift,
@@ -27,6 +26,7 @@ from workloads.steady import (
     stratified_median,
     throughput,
 )
+from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
 LENGTHS = [8, 16, 8, 24, 32]
@@ -77,7 +77,7 @@ def test_a_window_of_equal_times_ends_at_once_a_noisy_one_at_its_limit_and_a_hop
     batches = pool()
     for noise, passes in ((0.0, 3), (0.012, 7), (0.2, 5)):
         times = iter(drawn(np.random.default_rng(0), 100, noise=noise))
-        monkeypatch.setattr("workloads.steady.timed", lambda *_, times=times: next(times)[: len(batches)])
+        monkeypatch.setattr("compile_sweep.harness.steady.timed", lambda *_, times=times: next(times)[: len(batches)])
         window = first_pass(lambda _: torch.tensor(0.0), batches, CPU)
         grow(window, lambda _: torch.tensor(0.0), batches, limits(3, 7, 0.01), CPU)
         assert len(window.passes) == passes
@@ -97,8 +97,8 @@ def test_a_narrow_window_of_short_passes_lasts_as_long_as_its_limit_says_or_a_se
         now[0] += 0.01
         return [1.0] * len(batches)
 
-    monkeypatch.setattr("workloads.steady.timed", timed)
-    monkeypatch.setattr("workloads.steady.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("compile_sweep.harness.steady.timed", timed)
+    monkeypatch.setattr("compile_sweep.harness.steady.time.monotonic", lambda: now[0])
     for min_window_s, least, most in ((0.0, 4, 4), (0.3, 30, 36), (12.0, 100, 112)):
         window = first_pass(lambda _: torch.tensor(0.0), batches, CPU)
         grow(window, lambda _: torch.tensor(0.0), batches, limits(4, 8, 0.01, min_window_s), CPU)

@@ -10,7 +10,7 @@ import pytest
 
 WARMS = """
 import subprocess, sys, time
-import workloads.toolchain as toolchain
+import compile_sweep.harness.toolchain as toolchain
 
 folder, code = sys.argv[1], int(sys.argv[2])
 

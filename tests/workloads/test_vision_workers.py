@@ -20,9 +20,9 @@ _WORKER = """
 import json, sys
 import torch, torch.distributed as dist
 from workloads import load_workload
-from workloads.measuring import Protocol, measure
-from workloads.settings import CompileSettings
-from workloads.shapes import PadToMax
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import PadToMax
 rank, device = int(sys.argv[1]), torch.device("cpu")
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
 protocol = Protocol(compared_steps=3, visits=1, min_passes=1, max_passes=1, cpu_window_s=0.0, eager_batches=0)

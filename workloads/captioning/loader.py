@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from workloads.base import Batch
+from compile_sweep.contract.base import Batch
+from compile_sweep.schema.shapes import ShapePolicy
 from workloads.captioning.captions import PAD, START
 from workloads.captioning.model import IGNORED
-from workloads.shapes import ShapePolicy
 
 MAX_LOADER_WORKERS = 12
 """As many as the source's loader has; fewer where the process may use fewer cores."""

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.vit.modeling_vit import ViTLayer
 
-from workloads.base import Batch, Workload
+from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.schema.settings import Attention
+from compile_sweep.schema.shapes import ShapePolicy
 from workloads.captioning.captions import draw_captions, draw_lengths
 from workloads.captioning.loader import CaptionTensors, caption_loader, caption_tensors
 from workloads.captioning.model import SIZES, build
-from workloads.settings import Attention
-from workloads.shapes import ShapePolicy
 
 DISTINCT_IMAGES = 8
 """Batches of pixels kept on the device; captions take turns with them. Pixels do not change what a step costs."""

@@ -1,0 +1,1 @@
+"""Which setting to choose: fronts, uncertainty, break-even, attribution."""

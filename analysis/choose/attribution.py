@@ -1,0 +1,320 @@
+"""What each field of the settings is worth: shares of the variance, effects by matched pairs, prices of regions.
+
+Two answers, because they fail in different ways. *Shares* (fANOVA, by Optuna) say which fields matter over all trials of a sweep,
+whatever else varies, but not which way. *Effects* compare settings that differ in one field only, in samples a second, step
+milliseconds and compile seconds, but exist only where a sweep has such pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.choose.break_even import samples_per_step
+from analysis.choose.pareto import expected_compile_s, floats, standing, usable
+from analysis.choose.uncertainty import Z95, deviations, noise
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Status
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Padding, Scope
+
+FEWEST_TRIALS = 8
+"""Below these a forest has nothing to learn shares from."""
+
+MOST_TRIALS = 500
+"""Of more, as many are taken at even distances: a forest's time grows with them, its shares hardly change."""
+
+_TREES = 32
+"""Half of Optuna's own number: 500 trials take two seconds, and shares differ by a percent between seeds."""
+
+MOST_VALUES = 20
+"""Fields with more values are left out of shares: nearly every trial has its own, and a forest would learn trials by heart."""
+
+_TOGETHER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mode": ("mode", "cudagraphs"),
+        "dynamic": ("dynamic", "padding", "pad_multiple", "bucket_size", "buckets", "dynamic_min", "dynamic_max"),
+    }
+)
+"""Fields that follow from one another and are one choice, under the name of the first."""
+
+_PARTS = "parts."
+
+_MOST_LOGARITHM = 700.0
+"""What a float can still hold the exponential of."""
+
+_USUAL = "—"
+
+
+class Share(NamedTuple):
+    """How much of a figure's differences a field explains by itself."""
+
+    name: str
+    """The field; several joined by + where no trial tells them apart."""
+    share: float
+    """Of the variance of the figure's logarithm, 0 to 1. What is missing to 1, over all fields, is how they work together."""
+
+
+class Difference(NamedTuple):
+    """A figure's change with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Effect(NamedTuple):
+    """What changing one field did, others being equal."""
+
+    name: str
+    before: str
+    """The field's value."""
+    after: str
+    rate: Difference
+    """Throughput, as a share: 0.1 is 10 % more."""
+    step_ms: Difference | None
+    """Milliseconds a step; negative is faster. None where no trial tells how many samples a step has."""
+    compile_s: Difference | None
+    """Seconds of cold compiling, of a warm trial their estimate; None where none of the pairs has both."""
+    pairs: int
+    """Pairs of trials it is the mean of."""
+
+    @property
+    def steps_to_pay(self) -> float | None:
+        """Steps after which faster steps have made up for longer compiling; None if they never do, or both are not known.
+
+        Nor where throughput did not grow: the mean of its ratios and the mean of differences between steps may disagree.
+        """
+        if self.step_ms is None or self.compile_s is None or self.step_ms.value >= 0 or self.rate.value <= 0:
+            return None
+        return max(0.0, self.compile_s.value) / (-self.step_ms.value / 1e3)
+
+
+def shares(df: pd.DataFrame, name: str = "samples_per_s", *, seed: int = 0) -> list[Share]:
+    """The share of a figure's variance that each field explains, the largest first, by functional ANOVA of a random forest.
+
+    Hutter, Hoos and Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance", ICML 2014, as in Optuna.
+
+    Args:
+        df: trials as `load` returns them.
+        name: a column of positive figures, such as `samples_per_s` or `compile_s`.
+        seed: of the forest.
+
+    Returns:
+        Nothing where there are too few trials, or they do not differ.
+    """
+    trials = _measured(df, name)
+    if len(trials) > MOST_TRIALS:
+        trials = trials.iloc[np.linspace(0, len(trials) - 1, MOST_TRIALS).round().astype(int)]
+    values = np.log(np.maximum(floats(trials[name]), 1e-3))
+    fields = _varied([_choices(key) for key in trials["settings_key"]])
+    fields = {field: column for field, column in fields.items() if len(set(column)) <= MOST_VALUES}
+    if len(trials) < FEWEST_TRIALS or not fields or np.ptp(values) == 0:
+        return []
+    return sorted((Share(field, share) for field, share in _fanova(fields, values, seed).items()), key=lambda one: -one.share)
+
+
+def _fanova(fields: Mapping[str, Sequence[str]], values: npt.NDArray[np.float64], seed: int) -> dict[str, float]:
+    """Each field's share of the values' variance, by one forest."""
+    import optuna  # half a second, and only here
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
+    from optuna.importance import FanovaImportanceEvaluator
+
+    distributions: dict[str, BaseDistribution] = {
+        field: CategoricalDistribution(sorted(set(column))) for field, column in fields.items()
+    }
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say on stderr that it made a study
+    try:
+        study = optuna.create_study()
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    for at, value in enumerate(values):
+        chosen = {field: column[at] for field, column in fields.items()}
+        study.add_trial(optuna.trial.create_trial(params=chosen, distributions=distributions, value=float(value)))
+    return {field: float(share) for field, share in FanovaImportanceEvaluator(n_trees=_TREES, seed=seed).evaluate(study).items()}
+
+
+def effects(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[Effect]:
+    """What changing one field did where all others are equal, the largest effect on throughput first.
+
+    Several pairs of the same change are averaged; the interval holds what each trial may be off and how much the pairs disagree.
+
+    Args:
+        df: trials as `load` returns them.
+        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+    """
+    trials = _measured(df, "samples_per_s").reset_index(drop=True)
+    if trials.empty:
+        return []
+    figures = _Figures(trials, attempts if attempts is not None else df)
+    settings = [_choices(key) for key in trials["settings_key"]]
+    peers = trials[["num_workers", "environment_key", "pipeline"]].astype("string").fillna("").agg(" ".join, axis=1)
+    found = []
+    for field in sorted({name for one in settings for name in one}):
+        for (before, after), pairs in _pairs(settings, list(peers), field).items():
+            eager = [pair for pair in pairs if all(settings[at]["scope"] == Scope.EAGER for at in pair)]
+            compiled = [pair for pair in pairs if pair not in eager] if field == "dynamic" else pairs
+            if compiled:
+                found.append(figures.effect(field, before, after, compiled))
+            if eager and field == "dynamic":  # what eager does with lengths is padding alone
+                first, second = (words.partition(", ")[2] for words in (before, after))
+                found.append(figures.effect("padding, eager", first, second, eager))
+    return sorted(found, key=lambda effect: -abs(math.log1p(effect.rate.value)))
+
+
+def region_prices(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[Effect]:
+    """What compiling a part of the model, or its optimizer, costs and gains: effects on single parts, from modular records.
+
+    A part is compiled or not (`parts.NAME.compile=off`), or in another mode than the rest. The optimizer is compiled or not.
+
+    Args:
+        df: trials as `load` returns them.
+        attempts: as in `effects`.
+    """
+    modular = df[(df["scope"] == Scope.MODULAR).to_numpy(dtype=bool)]
+    return [
+        effect for effect in effects(modular, attempts=attempts) if effect.name.startswith(_PARTS) or effect.name == "optimizer"
+    ]
+
+
+class _Figures:
+    """The trials' figures and how far each may be off, for means over pairs."""
+
+    def __init__(self, trials: pd.DataFrame, attempts: pd.DataFrame) -> None:
+        self.rate = floats(trials["samples_per_s"])
+        self.rate_off = deviations(trials, "samples_per_s", noise(attempts, "samples_per_s"))
+        between = noise(attempts, "compile_s")
+        self.compile_s = floats(expected_compile_s(trials))
+        self.compile_off = np.hypot(between.floor, between.relative * self.compile_s)
+        try:
+            samples = samples_per_step(trials.assign(status=str(Status.OK))) * floats(trials["num_workers"])
+        except ConfigError:
+            samples = np.full(len(trials), np.nan)
+        self.step_ms = 1e3 * samples / self.rate
+        self.step_off = self.step_ms * self.rate_off
+
+    def effect(self, field: str, before: str, after: str, pairs: Sequence[tuple[int, int]]) -> Effect:
+        first, second = (np.array([pair[side] for pair in pairs]) for side in (0, 1))
+        logarithm = _mean(np.log(self.rate[second] / self.rate[first]), np.hypot(self.rate_off[first], self.rate_off[second]))
+        assert logarithm is not None  # every trial has a rate
+        return Effect(
+            name=field,
+            before=before,
+            after=after,
+            rate=Difference(*(math.expm1(min(end, _MOST_LOGARITHM)) for end in logarithm)),
+            step_ms=_mean(self.step_ms[second] - self.step_ms[first], np.hypot(self.step_off[first], self.step_off[second])),
+            compile_s=_mean(
+                self.compile_s[second] - self.compile_s[first], np.hypot(self.compile_off[first], self.compile_off[second])
+            ),
+            pairs=len(pairs),
+        )
+
+
+def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Difference | None:
+    """The mean of those that are known, with an interval of their own errors and, of several, their scatter.
+
+    The errors are taken as known. The scatter is found from these few, so its share of the interval is by Student's t.
+    """
+    known = np.isfinite(values)
+    values, off = values[known], off[known]
+    if not len(values):
+        return None
+    half = Z95 * float(np.sqrt((off**2).sum())) / len(values)
+    if len(values) > 1:
+        from scipy.special import stdtrit  # a fifth of a second, and only here
+
+        half = max(half, float(stdtrit(len(values) - 1, 0.975)) * float(values.std(ddof=1)) / math.sqrt(len(values)))
+    mean = float(values.mean())
+    return Difference(mean, mean - half, mean + half)
+
+
+def _measured(df: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Trials that count, are usable and have the figure."""
+    return usable(standing(df), name)
+
+
+def _choices(key: str) -> dict[str, str]:
+    """The setting's fields as text, those that are one choice together, parts and options each by itself.
+
+    Eager stands as the compiled setting nearest to it, so that the two differ in scope alone.
+    """
+    settings = CompileSettings.parse(key)
+    values = settings.to_dict()
+    if settings.scope is Scope.EAGER:
+        dynamic = Dynamic.STATIC if settings.padding is Padding.MAX else Dynamic.AUTO
+        values |= {"mode": str(Mode.DEFAULT), "cudagraphs": False, "dynamic": str(dynamic)}
+    found = {}
+    for name in [name for name in values if not any(name in names[1:] for names in _TOGETHER.values())]:
+        if name in _TOGETHER:
+            found[name] = _together(name, values)
+        elif isinstance(values[name], Mapping):
+            found |= dict(_inner(name, values[name]))
+        else:
+            found[name] = _USUAL if values[name] is None else str(values[name])
+    return found
+
+
+def _together(name: str, values: Mapping[str, object]) -> str:
+    """What is said of a choice: of CUDA graphs nothing, where the mode implies them or their lack."""
+    if name == "mode":
+        return _USUAL if values["mode"] is None else str(values["mode"])
+    said = [str(values["dynamic"]), "" if values["padding"] is None else f"pad to {values['padding']}"]
+    lengths = ((inner.replace("_", " "), values[inner]) for inner in _TOGETHER[name][2:])
+    said += [f"{words} {'/'.join(map(str, value)) if isinstance(value, list) else value}" for words, value in lengths if value]
+    return ", ".join(filter(None, said))
+
+
+def _inner(name: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for inner, value in values.items():
+        if isinstance(value, Mapping):
+            words = ", ".join(f"{field}={one}" for field, one in value.items() if field != "compile")
+            yield f"{name}.{inner}", words or "eager"
+        else:
+            yield f"{name}.{inner}", str(value)
+
+
+def _pairs(
+    settings: Sequence[Mapping[str, str]], peers: Sequence[str], field: str
+) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """(before, after) → positions of trials that have these values of the field and are equal in all else."""
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for at, one in enumerate(settings):
+        others = frozenset((name, value) for name, value in one.items() if name != field and value != _USUAL)
+        alike[peers[at], others].append(at)
+    found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for group in alike.values():
+        by_value = {settings[at].get(field, _USUAL): at for at in group}
+        for before in by_value:
+            for after in by_value:
+                if _order(field, before) < _order(field, after):
+                    found[before, after].append((by_value[before], by_value[after]))
+    return found
+
+
+_FROM_PLAIN = ("eager", "default", "foreach", _USUAL)
+"""Values that a change is told from, the plainest first."""
+
+
+def _order(field: str, value: str) -> tuple[int, str]:
+    if field.startswith(_PARTS) and value == _USUAL:  # compiled like the rest: more than eager, less than a mode of its own
+        return 1, value
+    return (_FROM_PLAIN.index(value), value) if value in _FROM_PLAIN else (len(_FROM_PLAIN), value)
+
+
+def _varied(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The fields that differ among the trials, each with its values; those that no trial tells apart as one."""
+    columns = {
+        name: [one.get(name, _USUAL) for one in settings] for name in dict.fromkeys(name for one in settings for name in one)
+    }
+    merged: dict[tuple[int, ...], list[str]] = {}
+    for name, column in columns.items():
+        if len(set(column)) > 1:
+            merged.setdefault(tuple(map(list(dict.fromkeys(column)).index, column)), []).append(name)
+    return {" + ".join(names): columns[names[0]] for names in merged.values()}

@@ -1,0 +1,256 @@
+"""What a job takes under each setting, and from which length on another setting is the better one. Pure functions.
+
+A job of n steps takes `fixed_s + step_s · n`: what its starts cost, and the steps. As a function of n each setting is a line, so
+the shortest settings by length are the lower envelope of all lines, and its corners are the crossovers. A job pays for a
+compile on all of its GPUs at once, so money is total time times GPUs times price, and crosses over where time does.
+
+Steps take what they took when measured: a job on more nodes is assumed to have steps of the same length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.choose.pareto import comparable, expected_compile_s, floats, standing, usable
+from analysis.choose.uncertainty import DRAWS, drawn
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Caches
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Padding, Scope
+
+_MOST = 10**12
+"""Of anything a job has: more than any job, and so little that no figure of one leaves the floats."""
+
+
+class Starts(StrEnum):
+    """What compile caches a job's starts find."""
+
+    COLD = "cold"
+    """None: every start compiles all."""
+
+    FIRST_COLD = "first-cold"
+    """The first start compiles; restarts take what it left."""
+
+    WARM = "warm"
+    """Every start takes what an earlier job left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job.
+
+    Raises:
+        ConfigError: a number that no job has.
+    """
+
+    steps: int
+    """Steps of the optimizer."""
+    restarts: int = 0
+    """Times it is begun again, after failures or preemptions; steps lost are not counted."""
+    nodes: int = 1
+    gpus_per_node: int | None = None
+    """None for as many as a trial had workers."""
+    starts: Starts = Starts.COLD
+    start_overhead_s: float = 0.0
+    """Seconds that each start takes under any setting: scheduling, loading a checkpoint."""
+    price_per_gpu_hour: float | None = None
+    """In any currency; None if money does not matter."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("restarts", 0), ("nodes", 1), ("gpus_per_node", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ConfigError(f"{name}={value} is too few for a job; use {least} or more")
+            if value is not None and value > _MOST:
+                raise ConfigError(f"{name}={value:g} is too many for a job; use {_MOST:,} or fewer")
+        for name in ("start_overhead_s", "price_per_gpu_hour"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= _MOST:
+                raise ConfigError(f"{name}={value} is no amount; use a number from 0 to {_MOST:,}")
+
+    def gpus(self, num_workers: int) -> int:
+        """Devices it holds while it runs."""
+        return self.nodes * (self.gpus_per_node or num_workers)
+
+
+class Costs(NamedTuple):
+    """What a job takes under each setting."""
+
+    table: pd.DataFrame
+    """Usable trials, the shortest total first, with columns more: `first_s` and `again_s`, what the first start and each further
+    one cost; `starts_known`, whether that was measured for the kind of start asked for; `fixed_s`, all starts together;
+    `step_s`; `total_s` with `total_s_low` and `total_s_high`, its 95 % interval; `gpu_hours`; `cost`, NA without a price; and
+    `best_probability` of being the shortest."""
+    left_out: int
+    """Usable trials that cannot be compared with those: of another environment, number of workers or input pipeline."""
+    draws: npt.NDArray[np.float64]
+    """Total seconds, of shape (draw, trial), the trials as in the table."""
+
+
+class Reign(NamedTuple):
+    """A range of job lengths in which one setting is the shortest."""
+
+    trial: pd.Series
+    """Its row of the table."""
+    from_steps: int
+    to_steps: int | None
+    """The last; None if nothing is ever better."""
+    from_s: float
+    """What the job takes at the first."""
+
+
+@cache
+def is_plain(settings_key: str) -> bool:
+    """Whether they are `torch.compile(model)` as it comes: one length or, padded to any multiple, lengths torch finds out."""
+    settings = CompileSettings.parse(settings_key)
+    return settings in (
+        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.STATIC, padding=Padding.MAX),
+        CompileSettings(scope=Scope.FULL, dynamic=Dynamic.AUTO, padding=Padding.LONGEST, pad_multiple=settings.pad_multiple),
+    )
+
+
+def samples_per_step(df: pd.DataFrame) -> int:
+    """Samples of a worker's step, found from trials whose throughput and mean step are of the same batches.
+
+    Raises:
+        ConfigError: no trial has both, or none whose batches were resident.
+    """
+    trials = usable(df, "samples_per_s")
+    resident = trials[(trials["pipeline"] != "real").fillna(True).to_numpy(dtype=bool)]
+    found: list[float] = [
+        rate * float(np.mean(step_ms)) / 1e3 / workers
+        for rate, step_ms, workers in zip(resident["samples_per_s"], resident["step_ms"], resident["num_workers"], strict=True)
+        if step_ms
+    ]
+    if not found and resident.empty and not trials.empty:
+        raise ConfigError(
+            "every usable trial took its batches from the workload's own loader, so that its throughput holds waits which its "
+            "step times leave out, and how many samples a step has cannot be told; sweep with --pipeline resident for that"
+        )
+    if not found:
+        raise ConfigError("no usable trial has both a throughput and its step times, from which to tell how long a step is")
+    whole = sorted(max(1, round(samples)) for samples in found)  # a mean of two might be nobody's batch
+    return whole[len(whole) // 2]
+
+
+def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, seed: int = 0) -> Costs:
+    """What the job takes under each usable setting.
+
+    Only trials of one environment, number of workers and input pipeline can be compared; of several, those with the most usable
+    trials are.
+
+    Args:
+        df: trials as `load` returns them.
+        job: the job.
+        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+        seed: of the draws.
+
+    Raises:
+        ConfigError: no trial is usable.
+    """
+    table, left_out = _with_starts(df, job)
+    workers = table["num_workers"].to_numpy(dtype=np.int64)
+    samples = samples_per_step(table) * workers.astype(np.float64)  # whole numbers of 64 bits would wrap around
+    fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
+    step_s = samples / table["samples_per_s"]
+    totals = _totals(table, samples, job, table if attempts is None else attempts, seed)
+    low, high = np.quantile(totals, [0.025, 0.975], axis=0)
+    total = (fixed + job.steps * step_s).astype("Float64")
+    gpu_hours = total * np.array([float(job.gpus(int(number))) for number in workers]) / 3600
+    price = gpu_hours * (np.nan if job.price_per_gpu_hour is None else job.price_per_gpu_hour)
+    shortest = np.bincount(totals.argmin(axis=1), minlength=len(table)) / len(totals)
+    table = table.assign(
+        fixed_s=fixed, step_s=step_s, total_s=total, total_s_low=low, total_s_high=high, gpu_hours=gpu_hours, cost=price,
+        best_probability=shortest,
+    )  # fmt: skip
+    order = np.argsort(floats(total), kind="stable")
+    return Costs(table.iloc[order], left_out, totals[:, order])
+
+
+def reigns(table: pd.DataFrame) -> list[Reign]:
+    """The shortest setting for every job length from one step on, in order of length: the lower envelope of their lines.
+
+    Args:
+        table: of `costs`; the length of its job plays no part.
+    """
+    fixed, step = floats(table["fixed_s"]), floats(table["step_s"])
+    at = int(np.lexsort((step, fixed + step))[0])
+    found: list[tuple[int, int]] = [(at, 1)]
+    while len(quicker := np.flatnonzero(step < step[at])):
+        crossings = (fixed[quicker] - fixed[at]) / (step[at] - step[quicker])
+        begins = np.floor(crossings) + 1  # at the crossing itself both take as long
+        nearest = np.lexsort((step[quicker], fixed[quicker] + begins * step[quicker], begins))[0]
+        at, begin = int(quicker[nearest]), max(int(begins[nearest]), found[-1][1])
+        if begin == found[-1][1]:
+            found.pop()
+        found.append((at, begin))
+    ends = [begin - 1 for _, begin in found[1:]]
+    return [
+        Reign(trial=table.iloc[position], from_steps=begin, to_steps=end, from_s=float(fixed[position] + begin * step[position]))
+        for (position, begin), end in zip(found, [*ends, None], strict=True)
+    ]
+
+
+def _totals(
+    table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: pd.DataFrame, seed: int
+) -> npt.NDArray[np.float64]:
+    """What each trial's total may be, of shape (draw, trial)."""
+    like = {"first_s": "compile_s", "again_s": "compile_s"}
+    totals = np.empty((DRAWS, len(table)), order="F")
+    for begin in range(0, len(table), _DRAWN_AT_ONCE):
+        part = slice(begin, begin + _DRAWN_AT_ONCE)
+        names = ("samples_per_s", "first_s", "again_s")
+        draws = drawn(table.iloc[part], names, attempts=attempts, like=like, count=DRAWS, seed=seed + begin)
+        starts = draws[:, :, 1] + job.restarts * draws[:, :, 2] + (1 + job.restarts) * job.start_overhead_s
+        totals[:, part] = starts + job.steps * samples[part] / draws[:, :, 0]
+    return totals
+
+
+_DRAWN_AT_ONCE = 500
+"""Trials; bounds the memory of a sweep of thousands."""
+
+
+def _with_starts(df: pd.DataFrame, job: Job) -> tuple[pd.DataFrame, int]:
+    """The usable trials that can be compared, with what their starts cost; and how many others there are."""
+    trials: pd.DataFrame = usable(standing(df), "samples_per_s")
+    cold = expected_compile_s(trials)
+    trials, cold = trials[cold.notna()], cold[cold.notna()]
+    if trials.empty:
+        raise ConfigError("no trial is usable, so nothing is known of what a job would take")
+    kind = comparable(df)
+    among = kind[trials.index]
+    counted = trials.groupby(among)["num_workers"].agg(["size", "max"]).sort_values(["size", "max"], kind="stable")
+    alike = (among == counted.index[-1]).to_numpy(dtype=bool)
+    trials, cold, left_out = trials[alike], cold[alike], int((~alike).sum())
+    warm = warm_compiling_s(trials, df[(kind == counted.index[-1]).to_numpy(dtype=bool)])
+    known = warm.notna()
+    if job.starts is Starts.COLD:
+        warm, known = cold, trials["compile_s"].notna()  # else it is a warm trial's estimate
+    first = cold if job.starts is Starts.FIRST_COLD else warm.fillna(cold)
+    again = warm.fillna(cold)
+    return trials.assign(first_s=first.astype("Float64"), again_s=again.astype("Float64"), starts_known=known), left_out
+
+
+def warm_compiling_s(trials: pd.DataFrame, df: pd.DataFrame) -> pd.Series:
+    """Seconds that a start with a setting's own artifacts takes to restore them and compile the rest; NA where none was measured.
+
+    It stands beside `compile_s` of a cold one: neither holds the warm-up's steps nor what loading takes. A recorded warm
+    start, less what its warm-up's steps take, which the trial's own warm-up tells; else a warm trial; eager, which compiles
+    nothing, starts as ever.
+
+    Args:
+        trials: a row a setting and number of workers, as `standing` gives them.
+        df: all trials, as `load` returns them.
+    """
+    steps_s = trials["warmup_s"].fillna(trials["warm_warmup_s"]) - trials["compile_s"].fillna(trials["warm_compile_s"])
+    started = (trials["warm_start_restore_s"].fillna(0) + trials["warm_start_warmup_s"] - steps_s).clip(lower=0)
+    warm = df[(df["caches"] == Caches.WARM).to_numpy(dtype=bool)].dropna(subset=["warm_compile_s"])
+    taken = (warm["restore_s"].fillna(0) + warm["warm_compile_s"]).groupby([warm["settings_key"], warm["num_workers"]]).last()
+    keys = pd.MultiIndex.from_frame(trials[["settings_key", "num_workers"]])
+    trial = pd.Series(taken.reindex(keys).to_numpy(), index=trials.index, dtype="Float64")
+    eager = trials["compile_s"].where((trials["scope"] == Scope.EAGER).to_numpy(dtype=bool))
+    return started.fillna(trial).fillna(eager).astype("Float64")

@@ -1,0 +1,91 @@
+"""Hypervolume: how much of the objectives' space a front covers, as one figure with its reference point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.choose.pareto import DEFAULT_OBJECTIVES, assured_costs, signs_of, usable
+from analysis.choose.uncertainty import drawn
+from compile_sweep.schema.objectives import Goal
+from compile_sweep.schema.objectives import hypervolume as losses_hypervolume
+
+_MARGIN = 0.1
+
+_DRAWS = 200
+"""Enough for a 95 % interval of one figure."""
+
+
+class Hypervolume(NamedTuple):
+    """The volume between a front and a reference point."""
+
+    value: float
+    """In the product of the objectives' units."""
+    low: float
+    """Lower end of its 95 % interval."""
+    high: float
+    reference: Mapping[str, float]
+    """Objective → the value of the reference point, beyond which nothing counts."""
+
+
+def reference_point(*frames: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES) -> dict[str, float]:
+    """A point a tenth of each objective's range worse than the worst usable trial of all frames, by what fronts go by.
+
+    The range's tenth lets the two ends of the front count. Hypervolumes can be compared only if they share the point.
+
+    Raises:
+        ValueError: as `pareto_front`, or no frame has a usable trial.
+    """
+    columns = []
+    for df in frames:
+        signs = signs_of(df, objectives)
+        costs = assured_costs(usable(df, *signs), signs)
+        columns.append(costs[np.isfinite(costs).all(axis=1)])  # what nothing bounds is on no front
+    costs = np.vstack(columns) if columns else np.empty((0, 0))
+    if not len(costs):
+        raise ValueError("no trial is usable, so there is no worst one to take as the reference point; name the point")
+    beyond = costs.max(axis=0) + _MARGIN * np.ptp(costs, axis=0)
+    return {name: float(sign * value) for (name, sign), value in zip(signs.items(), beyond, strict=True)}
+
+
+def hypervolume(
+    df: pd.DataFrame,
+    objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES,
+    *,
+    reference: Mapping[str, float],
+    attempts: pd.DataFrame | None = None,
+) -> Hypervolume:
+    """The hypervolume of the frame's usable trials, exact, with an interval from what their figures may be off.
+
+    As in `pareto_front`, a noisy trial counts with the worse ends of its intervals, so the value is its front's as well. The
+    interval is about the figures as measured, and made to reach down to the value.
+
+    Args:
+        df: trials as `load` returns them.
+        objectives: column → "max" or "min".
+        reference: a value for each objective; what is worse than it counts nothing. `reference_point` makes one.
+        attempts: what `load` returns with `all_attempts`.
+
+    Raises:
+        ValueError: as `pareto_front`, or an objective without a reference.
+    """
+    signs = signs_of(df, objectives)
+    if lacking := [name for name in signs if name not in reference]:
+        raise ValueError(f"the reference point has no {lacking[0]!r}; give a value for each objective")
+    trials = usable(df, *signs)
+    factors = np.array(list(signs.values()))
+    corner = factors * np.array([reference[name] for name in signs])
+    value = volume(assured_costs(trials, signs), corner)
+    draws = factors * drawn(trials, tuple(signs), attempts=attempts, count=_DRAWS)
+    volumes = [volume(costs, corner) for costs in draws]
+    low, high = np.quantile(volumes, [0.025, 0.975])
+    return Hypervolume(value, min(value, float(low)), float(high), dict(reference))
+
+
+def volume(costs: npt.NDArray[np.float64], corner: npt.NDArray[np.float64]) -> float:
+    """Volume of all that some row is better than and the corner worse; less is better in every column."""
+    return losses_hypervolume(map(tuple, costs.tolist()), tuple(corner.tolist()))

@@ -1,0 +1,1 @@
+"""What changed between two sweeps, and which changes fail a build."""

@@ -1,0 +1,265 @@
+"""What changed between two sweeps, setting by setting: figures with the certainty of their change, and news. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.choose.pareto import standing
+from analysis.choose.uncertainty import EXACT, USUAL, Z95, Noise, deviations, noise
+from analysis.formatting import number, text
+from analysis.load import SweepInfo
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Goal
+from compile_sweep.schema.record import Status
+
+FIGURES: Mapping[str, Goal] = MappingProxyType(
+    {
+        "samples_per_s": Goal.MAX,
+        "speedup_eager": Goal.MAX,
+        "compile_s": Goal.MIN,
+        "warm_start_s": Goal.MIN,
+        "peak_memory_bytes": Goal.MIN,
+    }
+)
+"""What is always compared, and which way it is better."""
+
+_SAME = ("workload", "size")
+"""What two sweeps must have in common for any comparison to mean something."""
+
+
+class Change(NamedTuple):
+    """How a figure of one setting changed."""
+
+    before: float
+    after: float
+    share: float | None
+    """After over before, less 1; None if it was 0."""
+    low: float | None
+    """Lower end of the share's 95 % interval; None where the share says nothing, see `is_ratio`."""
+    high: float | None
+    is_significant: bool
+    """Whether the interval leaves out 0; for figures without noise, whether there is any change."""
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the share says something: neither figure is 0, nor so small that it is mostly noise."""
+        return self.low is not None
+
+
+class Kind(StrEnum):
+    """What news is about."""
+
+    FAILURE = "failures"
+    BREAK = "breaks"
+    RECOMPILE = "recompiles"
+    FALLBACK = "fallbacks"
+    CUDAGRAPH_SKIP = "cudagraph-skips"
+    NUMERICS = "numerics"
+    MENDED = "mended"
+    OTHERWISE = "otherwise"
+    """Not usable in both sweeps, for another reason; or stopped before it was measured to the end, which is no failure."""
+
+
+class News(NamedTuple):
+    """Something other than a figure that is not as it was."""
+
+    kind: Kind
+    sentence: str
+
+
+class Pair(NamedTuple):
+    """One setting in both sweeps."""
+
+    label: str
+    before: pd.Series
+    after: pd.Series
+    changes: Mapping[str, Change]
+    """Of those of `FIGURES` that both have."""
+    news: Sequence[News]
+
+
+class Comparison(NamedTuple):
+    """Two sweeps side by side."""
+
+    pairs: Sequence[Pair]
+    noise: Mapping[str, Noise]
+    """Figure → its noise between runs, from what was repeated on either side; never from how the two differ."""
+    only_before: Sequence[str]
+    """Labels of settings without a record in the second sweep."""
+    only_after: Sequence[str]
+    unfinished: Sequence[str]
+    """Those of `only_before` that the second sweep planned."""
+    circumstances: Sequence[tuple[str, str, str]]
+    """What differs around the measurements: name, before, after."""
+
+
+def compare(
+    before: pd.DataFrame,
+    after: pd.DataFrame,
+    *,
+    sweeps: tuple[SweepInfo, SweepInfo] | None = None,
+    attempts: tuple[pd.DataFrame, pd.DataFrame] | None = None,
+) -> Comparison:
+    """The settings that both sweeps have records of, side by side.
+
+    Args:
+        before: trials as `load` returns them.
+        after: those of the other sweep.
+        sweeps: what the two `sweep.json` say.
+        attempts: every attempt of the one and of the other, and of repeats of either among its own, to see how settings scatter
+            between runs of the same code.
+
+    Raises:
+        ConfigError: the sweeps are of different workloads, or have no setting in common.
+    """
+    infos = sweeps or (SweepInfo(), SweepInfo())
+    refuse_other_work(*infos)
+    first, second = (_by_setting(df) for df in (before, after))
+    shared = [key for key in first if key in second]
+    if not shared:
+        raise ConfigError("the sweeps have no setting with as many workers in common, so there is nothing to compare")
+    every = (before, after) if attempts is None else attempts
+    between = {name: noise(every, name) for name in {**USUAL, **FIGURES}}
+    gone = [key for key in first if key not in second]
+    return Comparison(
+        pairs=[_pair(first[key], second[key], between) for key in shared],
+        noise=between,
+        only_before=[str(first[key]["settings_label"]) for key in gone],
+        only_after=[str(second[key]["settings_label"]) for key in second if key not in first],
+        unfinished=[str(first[key]["settings_label"]) for key in gone if key[0] in infos[1].planned],
+        circumstances=list(_circumstances(*infos)),
+    )
+
+
+def refuse_other_work(first: SweepInfo, second: SweepInfo) -> None:
+    """Refuses sweeps that do not measure the same.
+
+    Raises:
+        ConfigError: they are of different workloads or sizes.
+    """
+    for name in _SAME:
+        one, other = (str(info.config.get(name, "")) for info in (first, second))
+        if one != other and one and other:
+            raise ConfigError(f"the sweeps are not of the same {name} ({one} and {other}), so their figures do not compare")
+
+
+def change(before: pd.Series, after: pd.Series, name: str, between: Mapping[str, Noise]) -> Change | None:
+    """How the figure changed from one row to the other; None where one of them has none.
+
+    The interval is that of a ratio: each figure's own 95 % interval and the noise between runs, of both, as deviations of the
+    logarithm. Where one of them is 0, or mostly noise (`Noise.near_floor`), their difference counts instead.
+    """
+    first, second = number(before.get(name)), number(after.get(name))
+    if first is None or second is None:
+        return None
+    noise = between.get(name, EXACT)
+    share = None if first == 0 else second / first - 1
+    if min(first, second) <= 0 or min(first, second) < noise.near_floor:
+        both = math.hypot(noise.floor, noise.floor, noise.relative * first, noise.relative * second)
+        return Change(first, second, share, None, None, abs(second - first) > Z95 * both)
+    off = deviations(pd.DataFrame([before, after]).infer_objects(), name, noise)
+    half = Z95 * float(np.sqrt((off**2).sum()))
+    ratio = math.log(second) - math.log(first)
+    return Change(first, second, share, _share(ratio - half), _share(ratio + half), abs(ratio) > half)
+
+
+def mean_change(pairs: Sequence[Pair], name: str) -> float | None:
+    """Geometric mean of the figure's change over `ratios`, less 1; None without any."""
+    logarithms = [math.log(found.after) - math.log(found.before) for found in ratios(pairs, name)]
+    return _share(float(np.mean(logarithms))) if logarithms else None
+
+
+def ratios(pairs: Sequence[Pair], name: str) -> list[Change]:
+    """The figure's changes of the settings that are usable in both, and of which a ratio says something.
+
+    A compile time near zero is left out: by logarithms the noise of eager's, which compiles nothing, outweighs all others.
+    """
+    found = [pair.changes[name] for pair in pairs if name in pair.changes and is_usable(pair)]
+    return [one for one in found if one.is_ratio]
+
+
+def _share(logarithm: float) -> float:
+    """The change by which a ratio's logarithm grows; infinite beyond any float."""
+    with np.errstate(over="ignore"):
+        return float(np.expm1(logarithm))
+
+
+def is_usable(pair: Pair) -> bool:
+    """Whether the setting is ok in both sweeps."""
+    return bool(pair.before["status"] == Status.OK) and bool(pair.after["status"] == Status.OK)
+
+
+def _by_setting(df: pd.DataFrame) -> dict[tuple[str, int], pd.Series]:
+    return {(str(row["settings_key"]), int(row["num_workers"])): row for _, row in standing(df).iterrows()}
+
+
+def _pair(before: pd.Series, after: pd.Series, between: Mapping[str, Noise]) -> Pair:
+    changes = {name: found for name in FIGURES if (found := change(before, after, name, between)) is not None}
+    workers = int(after["num_workers"])
+    label = str(after["settings_label"]) + (f", {workers} workers" if workers > 1 else "")
+    return Pair(label, before, after, changes, list(_news(before, after)))
+
+
+def _news(before: pd.Series, after: pd.Series) -> Iterator[News]:
+    was_ok, is_ok = before["status"] == Status.OK, after["status"] == Status.OK
+    why = f"{after['status']}, {text(after['label']) or 'no label'}: {text(after['reason']) or 'no reason is recorded'}"
+    if was_ok and after["status"] == Status.STOPPED:
+        yield News(
+            Kind.OTHERWISE, f"stopped early ({text(after['label']) or 'no label'}): {text(after['reason']) or 'no reason'}"
+        )
+    elif was_ok and not is_ok:
+        yield News(Kind.FAILURE, f"not usable any more ({why})")
+    elif not was_ok and is_ok:
+        yield News(Kind.MENDED, f"usable now; it was {before['status']} ({text(before['label']) or 'no label'})")
+    elif not is_ok and text(before["label"]) != text(after["label"]):
+        yield News(Kind.OTHERWISE, f"fails otherwise: it was {text(before['label'])}, now {why}")
+    for kind, count, reasons, what in (
+        (Kind.BREAK, "graph_breaks", "graph_break_reasons", "graph breaks"),
+        (Kind.RECOMPILE, "recompiles", "recompile_reasons", "recompiles"),
+        (Kind.CUDAGRAPH_SKIP, "cudagraph_skips", "cudagraph_skip_reasons", "graphs without CUDA graphs"),
+    ):
+        first, second = number(before[count]), number(after[count])
+        if first is None or second is None or first == second:
+            continue
+        if (more := second > first) or is_ok:  # one that broke has met fewer, which is no merit
+            yield News(kind if more else Kind.MENDED, f"{second:.0f} {what}, before {first:.0f}{_new(before, after, reasons)}")
+    for name, what in (("fallbacks", "runs eagerly"), ("recompile_limit_hits", "reached the recompile limit")):
+        if fresh := _fresh(before[name], after[name]):
+            yield News(Kind.FALLBACK, f"{what}: {fresh[0]}")
+    old, new = text(before["numerics_status"]), text(after["numerics_status"])
+    if old is not None and new is not None and old != new:
+        yield News(Kind.MENDED if new == "ok" else Kind.NUMERICS, f"numerics: {new}, before {old}")
+
+
+def _new(before: pd.Series, after: pd.Series, name: str) -> str:
+    fresh = _fresh(before[name], after[name])
+    return f"; new: {fresh[0]}" + (f" and {len(fresh) - 1} more" if len(fresh) > 1 else "") if fresh else ""
+
+
+def _fresh(before: Sequence[Any] | None, after: Sequence[Any] | None) -> list[str]:
+    known = set(before or [])
+    return [str(one) for one in after or [] if one not in known]
+
+
+def _circumstances(before: SweepInfo, after: SweepInfo) -> Iterator[tuple[str, str, str]]:
+    """Facts of the environments, and of how was measured, that are not the same."""
+    for one, other in ((before.environment, after.environment), (_measuring(before), _measuring(after))):
+        for name in dict.fromkeys([*one, *other]):
+            first, second = one.get(name), other.get(name)
+            if first != second:
+                yield str(name), _said(first), _said(second)
+
+
+def _measuring(sweep: SweepInfo) -> dict[str, Any]:
+    return {name: sweep.config.get(name) for name in ("pipeline", "max_concurrent", "seed", "device", "caches")}
+
+
+def _said(fact: Any) -> str:
+    return "—" if fact is None else str(fact)

@@ -1,0 +1,141 @@
+"""What changed between two sweeps, as words and figures that are written: for the command, its page and its table.
+
+Two sweeps side by side as a table for a text, such as a comment on a change. Markdown; no text of a record is mark-up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from analysis.comparing.changes import FIGURES, Change, Comparison, Pair, is_usable, mean_change, ratios
+from analysis.comparing.rules import signed_percent
+from analysis.formatting import MISSING, cell, figure, gib, percent, text, times
+from compile_sweep.schema.objectives import Goal
+from compile_sweep.schema.record import Status
+
+TITLES = {
+    "samples_per_s": "samples/s",
+    "speedup_eager": "vs eager interleaved",
+    "compile_s": "compile s",
+    "warm_start_s": "warm start s",
+    "peak_memory_bytes": "peak memory",
+}
+"""What a figure of `FIGURES` is called."""
+
+_WRITERS = {"peak_memory_bytes": gib, "speedup_eager": times}
+_UNITS = {"compile_s": " s", "warm_start_s": " s"}
+"""Of differences that are told instead of ratios."""
+
+
+class Cell(NamedTuple):
+    """A figure of a setting in both sweeps, as the page shows it."""
+
+    before: str
+    after: str
+    change: str
+    between: str
+    """The change's 95 % interval."""
+    verdict: str
+    """better, worse or same, which is also what nothing can be said of."""
+    mark: tuple[float, float, float] | None
+    """The change and its interval's ends on the bar, 0 to 100 with 50 for none; None where it has none."""
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What changed, in words."""
+    said = []
+    for name, goal in FIGURES.items():
+        if not (usable := [pair for pair in comparison.pairs if name in pair.changes and is_usable(pair)]):
+            continue
+        better, worse = (_count(usable, name, goal, way) for way in ("better", "worse"))
+        mean = _mean(mean_change(comparison.pairs, name), len(ratios(comparison.pairs, name)), len(usable))
+        said.append(f"{TITLES[name]}: {mean}; beyond noise {better} better, {worse} worse.")
+    kinds = Counter(news.kind for pair in comparison.pairs for news in pair.news)
+    told = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+    said.append(f"Settings with other changes: {told}." if told else "Nothing beside figures changed.")
+    said.append(noise_sentence(comparison))
+    return said
+
+
+def noise_sentence(comparison: Comparison) -> str:
+    """By how much runs of one setting are taken to differ, and how that is known, of the figures that are compared."""
+    by_origin: dict[str, list[str]] = {}
+    for name in FIGURES:
+        if any(name in pair.changes for pair in comparison.pairs):
+            noise = comparison.noise[name]
+            size = f" {percent(noise.relative)}" if noise.relative or noise.repeats else ""
+            by_origin.setdefault(noise.origin, []).append(TITLES[name] + size)
+    told = "; ".join(f"{', '.join(names)} ({origin})" for origin, names in by_origin.items())
+    return f"Noise between runs of one setting: {told or 'no figure is in both'}."
+
+
+def _mean(mean: float | None, of: int, usable: int) -> str:
+    settings = "the one setting" if usable == 1 else f"the {usable} settings"
+    near_0 = f"{'is' if usable - of == 1 else 'are'} too near 0 for a ratio"
+    if mean is None:
+        return f"no mean, for {settings} usable in both {near_0}"
+    which = settings if of == usable else f"{of} of {settings}"
+    rest = "" if of == usable else f", for {usable - of} {near_0}"
+    return f"{signed_percent(mean)}, the geometric mean of {which} usable in both{rest}"
+
+
+def status_of(pair: Pair) -> str:
+    """What the setting was in both sweeps; empty if it was usable in both."""
+    words = [str(row["status"]) + (f" ({label})" if (label := text(row["label"])) else "") for row in (pair.before, pair.after)]
+    if words == [str(Status.OK)] * 2:
+        return ""
+    return f"{words[0]} in both" if words[0] == words[1] else f"{words[0]} in A, {words[1]} in B"
+
+
+def cell_of(name: str, pair: Pair) -> Cell:
+    """A figure's change as it is written; of a setting that is not usable in both sweeps, none is for the better or the worse."""
+    found = pair.changes[name]
+    write = _WRITERS.get(name, figure)
+    is_exact = found.low is None or found.low == found.high
+    between = "" if is_exact else f"{signed_percent(found.low)} to {signed_percent(found.high)}"
+    difference = f"{'−' if found.after < found.before else '+'}{write(abs(found.after - found.before))}{_UNITS.get(name, '')}"
+    change = "unchanged" if found.after == found.before else signed_percent(found.share) if found.is_ratio else difference
+    verdict = _verdict(FIGURES[name], found) if is_usable(pair) else "same"
+    return Cell(write(found.before), write(found.after), change, between, verdict, _mark(found))
+
+
+def _verdict(goal: Goal, found: Change) -> str:
+    if not found.is_significant:
+        return "same"
+    return "better" if (found.after > found.before) == (goal is Goal.MAX) else "worse"
+
+
+_BAR_SHARE = 0.25
+"""The change at which a bar ends; a longer one is cut off there."""
+
+
+def _mark(found: Change) -> tuple[float, float, float] | None:
+    if found.share is None or found.low is None or found.high is None or found.low == found.high:
+        return None
+    at, low, high = (50 + 50 * max(-1.0, min(1.0, share / _BAR_SHARE)) for share in (found.share, found.low, found.high))
+    return at, low, high
+
+
+def _count(pairs: Sequence[Pair], name: str, goal: Goal, way: str) -> int:
+    return sum(_verdict(goal, pair.changes[name]) == way for pair in pairs if name in pair.changes)
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """What changed in sentences, then a row for each setting that both sweeps have; changes beyond noise are bold."""
+    shown = [name for name in FIGURES if any(name in pair.changes for pair in comparison.pairs)]
+    lines = [["setting", *(TITLES[name] for name in shown), "what else changed"], ["---"] * (len(shown) + 2)]
+    for pair in comparison.pairs:
+        status = status_of(pair)
+        row = [cell(pair.label + (f" ({status})" if status else ""))]
+        for name in shown:
+            if name not in pair.changes:
+                row.append(MISSING)
+                continue
+            found = cell_of(name, pair)
+            change = found.change if found.verdict == "same" else f"**{found.change}, {found.verdict}**"
+            row.append(f"{found.before} → {found.after}: {change}" + (f" ({found.between})" if found.between else ""))
+        lines.append([*row, cell("; ".join(f"{news.kind}: {news.sentence}" for news in pair.news)) or MISSING])
+    said = [f"- {cell(sentence)}" for sentence in sentences(comparison)]
+    return "\n".join([*said, "", *(f"| {' | '.join(row)} |" for row in lines)]) + "\n"

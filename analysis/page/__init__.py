@@ -1,0 +1,1 @@
+"""The HTML report: its page, charts, table, verdict and server."""

@@ -1,0 +1,216 @@
+"""The charts of the report, in the order in which they stand on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import pandas as pd
+
+from analysis import figures as charts
+from analysis.formatting import number, percent
+from analysis.load import SweepInfo
+from compile_sweep.schema.record import WarmStart
+
+
+class Drawn(Protocol):
+    """What a figure of plotly's can do, as far as it matters here."""
+
+    def to_json(self) -> str: ...
+
+
+class Chart(NamedTuple):
+    """One chart of the page, with what stands around it."""
+
+    name: str
+    """Its section's id, and what its figure is called in the page's data."""
+    title: str
+    short_title: str
+    """For the page's contents."""
+    description: str
+    """For who cannot see it."""
+    note: str
+    figure: dict[str, Any]
+    filter: bool = False
+    """Whether the filter of trials acts on it."""
+    is_wide: bool = False
+    """Whether it scrolls sideways on a narrow screen instead of shrinking."""
+
+
+class Fronts(NamedTuple):
+    """The front over each pair of axes there are figures for."""
+
+    figures: dict[str, dict[str, Any]]
+    """`front PRICE GAIN` → the figure."""
+    prices: list[tuple[str, str]]
+    gains: list[tuple[str, str]]
+    """Name of an axis, and what the page calls it."""
+    has_points: bool
+    has_ties: bool
+    """Whether some cannot be told apart."""
+    num_left_out: int
+
+
+def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
+    """The front of the trials `load` returned, over each pair of axes; `attempts` are all of them, likewise."""
+    prices = charts.axes_with_figures(df, charts.PRICES)
+    gains = charts.axes_with_figures(df, charts.GAINS)
+    infos = {
+        (price, gain): charts.pareto_info(df, price=price, gain=gain, attempts=attempts) for price in prices for gain in gains
+    }
+    return Fronts(
+        figures={f"front {price} {gain}": as_json(charts.pareto_figure(info)) for (price, gain), info in infos.items()},
+        prices=[(name, charts.PRICES[name].choice) for name in prices],
+        gains=[(name, charts.GAINS[name].choice) for name in gains],
+        has_points=any(info.points for info in infos.values()),
+        has_ties=any(info.ties for info in infos.values()),
+        num_left_out=max(info.num_left_out for info in infos.values()),
+    )
+
+
+def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmStart], sweep: SweepInfo) -> list[Chart]:
+    """The charts under the front that have something to show.
+
+    Args:
+        df: trials as `load` returns them.
+        attempts: all attempts, likewise.
+        starts: warm starts of the sweep.
+        sweep: what `sweep.json` says.
+    """
+    found = [
+        _phases(df), _step_times(df), _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _parallel(df),
+        _effects(df, attempts), _regions(df, attempts), _shares(df), _timeline(attempts, starts), _caches(df),
+    ]  # fmt: skip
+    return [chart for chart in found if chart is not None]
+
+
+def as_json(figure: Drawn) -> dict[str, Any]:
+    """A figure as plotly's script takes it."""
+    drawn: dict[str, Any] = json.loads(figure.to_json())
+    return drawn
+
+
+def _phases(df: pd.DataFrame) -> Chart | None:
+    info = charts.compile_phases_info(df)
+    if not info.bars:
+        return None
+    return Chart(
+        "phases", "Where the compile time goes", "Compile time",
+        "Cold compile time of each usable setting by phase; the table has the seconds",
+        f"Usable settings, the quickest to compile on top; ★ is on the front.{_no_room(info.num_left_out)}",
+        as_json(charts.compile_phases_figure(info)),
+    )  # fmt: skip
+
+
+def _step_times(df: pd.DataFrame) -> Chart | None:
+    info = charts.step_times_info(df)
+    if not info.rows:
+        return None
+    return Chart(
+        "steps", "How step times are spread", "Step times", "Timed steps of each usable setting, with their quartiles",
+        "A point is a step; a box holds half of them, its whiskers nine in ten. Batches of different length take different "
+        f"times, so that a wide box is not yet noise: the interval in the hover is.{_no_room(info.num_left_out)}",
+        as_json(charts.step_times_figure(info)),
+    )  # fmt: skip
+
+
+def _memory(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
+    info = charts.memory_info(df, device_bytes)
+    if not info.bars:
+        return None
+    limit = " The dashed line is all the device has." if info.device_bytes else ""
+    return Chart(
+        "memory", "Memory", "Memory", "Peak memory of each usable setting; the table has the figures",
+        "Bars are the most that was allocated at a time; the allocator reserves more than it gives out."
+        f"{limit}{_no_room(info.num_left_out)}",
+        as_json(charts.memory_figure(info)),
+    )  # fmt: skip
+
+
+def _parallel(df: pd.DataFrame) -> Chart | None:
+    info = charts.parallel_info(df)
+    if len(info.axes) < 2 or len(info.lines) < 2:
+        return None
+    return Chart(
+        "parallel", "Choices and what they came to", "Choices", "Each usable setting as a line through its choices and figures",
+        "A line is a setting, its colour the scope as in the front; thick ones are on the front. A click on a choice, or the "
+        f"filter, dims the others, here and in the table.{_no_room(info.num_left_out)}",
+        as_json(charts.parallel_figure(info)), filter=True, is_wide=True,
+    )  # fmt: skip
+
+
+def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
+    info = charts.effects_info(df, attempts)
+    if not info.effects:
+        return None
+    return Chart(
+        "effects", "What one change is worth", "One change", "Change of throughput by changing one field",
+        "Each row compares settings that differ in this field only, the mean over all such pairs. The name also says what it "
+        "costs in cold compiling, of warm trials by their estimate; the hover, after how many steps that is paid "
+        f"back, and the interval, which the axis may cut off.{_no_room(info.num_left_out)}",
+        as_json(charts.effects_figure(info)),
+    )  # fmt: skip
+
+
+def _regions(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
+    info = charts.region_prices_info(df, attempts)
+    if not info.effects:
+        return None
+    return Chart(
+        "regions", "What each part of the model is worth", "Parts",
+        "Change of throughput by compiling one part of the model differently",
+        "From modular settings: a part, or the optimizer, compiled otherwise than the rest, against the seconds of cold "
+        f"compiling that it adds or saves.{_no_room(info.num_left_out)}",
+        as_json(charts.effects_figure(info)),
+    )  # fmt: skip
+
+
+def _shares(df: pd.DataFrame) -> Chart | None:
+    info = charts.shares_info(df)
+    if not info.fields:
+        return None
+    return Chart(
+        "shares", "Which choices matter", "What matters",
+        "Share of the differences in throughput and compile time that each field explains",
+        "By functional ANOVA of a random forest over all trials: what is missing to 100 % is how fields work together. It says "
+        f"which choices matter, not which way.{_no_room(info.num_left_out)}",
+        as_json(charts.shares_figure(info)),
+    )  # fmt: skip
+
+
+def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | None:
+    info = charts.timeline_info(attempts, starts)
+    if not info.spans:
+        return None
+    left_out = f" {info.num_left_out} earlier ones are left out." if info.num_left_out else ""
+    busy = f"There was a trial {percent(info.busy)} of the time, and it was warming up {percent(info.compiling)} of it"
+    count = len(info.lane_names)
+    if info.of_gpus:
+        lanes = f"{count} GPUs" if count > 1 else "One GPU"
+        whose = "Trials of which no GPU is recorded are where there was room."
+    else:
+        lanes = f"{count} lanes, one for each worker at work at a time" if count > 1 else "One lane: a worker at a time"
+        whose = "Records name no GPU, so lanes are handed out in order."
+    return Chart(
+        "timeline", "What the machine did when", "Time line", "Trials on a time line, by what they were busy with",
+        f"{lanes}. {busy}; what is empty was idle. {whose}{left_out}",
+        as_json(charts.timeline_figure(info)),
+    )  # fmt: skip
+
+
+def _caches(df: pd.DataFrame) -> Chart | None:
+    info = charts.cache_info(df)
+    if not info.rows:
+        return None
+    return Chart(
+        "caches", "What compile caches save", "Caches", "Cold compile time of each setting, and what a warm start takes instead",
+        "A cold start compiles all; a warm one, a fresh process with the setting's own artifacts, restores them and compiles the "
+        "rest. What both take besides is left out, importing and building the model and the warm-up's steps: the table's warm "
+        f"start holds that as well. The hover has hits and misses.{_no_room(info.num_left_out)}",
+        as_json(charts.cache_figure(info)),
+    )  # fmt: skip
+
+
+def _no_room(num_left_out: int) -> str:
+    return f" There is no room for {num_left_out} more." if num_left_out else ""

@@ -1,0 +1,245 @@
+"""The report as one HTML page that needs no network.
+
+What comes from a record is text wherever it stands: jinja2 escapes it in HTML, figures escape it against plotly's own
+mark-up, and the rest travels as compressed JSON, which the page's script writes as text. The page's content security policy
+runs no script but those it was written with.
+
+What a reader does next: the report links `best.py` and `compare.html` where they lie beside it, else says how to make them.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
+from analysis.best_script import BEST_FILE
+from analysis.choose.break_even import Job
+from analysis.choose.pareto import choice_of, summary
+from analysis.choose.uncertainty import uncertain_front
+from analysis.columns import COMPILE_PHASES
+from analysis.figures import break_even_data, break_even_figure, break_even_info, plotly_script
+from analysis.formatting import MISSING, gib, instant, text
+from analysis.load import SweepInfo, load, load_sweep
+from analysis.page.charts import as_json, fronts, page_charts
+from analysis.page.table import table, table_data, unusable
+from analysis.page.verdict import cautions, front_list, tiles, verdict
+from analysis.recommend import Recommendation, recommend, sentences
+from compile_sweep.schema import record
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import SWEEP_FILE
+
+RERUN_FILE, COMPARISON_FILE = "best.json", "compare.html"
+
+LINKED = {BEST_FILE: "text/plain", RERUN_FILE: "application/json", COMPARISON_FILE: "text/html"}
+"""Files of a sweep's folder that its page may link, and what they are."""
+
+
+class Best(NamedTuple):
+    """What `best.json` says of `best.py`. Text is as it stands there, not escaped."""
+
+    settings_label: str
+    sentence: str
+    """How it went when it was run again."""
+    is_offered: bool
+
+
+class Next(NamedTuple):
+    """What lies beside the report."""
+
+    best: Best | None
+    """None if nobody exported it yet."""
+    has_comparison: bool
+
+
+def what_next(folder: Path) -> Next:
+    """What the folder holds besides its records; a file that cannot be read counts as none."""
+    return Next(best=_best(folder), has_comparison=(folder / COMPARISON_FILE).is_file())
+
+
+def _best(folder: Path) -> Best | None:
+    try:
+        told = json.loads((folder / RERUN_FILE).read_text(encoding="utf-8"))
+        return Best(
+            settings_label=text(told["settings_label"]) or "",
+            sentence=text(told["sentence"]) or "",
+            is_offered=(folder / BEST_FILE).is_file(),
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+_SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "break_even.js", "page.js")
+_USUAL_STEPS = 100_000
+"""Length of the job that the verdict recommends a setting for."""
+
+
+def report_page(folder: Path, *, version: str = "") -> str:
+    """The report on the sweep in this folder.
+
+    Args:
+        folder: the sweep's folder.
+        version: what a server calls this state of it; the page then looks for a newer one. None without it.
+
+    Raises:
+        RecordsError: `sweep.json` or `trials.jsonl` is missing or not what this version writes.
+    """
+    df, attempts = load(folder), load(folder, all_attempts=True)
+    sweep = load_sweep(folder)
+    found = summary(df)
+    over = fronts(df, attempts)
+    charts = page_charts(df, attempts, record.read_warm_starts(folder), sweep)
+    headings, rows = table(df, usable_only=False)
+    uncertain = uncertain_front(df, attempts=attempts).trials
+    apart = unusable(folder, df)
+    jobs = break_even_info(df)
+    data = {
+        "figures": over.figures
+        | {chart.name: chart.figure for chart in charts}
+        | {"break-even": as_json(break_even_figure(jobs))},
+        "break_even": break_even_data(jobs) if jobs.settings else None,
+        "table": table_data(headings, rows, _command(sweep)),
+    }
+    recommended = _recommended(df, attempts)
+    named = found.best if recommended is None else choice_of(df, recommended.trial)
+    plotly, script, theme = plotly_script(), _script(), _asset("theme.js")
+    return _template().render(
+        version=version,
+        title=sweep.what or "sweep",
+        where=_where(sweep),
+        said=_said([] if recommended is None else sentences(recommended), verdict(df, found)),
+        has_jobs=bool(jobs.settings),
+        has_baseline=jobs.baseline is not None,
+        has_warm=bool(jobs.settings) and break_even_data(jobs)["has_warm"],
+        num_workers=max((setting.num_workers for setting in jobs.settings), default=1),
+        samples_per_step=jobs.samples_per_step,
+        tiles=tiles(named, uncertain),
+        cautions=cautions(df, sweep),
+        counts={str(status): count for status, count in found.counts.items()},
+        prices=over.prices,
+        gains=over.gains,
+        has_points=over.has_points,
+        has_ties=over.has_ties,
+        num_left_out=over.num_left_out,
+        front=front_list(df, found, uncertain),
+        next=what_next(folder),
+        usual_steps=_USUAL_STEPS,
+        charts=charts,
+        rows=rows,
+        unusable=apart,
+        contents=_contents([(chart.name, chart.short_title) for chart in charts], has_jobs=bool(jobs.settings)),
+        all_phases=COMPILE_PHASES.values(),
+        environment=_facts(sweep.environment),
+        config=_facts(sweep.config),
+        started_at=instant(sweep.started_at) or MISSING,
+        environment_key=sweep.environment_key or MISSING,
+        csp=_policy(theme, plotly, script, live=bool(version)),
+        css=Markup(_asset("report.css")),
+        theme=Markup(theme),
+        script=Markup(script),
+        plotly=_packed_plotly(),
+        data=packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
+    )
+
+
+def packed(words: str) -> str:
+    """The text compressed, as letters that are no mark-up."""
+    return base64.b64encode(gzip.compress(words.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
+
+
+def _said(recommended: list[str], found: list[str]) -> list[str]:
+    """The verdict's paragraphs: the recommendation and what it saves, then what the sweep found; the first stands out."""
+    if not recommended:
+        return [found[0], *filter(None, [" ".join(found[1:])])]
+    return [recommended[0], " ".join(recommended[1:]), " ".join(found)]
+
+
+def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> Recommendation | None:
+    """The setting for a job of usual length; None where no trial says how long a job would take."""
+    try:
+        return recommend(df, Job(steps=_USUAL_STEPS), attempts=attempts)
+    except ConfigError:
+        return None
+
+
+def _contents(charts: list[tuple[str, str]], *, has_jobs: bool) -> list[tuple[str, str]]:
+    return [
+        ("verdict", "Verdict"),
+        ("front", "Front"),
+        *([("break-even", "Break-even")] if has_jobs else []),
+        *charts,
+        ("table", "Table"),
+        ("failures", "Not to use"),
+        ("where", "Environment"),
+        ("meaning", "Method"),
+    ]
+
+
+def _where(sweep: SweepInfo) -> str:
+    """The machine in a few words, as far as `sweep.json` knows it."""
+    gpu, torch = sweep.environment.get("gpu") or sweep.environment.get("cpu"), sweep.environment.get("torch")
+    return " · ".join(filter(None, [str(gpu) if gpu else "", f"torch {torch}" if torch else ""])) or "machine not known"
+
+
+def _command(sweep: SweepInfo) -> str:
+    """The command that measures a setting as this sweep did, up to `--settings`."""
+    words = ["python", "-m", "orchestrator.sweep"]
+    for option, name in (("--workload", "workload"), ("--size", "size"), ("--device", "device")):
+        if isinstance(value := sweep.config.get(name), str) and value:
+            words += [option, value]
+    return shlex.join(words)
+
+
+def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A mapping as text; of lists and objects, which the page shows elsewhere, how many there are."""
+    return [(str(name), _fact(str(name), value)) for name, value in values.items()]
+
+
+def _fact(name: str, value: Any) -> str:
+    if value is None:
+        return MISSING
+    if name.endswith("_bytes") and isinstance(value, int):
+        return gib(value)
+    if isinstance(value, list | dict):
+        return f"{len(value)} in {SWEEP_FILE}" if value else "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _policy(*scripts: str, live: bool) -> str:
+    """A content security policy under which these inline scripts run, and nothing else is run or loaded."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    own = " connect-src 'self';" if live else ""
+    return f"default-src 'none'; script-src {allowed};{own} style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis.page"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html")
+
+
+def _script() -> str:
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+@cache
+def _packed_plotly() -> str:
+    return packed(plotly_script())
+
+
+def _asset(name: str) -> str:
+    return (files("analysis.page") / "templates" / name).read_text(encoding="utf-8")

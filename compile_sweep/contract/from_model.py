@@ -1,0 +1,400 @@
+"""A workload from a model, a function that makes batches, and one that computes the loss: for whoever has a training script.
+
+What the `Workload` contract asks beyond these is found out (`finding.py`) and can be told instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from inspect import Parameter, signature
+from numbers import Integral
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.inspect_model import Changes, changes, changing_arguments, is_plain, repeated_blocks
+from compile_sweep.contract.seeding import seeded
+from compile_sweep.harness.source import optimizer_options
+from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
+from compile_sweep.schema.settings import OptimizerKind
+from compile_sweep.schema.shapes import ShapePolicy
+
+ModelFn = Callable[[], nn.Module]
+BatchFn = Callable[[int], Mapping[str, Tensor]]
+LossFn = Callable[[nn.Module, dict[str, Any]], Any]
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer over parameters, as the classes of `torch.optim` do; what takes `foreach=` or `fused=` is given it."""
+
+MODEL = "model"
+"""Name of the user's model inside the module that is measured."""
+
+IGNORED = -100
+"""What whole numbers called labels or targets are padded with: no loss, for torch's and for Hugging Face's functions."""
+
+_LABELS = ("label", "labels", "target", "targets")
+
+
+class ModelAndLoss(nn.Module):
+    """The user's model, and what is computed of it.
+
+    Args:
+        model: the user's.
+        loss_fn: given the model and a batch, calls the model and returns the loss, or of inference its outputs.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+        found = getattr(type(model), "loss_function", None)
+        if loss_fn is own_loss and isinstance(found, property) and found.fset:
+            # transformers looks its loss up in each forward, and logs where the name says nothing, which breaks a graph.
+            found.fset(model, model.loss_function)
+
+    def forward(self, **batch: Tensor) -> Any:
+        """The loss, or of inference the outputs."""
+        found = self.loss_fn(self.model, batch)
+        if self.training and not isinstance(found, Tensor):
+            raise WorkloadError(f"the loss function returned {type(found).__name__}; return the loss alone, a tensor")
+        return found
+
+
+def own_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """The loss that a model of Hugging Face's computes when its batch holds labels."""
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+def outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
+    """What the model returns."""
+    return model(**batch)
+
+
+def WorkloadFromModel(
+    model_fn: ModelFn,
+    batch_fn: BatchFn,
+    loss_fn: LossFn | None = None,
+    *,
+    trains: bool = True,
+    num_batches: int = 20,
+    max_length: int | None = None,
+    min_length: int | None = None,
+    regions: Sequence[str] | None = None,
+    parts: Sequence[str] | None = None,
+    dynamic: Mapping[str, Sequence[int]] | None = None,
+    pad_with: Mapping[str, float] | None = None,
+    optimizer_fn: MakeOptimizer | None = None,
+    autocast: torch.dtype | None = torch.bfloat16,
+) -> type[ModelWorkload]:
+    """The class of a workload; give it a name in your module, and `--workload my_module:THAT_NAME` finds it.
+
+    Args:
+        model_fn: makes the model. Called with the random seed set, so equal seeds give equal weights.
+        batch_fn: makes the batch of a number, on the CPU and not padded beyond its own longest row: tensors by name.
+            Called with the random seed set, so that it may draw.
+        loss_fn: given the model and a batch, calls the model and returns the scalar loss; of inference, the outputs. By default
+            `model(**batch).loss`, as Hugging Face's models have it; of inference, `model(**batch)`.
+        trains: False for inference only.
+        num_batches: that a steady-state pass goes through.
+        max_length: the longest batch there can be; by default the longest of these.
+        min_length: what shorter batches are padded to; by default the shortest of these.
+        regions: dotted names of the model's repeated blocks; by default the members of each ModuleList of one class.
+        parts: dotted names of the modules that scope=modular compiles apart; by default the model and nothing of the loss.
+        dynamic: for each tensor of a batch the dimensions that are its length; by default those that change together.
+        pad_with: by name, what tensors are padded with; by default -100 for labels and targets that are whole numbers, else 0.
+        optimizer_fn: such as `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with 1e-4. It is given `foreach=True`, or
+            `fused=True` where settings say so, if it takes them; a `foreach` or `fused` of its own stays under all others.
+        autocast: its dtype on a GPU; None for none.
+    """
+    values: dict[str, Any] = {
+        "model_fn": staticmethod(model_fn),
+        "batch_fn": staticmethod(batch_fn),
+        "loss_fn": staticmethod(loss_fn or (own_loss if trains else outputs)),
+        "trains": trains,
+        "pool_batches": num_batches,
+        "told_length": max_length,
+        "told_shortest": min_length,
+        "told_regions": regions,
+        "told_parts": parts,
+        "told_dynamic": dynamic,
+        "pad_with": dict(pad_with or {}),
+        "optimizer_fn": staticmethod(optimizer_fn or partial(torch.optim.Adam, lr=1e-4)),
+        "autocast": autocast,
+        "__doc__": model_fn.__doc__,
+        "__module__": getattr(model_fn, "__module__", __name__),
+    }
+    name = getattr(model_fn, "__name__", "")
+    return cast(type[ModelWorkload], ABCMeta(name if name.isidentifier() else "ModelWorkload", (ModelWorkload,), values))
+
+
+class ModelWorkload(Workload):
+    """What `WorkloadFromModel` makes a class of."""
+
+    sizes = ("only",)
+    model_fn: ClassVar[ModelFn]
+    batch_fn: ClassVar[BatchFn]
+    loss_fn: ClassVar[LossFn]
+    optimizer_fn: ClassVar[MakeOptimizer]
+    told_length: ClassVar[int | None]
+    told_shortest: ClassVar[int | None]
+    told_regions: ClassVar[Sequence[str] | None]
+    told_parts: ClassVar[Sequence[str] | None]
+    told_dynamic: ClassVar[Mapping[str, Sequence[int]] | None]
+    pad_with: ClassVar[Mapping[str, float]]
+    autocast: ClassVar[torch.dtype | None]
+
+    def __init__(self, size: str = "only", seed: int = 0) -> None:
+        super().__init__(size, seed)
+        _check_told(type(self))
+        self._made: nn.Module | None = None
+        self._handed_out: ref[nn.Module] | None = None
+        self._batches: dict[int, list[dict[str, Tensor]]] = {}
+        self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
+        self._changes: Changes = changes(self._raw(0), self.told_dynamic)
+        for name in sorted(self.pad_with.keys() - self._raw(0)[0].keys()):
+            raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(self._raw(0)[0])}")
+        self.batch_size = self._changes.samples
+        self.max_length = self.told_length or max(self._changes.lengths)
+        self.min_length = self.told_shortest or min(self.max_length, *self._changes.lengths)
+        if self.min_length > self.max_length:
+            raise WorkloadError(f"min_length={self.min_length} is above the longest batch's {self.max_length}; use less")
+
+    def build_model(self) -> nn.Module:
+        if self._made is not None:
+            return deepcopy(self._made)
+        with seeded(self.seed), _failing_as("the model function failed"):
+            made = type(self).model_fn()
+        if not isinstance(made, nn.Module):
+            raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
+        built = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
+        for name, module in built.named_modules():
+            if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+                raise WorkloadError(f"{name} is compiled already; return the plain model, the sweep compiles it")
+        copied = _copied(built)
+        if copied is None:
+            if self._handed_out is not None and self._handed_out() is made:
+                raise WorkloadError("the model function returned the same model twice; make a new one in each call")
+            self._handed_out = ref(made)
+            return built
+        self._made = built
+        return copied
+
+    def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        if policy.batches([1, 2, 1, 2], 1) != [[0], [1], [2], [3]]:
+            raise WorkloadError("the batch function makes whole batches, whose rows cannot be grouped; leave group_window out")
+        found = []
+        for number, raw in enumerate(self._raw(rank)):
+            length = self._length(raw)
+            if length > self.max_length:
+                where = f"batch {number} of worker {rank} has length {length}, above {self.max_length}"
+                raise WorkloadError(f"{where}, the longest of worker 0's; tell WorkloadFromModel max_length={length} or more")
+            found.append(self._batch(raw, policy.padded(max(length, self.min_length)), device))
+        return found
+
+    def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
+        return self._batch(self._raw(rank)[0], length, device)
+
+    def regions(self, model: nn.Module) -> Sequence[str]:
+        inner = model.get_submodule(MODEL)
+        names = repeated_blocks(inner) if self.told_regions is None else self.told_regions
+        return _inside(inner, names, "regions")
+
+    def parts(self) -> Sequence[str]:
+        if self.told_parts is None:
+            return [MODEL]
+        return _inside(self.build_model().get_submodule(MODEL), self.told_parts, "parts")
+
+    def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
+        if module == "":
+            return self._changes.length
+        if not self._changes.length:
+            return {}
+        if module not in self._dims:
+            model = self.build_model()
+            names = list(dict.fromkeys([module, *self.regions(model), *self.parts()]))
+            short, long = (self._padded(self._raw(0)[0], length) for length in self._two_lengths())
+            self._dims = {**self._dims, **changing_arguments(model, names, short, long)}
+        return self._dims[module]
+
+    def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
+        return self.autocast if device.type == "cuda" else None
+
+    def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
+        if not self.trains:
+            return None
+        make = type(self).optimizer_fn
+        made = make(model.parameters(), **_options_for(make, kind))
+        if any(one.name == "closure" and one.default is Parameter.empty for one in signature(made.step).parameters.values()):
+            raise WorkloadError(f"optimizer_fn: {_name_of(make)} wants a closure at each step; give one that steps without")
+        return made
+
+    def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
+        """A batch of one's own loader, padded as the sweep padded such batches.
+
+        Args:
+            batch: tensors by name, no longer than its longest row.
+            padded_length: of the exported settings.
+
+        Raises:
+            WorkloadError: the batch is longer than any that the sweep knew of.
+        """
+        length = self._length(batch)
+        try:
+            wanted = padded_length(max(length, self.min_length)) if length <= self.max_length else 0
+        except (ValueError, StopIteration):  # data has grown since the sweep
+            wanted = 0
+        if wanted < length:
+            raise WorkloadError(
+                f"this batch has length {length}, above the longest that the settings were measured with; "
+                f"tell WorkloadFromModel max_length={length} or more, and sweep again"
+            )
+        return self._padded(batch, wanted)
+
+    @property
+    def found(self) -> Changes:
+        """How the batches change."""
+        return self._changes
+
+    def _two_lengths(self) -> tuple[int, int]:
+        """Two that differ from each other and from the number of samples, which would pass for a length."""
+        able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
+        near = next((length for length in sorted(self._changes.lengths) if length in able and length != able[0]), able[-1])
+        return near, able[0]
+
+    def _raw(self, rank: int) -> list[dict[str, Tensor]]:
+        """The worker's batches as the user's function makes them."""
+        if rank not in self._batches:
+            with seeded((self.seed << 16) + rank):
+                self._batches[rank] = [self._made_batch(number) for number in range(self.pool_batches)]
+        return self._batches[rank]
+
+    def _made_batch(self, number: int) -> dict[str, Tensor]:
+        with _failing_as(f"the batch function failed on batch {number}"):
+            batch = type(self).batch_fn(number)
+        return _tensors(batch)
+
+    def _length(self, raw: Mapping[str, Tensor]) -> int:
+        return max((raw[name].size(dim) for name, dims in self._changes.length.items() for dim in dims), default=1)
+
+    def _batch(self, raw: Mapping[str, Tensor], length: int, device: torch.device) -> Batch:
+        inputs = {name: tensor.to(device) for name, tensor in self._padded(raw, length).items()}
+        tokens = self.batch_size * min(length, self._length(raw))
+        mask = raw.get("attention_mask")
+        if mask is not None and mask.dim() == 2:
+            tokens = int(mask[:, :length].sum())
+        return Batch(inputs=inputs, length=length, samples=self.batch_size, tokens=tokens)
+
+    def _padded(self, raw: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
+        padded = dict(raw)
+        for name, tensor in raw.items():
+            wanted = dict(self._changes.others.get(name, {}))
+            wanted.update(dict.fromkeys(self._changes.length.get(name, ()), length))
+            sizes = tuple(wanted.get(dim, size) for dim, size in enumerate(tensor.shape))
+            if sizes != tuple(tensor.shape):
+                kept = tuple(slice(0, min(size, there)) for size, there in zip(sizes, tensor.shape, strict=True))
+                padded[name] = tensor.new_full(sizes, self._padding(name, tensor))
+                padded[name][kept] = tensor[kept]
+        # Labels that are the very tensor of the ids, in some batches and not in padded ones, would compile again.
+        seen: set[int] = set()
+        for name, tensor in padded.items():
+            if id(tensor) in seen:
+                padded[name] = tensor.clone()
+            seen.add(id(tensor))
+        return padded
+
+    def _padding(self, name: str, tensor: Tensor) -> float:
+        is_label = name.lower() in _LABELS and tensor.dtype in (torch.int32, torch.int64)
+        return self.pad_with.get(name, IGNORED if is_label else 0)
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """A copy; None where there can be none, or it would share what is attached: a closure's weights, say."""
+    try:
+        return deepcopy(model) if is_plain(model) else None
+    except Exception:  # what stands in the way of a copy, a lock for one, may raise anything
+        return None
+
+
+@contextmanager
+def _failing_as(what: str) -> Iterator[None]:
+    """Makes whatever a user's function raises a sentence; the traceback stays with it as its cause."""
+    try:
+        yield
+    except (CompileSweepError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _check_told(workload: type[ModelWorkload]) -> None:
+    """Refuses arguments of `WorkloadFromModel` that are none.
+
+    Not when it is called: one wrong workload of a module would hide the others.
+    """
+    numbers = {"num_batches": workload.pool_batches, "max_length": workload.told_length, "min_length": workload.told_shortest}
+    for name, number in numbers.items():
+        if number is not None and not (isinstance(number, Integral) and not isinstance(number, bool) and number >= 1):
+            raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is no whole number of 1 or more")
+    dynamic = workload.told_dynamic
+    if dynamic is not None and not (isinstance(dynamic, Mapping) and all(map(_are_dimensions, dynamic.values()))):
+        raise WorkloadError(
+            f"dynamic={dynamic!r} of WorkloadFromModel does not give tensors their dimensions; write dynamic={{'ids': (1,)}}"
+        )
+
+
+def _are_dimensions(dims: Any) -> bool:
+    return isinstance(dims, Sequence) and all(isinstance(dim, Integral) for dim in dims)
+
+
+def _options_for(make: MakeOptimizer, kind: OptimizerKind) -> dict[str, bool]:
+    """What of a kind's options the optimizer takes and leaves open.
+
+    Raises:
+        SettingsError: it should be fused and cannot be.
+    """
+    try:
+        taken = signature(make).parameters
+    except (TypeError, ValueError):  # what is written in C may have none
+        taken = MappingProxyType({})
+    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in taken.values())
+    preset = {name: taken[name].default for name in ("foreach", "fused") if name in taken}
+    wanted = optimizer_options(kind)
+    if "fused" in wanted:
+        if "fused" not in preset and not takes_any:
+            raise SettingsError(f"optimizer=fused: {_name_of(make)} takes no fused=; leave optimizer=fused out")
+        return {**wanted, "foreach": False} if preset.get("foreach") is True else wanted
+    is_open = all(default is None for default in preset.values())
+    return wanted if is_open and (takes_any or "foreach" in preset) else {}
+
+
+def _name_of(make: Any) -> str:
+    """Of the class or function, also where `partial` wraps it."""
+    while isinstance(make, partial):
+        make = make.func
+    return getattr(make, "__name__", type(make).__name__)
+
+
+def _tensors(batch: Any) -> dict[str, Tensor]:
+    if not isinstance(batch, Mapping):
+        raise WorkloadError(f"the batch function returned {type(batch).__name__}; return a dictionary of tensors by name")
+    for name, value in batch.items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise WorkloadError(f"the batch function returned {name!r} as {kind}, which is no tensor; return tensors by name")
+    return dict(batch)
+
+
+def _inside(model: nn.Module, names: Sequence[str], what: str) -> list[str]:
+    known = {name for name, _ in model.named_modules()}
+    for name in names:
+        if name not in known:
+            raise WorkloadError(f"{what}: the model has no module {name!r}; names are those of model.named_modules()")
+    return [f"{MODEL}.{name}" for name in names]

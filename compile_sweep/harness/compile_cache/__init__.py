@@ -1,0 +1,1 @@
+"""torch's compile caches: their folders and bundles, what is in them, and how they move to another process."""

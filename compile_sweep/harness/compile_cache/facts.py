@@ -1,0 +1,113 @@
+"""What of torch's state makes compile-cache artifacts invalid or wrong in another process.
+
+torch's own keys hold most of it. Not all: AOTAutograd's, for one, ignore which back-ends of scaled dot-product attention are
+switched on, so that a process that forbids one would be handed a graph that calls it; and a graph compiled for a CPU has its
+number of threads in its code. What torch's keys hold too is here all the same, because a reader of two environments that do
+not share wants its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+
+from compile_sweep.harness.precision import convolutions_take_tf32, matmul_precision, newer_precisions
+
+_CONFIGS: tuple[tuple[str, Any], ...] = (
+    ("inductor", inductor_config), ("dynamo", dynamo_config), ("functorch", functorch_config),
+)  # fmt: skip
+_OF_NO_MATTER = re.compile(
+    r".*(cache_dir|compile_threads|worker_start_method|_pool|remote_cache|debug_dir|base_dir|cutlass_dir|verbose|trace\.)"
+    r"|trace.*|(.*_)?log(s|ging|path|_.*)?|.*_logs?_.*|.*caching_precompile|.*job_id|fx_graph_cache|force_disable_caches",
+    re.IGNORECASE,
+)
+"""Settings of where and how loudly a process compiles, not of what."""
+_ENVIRONMENT = re.compile(r"TORCHINDUCTOR_.*|TORCHDYNAMO_.*|TORCH_COMPILE.*|TRITON_.*|PYTORCH_.*|CUBLAS_.*|NVIDIA_TF32_OVERRIDE")
+_ENVIRONMENT_OF_NO_MATTER = re.compile(
+    r".*(_DIR|_THREADS|_POOL|_PID|_PATH|_LOGS|_LOG|_VERBOSE|REMOTE_CACHE|REDIS_URL|ALLOC_CONF|DISABLE_CACHES|START|JOB_ID)"
+    r"|TORCH_COMPILE_DEBUG|TORCHINDUCTOR_WRITE.*|TRITON_HOME"
+)
+
+
+def configuration() -> dict[str, str]:
+    """Each such component by name. What hosts differ in (versions, GPU, CPU) is not here, apart from what torch brings itself.
+
+    Compile settings change some of it for their own trial only; what they change so is in torch's keys.
+    """
+    return dict(sorted(_components()))
+
+
+def _components() -> Iterator[tuple[str, str]]:
+    for prefix, config in _CONFIGS:
+        yield from _changed(prefix, config)
+    for name, value in os.environ.items():
+        if _ENVIRONMENT.fullmatch(name) and not _ENVIRONMENT_OF_NO_MATTER.fullmatch(name):
+            yield f"environment.{name}", value
+    yield "torch_build", f"{torch.version.git_version} cuda={torch.version.cuda} hip={torch.version.hip}"
+    yield "float32_matmul_precision", matmul_precision()
+    if newer := newer_precisions():
+        yield "float32_precision", " ".join(f"{name}={value}" for name, value in newer.items())
+    yield "default_dtype", str(torch.get_default_dtype())
+    yield (
+        "deterministic",
+        _flags(
+            algorithms=torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            fill=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        ),
+    )
+    if torch.version.cuda is None:
+        yield "cpu_threads", str(torch.get_num_threads())
+        return
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    yield "attention_backends", _flags(
+        flash=cuda.flash_sdp_enabled(), efficient=cuda.mem_efficient_sdp_enabled(), math=cuda.math_sdp_enabled(),
+        cudnn=cuda.cudnn_sdp_enabled(),
+    )  # fmt: skip
+    yield (
+        "cudnn",
+        _flags(
+            enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, tf32=convolutions_take_tf32()
+        ),
+    )
+    yield (
+        "reduced_precision_reductions",
+        _flags(
+            fp16=bool(cuda.matmul.allow_fp16_reduced_precision_reduction),
+            bf16=bool(cuda.matmul.allow_bf16_reduced_precision_reduction),
+        ),
+    )
+    yield "ptxas", _assembler()
+
+
+def _changed(prefix: str, config: Any) -> Iterator[tuple[str, str]]:
+    """Settings of one of torch's configuration modules that are not at their default."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # reading a deprecated setting warns
+        for name, value in config.save_config_portable().items():
+            if _OF_NO_MATTER.fullmatch(name) or config._is_default(name):
+                continue
+            if value != config._config[name].default:  # one that was changed and put back counts for torch as changed
+                yield f"{prefix}.{name}", re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _flags(**switches: bool) -> str:
+    return " ".join(f"{name}={'on' if on else 'off'}" for name, on in switches.items())
+
+
+def _assembler() -> str:
+    """Version of the assembler that Triton uses in this process; it may be Triton's own or, by the environment, another."""
+    try:
+        from triton import knobs
+
+        return str(knobs.nvidia.ptxas.version)
+    except Exception as missing:  # no Triton, one without a CUDA back-end, or an assembler that does not run
+        return f"none ({type(missing).__name__})"

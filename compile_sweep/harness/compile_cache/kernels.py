@@ -1,0 +1,117 @@
+"""Tuning of Triton kernels at their first call: who was tuned here, at what cost, and whom a restored configuration spared it.
+
+A kernel that came with a restored graph remembers the path it was written to where it was made, and looks for its best
+configuration beside that; so does torch when it saves one. Both are led to this process's own folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch._inductor.runtime.autotune_cache import AutotuneCache
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+from compile_sweep.harness.compile_cache.folders import ArtifactKind
+
+
+class Tally(Protocol):
+    """Who wants to know, by kind and key of the kernel's configuration."""
+
+    def spared(self, name: tuple[str, str]) -> None:
+        """A kernel is ready, and needs no tuning."""
+
+    def tuned(self, name: tuple[str, str], seconds: float) -> None:
+        """A kernel was tuned; may come twice for one kernel, with the seconds of each part."""
+
+    def chosen(self, best: tuple[str, str], configurations: Sequence[tuple[str, str]]) -> None:
+        """Of what was compiled for a kernel, one configuration was found best. Who is given it compiles none of the others."""
+
+
+def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """Functions of torch's to be followed: class, name, and what to call in place of it, given the original first."""
+
+    def tune(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        with _timing() as seconds:
+            result = original(kernel, *args, **kwargs)
+        if name := _name(kernel):
+            tally.tuned(name, seconds())
+        return result
+
+    def choose(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        configurations = compiled(kernel)
+        result = tune(original, kernel, *args, **kwargs)
+        if best := next((each.cache_hash for each in kernel.launchers if getattr(each, "cache_hash", None)), None):
+            tally.chosen((ArtifactKind.TRITON, best), configurations)
+        return result
+
+    def make_ready(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(kernel, *args, **kwargs)
+        if len(kernel.launchers) == 1 and (name := _name(kernel)):
+            tally.spared(name)
+        return result
+
+    def find(original: Callable[..., Any], inductor_meta: dict[str, Any], filename: str, *args: Any, **kwargs: Any) -> Any:
+        return original(inductor_meta, _here(filename), *args, **kwargs)
+
+    def save(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if cache.local_cache:
+            cache.local_cache = (cache.local_cache[0], _here(cache.local_cache[1]))
+        return original(cache, *args, **kwargs)
+
+    yield AutotuneCache, "create", find
+    yield AutotuneCache, "save", save
+    yield CachingAutotuner, "precompile", make_ready
+    yield CachingAutotuner, "autotune_to_one_config", choose
+    yield CachingAutotuner, "coordinate_descent_tuning", tune
+
+
+def settle(kernel: Any) -> bool:
+    """Leaves a restored kernel its best configuration alone, if this process's folder has it; True if that changed the kernel."""
+
+    def compile_anew() -> Any:
+        raise LookupError("the best configuration is none of those that were compiled")
+
+    several, filename = len(kernel.compile_results), kernel.filename
+    if several < 2 or filename is None:
+        return False
+    kernel.filename = _here(filename)
+    try:
+        kernel.recheck_autotune_cache(reload_kernel_from_src=compile_anew)
+    except LookupError:
+        return False
+    finally:
+        kernel.filename = filename
+    return len(kernel.compile_results) < several
+
+
+def compiled(kernel: Any) -> list[tuple[str, str]]:
+    """Kind and key of what Triton compiled for a kernel, one for each of its configurations that is still in question."""
+    hashes = (getattr(result.kernel, "hash", None) for result in getattr(kernel, "compile_results", ()))
+    return [(ArtifactKind.TRITON, triton_hash_to_path_key(each)) for each in hashes if each]
+
+
+def _here(path: str) -> str:
+    return str(Path(cache_dir(), *Path(path).parts[-2:]))
+
+
+def _name(kernel: Any) -> tuple[str, str] | None:
+    """Kind and key of a kernel's best configuration; None for a kernel that has none of its own."""
+    try:
+        cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "") if kernel.filename else None
+    except Exception:  # whatever it is about this kernel, its launch must not fail of being watched
+        return None
+    if cache is None or cache.local_cache is None:
+        return None
+    return ArtifactKind.AUTOTUNE, "/".join(Path(cache.local_cache[1]).parts[-2:])
+
+
+@contextmanager
+def _timing() -> Iterator[Callable[[], float]]:
+    begun = time.perf_counter()
+    yield lambda: time.perf_counter() - begun

@@ -1,0 +1,397 @@
+"""Hits and misses of a process's compile caches, and the compile seconds that hits saved.
+
+Background: torch counts hits, but a count says little: a hit on forward and backward of a graph includes two on Inductor's
+graphs, and one that took a minute to make counts like one of a millisecond. So lookups are followed where they happen. torch
+notes in an entry what it took, and three corrections make of that what a cold process would spend:
+
+- AOTAutograd's time contains Inductor's of the forward, and of the backward only where that is compiled at once.
+- An entry made in a process that hit something on the way (Inductor's graph, max-autotune's timings) took less than it would
+  have; what was saved then is added.
+- A hit takes time itself (lookup, loading libraries, on a CPU also finding out about its instructions); that is taken off.
+
+A graph that itself missed may find Triton kernels ready that other settings compiled. Compilers work in processes of their own
+and side by side, so what counts is the time that was waited for them: each kernel costs its part of that, and saves it. Where
+several configurations of one were compiled, the best bears the cost of all, since with it goes the word that it is the best.
+
+So a warm compile time plus `saved_s` is about the cold one. Not seen are C++ libraries that a graph which itself missed finds
+ready. Such a graph is recorded cheaper than it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+from torch._dynamo.package import CompilePackage, DiskDynamoCache, DynamoStore
+from torch._dynamo.utils import compilation_time_metrics
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._guards import CompileContext, CompileId
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import FxGraphCache, PersistentCache
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+from compile_sweep.harness.compile_cache import bundles
+from compile_sweep.harness.compile_cache import kernels as cache_kernels
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.harness.compile_cache.folders import ArtifactKind, choice_key
+from compile_sweep.harness.precision import matmul_precision
+
+Name = tuple[str, str]
+"""Kind and key of an artifact."""
+Original = Callable[..., Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class CacheUse:
+    """Filled while `watching_caches` is open."""
+
+    hits: dict[str, int] = field(default_factory=dict)
+    """By kind, each artifact once, and none that this process made itself. Libraries and kernels' folders are not counted."""
+    misses: dict[str, int] = field(default_factory=dict)
+    """By kind: what was compiled or tuned anew."""
+    hit_keys: list[Name] = field(default_factory=list)
+    """Kind and key of each artifact hit, as `gather` names them, in the order of their first hits."""
+    saved_s: float = 0.0
+    """Seconds that making what was hit took, less the seconds that finding and loading it took now."""
+    cost_s: dict[Name, float] = field(default_factory=dict)
+    """Seconds of compiling that a hit saves, of what was restored and of what was made while watching."""
+
+
+@contextmanager
+def watching_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUse]:
+    """Follows every compile inside the block; torch is as before when it ends.
+
+    A version of torch without one of the functions that are followed loses what is seen there, and nothing fails.
+
+    Args:
+        restored: what this process was given, whose recorded costs say what a hit saves.
+    """
+    use = CacheUse(cost_s={(str(artifact.kind), artifact.key): artifact.cost_s for artifact in restored if artifact.cost_s})
+    with ExitStack() as undo:
+        tally = _Tally(use)
+        for owner, name, by in (*_Follower(tally).followed(), *cache_kernels.followed(tally)):
+            _follow(undo, owner, name, by)
+        yield use
+
+
+def _follow(undo: ExitStack, owner: type, name: str, by: Callable[..., Any]) -> None:
+    """Has `by(original, ...)` called in place of a function of a class, until `undo` closes."""
+    declared = owner.__dict__.get(name)
+    if declared is None:
+        return
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        return by(original, *args, **kwargs)
+
+    setattr(owner, name, staticmethod(instead) if isinstance(declared, staticmethod) else instead)
+    undo.callback(setattr, owner, name, declared)
+
+
+class _Tally:
+    """Counts into a `CacheUse`."""
+
+    def __init__(self, use: CacheUse) -> None:
+        self._use = use
+        self._made: set[Name] = set()
+        self._counting = threading.Lock()  # backward graphs compile in autograd's own threads
+
+    def hit(self, name: Name, *, otherwise_s: float = 0.0, took_s: float = 0.0) -> float:
+        """Counts a hit, and returns what it saved: nothing if this process hit or made the artifact before.
+
+        Args:
+            name: of the artifact.
+            otherwise_s: what making it took, if nothing better is recorded.
+            took_s: what finding and loading it took.
+        """
+        with self._counting:
+            if name in self._made or name in self._use.hit_keys:
+                return 0.0
+            self._use.hit_keys.append(name)
+            self._use.hits[name[0]] = self._use.hits.get(name[0], 0) + 1
+            cost_s = self.cost_s(name, otherwise_s)
+            saved_s = cost_s - took_s if cost_s else 0.0  # of what nobody timed, nothing is claimed
+            self._use.saved_s += saved_s
+            return saved_s
+
+    def also_hit(self, name: Name) -> None:
+        """Counts a hit that another hit's saving includes."""
+        with self._counting:
+            if name not in self._made and name not in self._use.hit_keys:
+                self._use.hit_keys.append(name)
+                self._use.hits[name[0]] = self._use.hits.get(name[0], 0) + 1
+
+    def missed(self, kind: str, times: int = 1) -> None:
+        with self._counting:
+            self._use.misses[kind] = self._use.misses.get(kind, 0) + times
+            if not self._use.misses[kind]:
+                del self._use.misses[kind]
+
+    def made(self, name: Name, cost_s: float) -> None:
+        with self._counting:
+            self._made.add(name)
+            self._use.cost_s[name] = cost_s
+
+    def readied(self, kernels: Iterable[Name], took_s: float) -> float:
+        """Takes in the kernels of a graph that was compiled here, after so many seconds, and returns what restored ones saved.
+
+        They count neither as hits nor as misses, and a second graph finds them ready as it would in a cold process.
+        """
+        with self._counting:
+            new = [name for name in dict.fromkeys(kernels) if name not in self._made]
+            restored = [name for name in new if name in self._use.cost_s]
+            compiled = [name for name in new if name not in self._use.cost_s]
+            self._made.update(new)
+            self._use.cost_s |= dict.fromkeys(compiled, took_s / max(1, len(compiled)))
+            saved_s = sum(self._use.cost_s[name] for name in restored) - (took_s if restored and not compiled else 0.0)
+            self._use.saved_s += saved_s
+            return saved_s
+
+    def cost_s(self, name: Name, otherwise_s: float = 0.0) -> float:
+        return self._use.cost_s.get(name, otherwise_s)
+
+    def spared(self, name: Name) -> None:
+        if name in self._use.cost_s:  # others have but one configuration
+            self.hit(name)
+
+    def tuned(self, name: Name, seconds: float) -> None:
+        if name in self._made:  # a second part, coordinate descent
+            seconds += self.cost_s(name)
+        else:
+            self.missed(name[0])
+        self.made(name, seconds)
+
+    def chosen(self, best: Name, configurations: Sequence[Name]) -> None:
+        with self._counting:
+            if best in self._use.cost_s:
+                others = [name for name in configurations if name != best and name in self._use.cost_s]
+                self._use.cost_s[best] += sum(self._use.cost_s[name] for name in others)
+                self._use.cost_s |= dict.fromkeys(others, 0.0)
+
+
+class _Thread(threading.local):
+    """What a thread is in the middle of."""
+
+    key: str | None = None
+    """AOTAutograd's key that is looked up."""
+    entry: Any = None
+    """What is there under it."""
+    within: list[Name] | None = None
+    """Inductor's entries loaded for it; None outside of such a lookup."""
+    prepared_s: float = 0.0
+    """Making the key of the graph that Inductor looks up next."""
+    saved_s: float = 0.0
+    """What hits in this thread saved; its growth within a compile is what that compile was spared."""
+    saved_before_s: float = 0.0
+    benchmarked: list[Name] | None = None
+    """Operations whose candidates were timed; None outside of max-autotune."""
+    is_loading: bool = False
+    """One of Inductor's entries, whose kernels come with it."""
+    readied: list[Name] | None = None
+    """Kernels that the graph in hand has waited for; None outside of such waiting."""
+
+
+class _Follower:
+    """Each method stands for a function of torch's that it calls."""
+
+    def __init__(self, tally: _Tally) -> None:
+        self._tally = tally
+        self._here = _Thread()
+        self._missed: dict[str, tuple[float, float]] = {}
+        """AOTAutograd's keys that missed: when, and after how many seconds of looking."""
+        self._unserved: set[CompileId] = set()
+        """Frames of which the last lookup of AOTAutograd's missed. Dynamo starts some twice, and looks up another graph then."""
+        self._looked_up_at: dict[Name, float] = {}
+        self._spared_s: dict[Name, float] = {}
+        """Inductor's entries: what of their cost was not spent here, because of hits."""
+        self._frames_before_s = _frames_s()
+        self._traced: Name | None = None
+        """The function traced last."""
+
+    def followed(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+        yield AOTAutogradCache, "try_load", self.load_aot
+        yield AOTAutogradCache, "_lookup", self.find_aot
+        yield AOTAutogradCache, "save", self.save_aot
+        yield FxGraphCache, "prepare_key", self.prepare_graph
+        yield FxGraphCache, "load_with_key", self.load_graph
+        yield FxGraphCache, "_save_graph", self.save_graph
+        yield PersistentCache, "lookup", self.look_up_choices
+        yield AlgorithmSelectorCache, "do_autotuning", self.tune
+        yield DiskDynamoCache, "load", self.load_traced
+        yield DynamoStore, "record_package", self.record_traced
+        yield AsyncCompile, "triton", self.wait_for_kernels  # compiles here where its workers are not up
+        yield AsyncCompile, "wait", self.wait_for_kernels
+        yield CachingAutotuner, "precompile", self.ready_kernel
+
+    def load_aot(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        here, begun = self._here, time.perf_counter()
+        here.key, here.entry, here.within = None, None, []
+        try:
+            result = original(*args, **kwargs)
+            within = here.within
+        finally:
+            here.within = None
+        took_s = time.perf_counter() - begun
+        is_hit = (result[0] if isinstance(result, tuple) else result) is not None  # 2.13 returns more than 2.11
+        attempted = CompileContext.current_compile_id()
+        if is_hit and attempted is not None and attempted in self._unserved:
+            self._unserved.discard(attempted)
+            self._tally.missed(ArtifactKind.AOT_AUTOGRAD, -1)
+        if is_hit and here.key is not None:
+            for name in within:
+                self._tally.also_hit(name)
+            name = bundles.named(ArtifactKind.AOT_AUTOGRAD, here.key, here.entry)
+            here.saved_s += self._tally.hit(name, otherwise_s=bundles.seconds_taken(here.entry), took_s=took_s)
+        elif not is_hit:
+            if attempted not in self._unserved:
+                self._tally.missed(ArtifactKind.AOT_AUTOGRAD)
+            if attempted is not None:
+                self._unserved.add(attempted)
+            if here.key is not None:
+                self._missed[here.key] = time.perf_counter(), took_s
+        return result
+
+    def find_aot(self, original: Original, key: str, *args: Any, **kwargs: Any) -> Any:
+        result = original(key, *args, **kwargs)
+        self._here.key, self._here.entry = key, result[0] if result else None
+        return result
+
+    def save_aot(self, original: Original, key: str, entry: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(key, entry, *args, **kwargs)
+        if key not in self._missed:
+            return result
+        missed_at, looked_s = self._missed.pop(key)
+        forward_s, backward_s = entry.forward_time_taken_ns / 1e9, entry.backward_time_taken_ns / 1e9
+        cost_s = looked_s + forward_s
+        graphs = bundles.graphs_of(entry)
+        for number, name in enumerate(graphs):
+            is_within = number == 0 or self._looked_up_at.get(name, 0.0) < missed_at + forward_s
+            cost_s += self._spared_s.get(name, 0.0) if is_within else self._tally.cost_s(name, backward_s)
+        if not graphs and time.perf_counter() - missed_at > forward_s + backward_s:  # graphs within the entry, for precompile
+            cost_s += backward_s
+            if self._traced is not None:
+                self._tally.made(self._traced, self._tally.cost_s(self._traced) + backward_s)
+        self._tally.made(bundles.named(ArtifactKind.AOT_AUTOGRAD, key, entry), cost_s)
+        return result
+
+    def prepare_graph(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        result = original(*args, **kwargs)
+        self._here.prepared_s = time.perf_counter() - begun
+        return result
+
+    def load_graph(self, original: Original, key: str, *args: Any, **kwargs: Any) -> Any:
+        here, begun = self._here, time.perf_counter()
+        here.is_loading = True
+        try:
+            result = original(key, *args, **kwargs)
+        finally:
+            here.is_loading = False
+        graph, took_s = result[0], time.perf_counter() - begun + here.prepared_s
+        if here.within is not None:
+            if graph is not None:
+                here.within.append(bundles.named(ArtifactKind.INDUCTOR, key, graph))
+        elif graph is None:
+            self._tally.missed(ArtifactKind.INDUCTOR)
+            here.saved_before_s = here.saved_s
+        else:
+            name = bundles.named(ArtifactKind.INDUCTOR, key, graph)
+            self._looked_up_at[name] = begun
+            saved_s = self._tally.hit(name, otherwise_s=bundles.seconds_taken(graph), took_s=took_s)
+            self._spared_s[name] = saved_s
+            here.saved_s += saved_s
+        return result
+
+    def save_graph(self, original: Original, key: str, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(key, graph, *args, **kwargs)  # which notes the guards
+        name = bundles.named(ArtifactKind.INDUCTOR, key, graph)
+        taken_s = bundles.seconds_taken(graph)
+        self._looked_up_at[name] = time.perf_counter() - taken_s
+        self._spared_s[name] = self._here.saved_s - self._here.saved_before_s
+        self._tally.made(name, taken_s + self._spared_s[name])
+        return result
+
+    def look_up_choices(
+        self, original: Original, cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, hint_override: int | None = None
+    ) -> Any:
+        here, begun, is_timed = self._here, time.perf_counter(), False
+
+        def benchmarked(candidates: Any) -> Any:
+            nonlocal is_timed
+            is_timed = True
+            return benchmark(candidates)
+
+        timings = original(cache, choices, op, inputs, benchmark and benchmarked, hint_override)
+        inputs = inputs if hint_override is None else f"{inputs}_{hint_override}"
+        path = (op, inputs, matmul_precision())
+        name = (str(ArtifactKind.CHOICES), choice_key(cache.system["hash"], path))
+        if is_timed:
+            self._tally.missed(name[0])
+            self._tally.made(name, time.perf_counter() - begun)
+            if here.benchmarked is not None:
+                here.benchmarked.append(name)
+        elif timings and len(timings) == len(choices):  # fewer, where some candidate is new
+            here.saved_s += self._tally.hit(name)
+        return timings
+
+    def tune(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        here, begun = self._here, time.perf_counter()
+        here.benchmarked = []
+        try:
+            result = original(*args, **kwargs)
+            for name in here.benchmarked:  # compiling the candidates, too, is spared who has their timings
+                self._tally.made(name, (time.perf_counter() - begun) / len(here.benchmarked))
+        finally:
+            here.benchmarked = None
+        return result
+
+    def wait_for_kernels(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        here, begun = self._here, time.perf_counter()
+        if here.is_loading or here.within is not None:
+            return original(*args, **kwargs)
+        here.readied = []
+        try:
+            result = original(*args, **kwargs)
+            if here.readied:
+                here.saved_s += self._tally.readied(here.readied, time.perf_counter() - begun)
+        finally:
+            here.readied = None
+        return result
+
+    def ready_kernel(self, original: Original, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(kernel, *args, **kwargs)
+        if self._here.readied is not None:
+            self._here.readied += cache_kernels.compiled(kernel)
+        return result
+
+    def load_traced(self, original: Original, cache: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        result = original(cache, function, *args, **kwargs)
+        if result is None:
+            self._tally.missed(ArtifactKind.PRECOMPILE)
+        else:
+            name = (str(ArtifactKind.PRECOMPILE), CompilePackage.source_id_from_fn(function))
+            self._tally.hit(name, took_s=time.perf_counter() - begun)
+        return result
+
+    def record_traced(self, original: Original, cache: Any, package: Any, *args: Any, **kwargs: Any) -> Any:
+        """Comes after each frame, for the package of the function that was given to `torch.compile`."""
+        result = original(cache, package, *args, **kwargs)
+        spent_s = _frames_s() - self._frames_before_s
+        self._frames_before_s += spent_s
+        name = (str(ArtifactKind.PRECOMPILE), package.source_id)
+        self._traced = name
+        self._tally.made(name, self._tally.cost_s(name) + spent_s)
+        return result
+
+
+def _frames_s() -> float:
+    """Seconds that this process compiled frames, backward graphs that were left for later not included."""
+    return sum(compilation_time_metrics.get("_compile.compile_inner", ()))

@@ -1,0 +1,1 @@
+"""What the compiler did: graph breaks, recompiles, coverage, and advice on them."""

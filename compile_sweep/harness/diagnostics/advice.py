@@ -1,0 +1,267 @@
+"""What usually helps against a finding of the diagnostics: torch's words in, a sentence a person can act on out.
+
+The first rule that matches speaks. A finding without a rule keeps torch's own words, which `torch_messages.py` has shortened.
+
+A measurement in words: what was compiled, what went otherwise than meant, and what helps. Pure: plain values in, text out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
+
+_BREAKS = (
+    (r"torch/optim/optimizer\.py", "torch puts this break before every optimizer's step itself; nothing to do"),
+    (r"torch/nn/parallel/", "DistributedDataParallel does this outside the model; nothing to do"),
+    (r"`torch\._dynamo\.graph_break\(\)`", "someone asked for this break; take the call out"),
+    (r"\.item\(\)|\.tolist\(\)", "keep the value a tensor, or read it after the step and not in the forward"),
+    (r"[Dd]ata-dependent branch", "choose with torch.where or torch.cond, which keep both branches in the graph"),
+    (r"[Dd]ynamic shape operator", "use an operator whose output has a known size: a mask or torch.where instead of nonzero"),
+    (r"builtin .*print|logging|warnings?\b", "print and log outside the forward, or unless torch.compiler.is_compiling()"),
+    (r"compiler\.disable", "the compiler was told to keep out; take the decorator off, or move the call out"),
+    (r"skip_frame", "the compiler was told to keep out; take the call out"),
+    (r"graph break in loop", "a break inside a loop gives the whole function up; first remove the break it contains"),
+    (r"marked as skipped|C/C\+\+|pybind", "call it outside the forward, or make it an operator with torch.library.custom_op"),
+    (r"autograd\.Function|hooks?\b", "register hooks after compiling, or do their work in the forward itself"),
+    (r"\bgenerator|context manager", "open the context outside what is compiled, or write the loop out"),
+)
+
+_FALLBACKS = (
+    (r"nothing was compiled", "look for torch.compiler.disable, TORCH_COMPILE_DISABLE or a forward that is never called"),
+    (r"meant to be compiled", "its forward is never called, or not through the module: call the module itself, not its parts"),
+    (r"error was suppressed", "set torch._dynamo.config.suppress_errors = False to see the error, then repair what it names"),
+    (r"would not convert", "remove the graph break it names; what is left of the function is compiled then"),
+)
+
+_SKIPS = (
+    (r"mutated inputs|input mutation", "do not change an input in place: work on a clone, or make it a buffer of the model"),
+    (r"cpu (device|ops)", "bring that tensor to the GPU before the forward, or leave CUDA graphs off"),
+    (r"multiple devices", "keep the whole step on one GPU, or leave CUDA graphs off"),
+    (r"re-?recording", "memory moves between steps: keep gradients in place (static_gradients=on), or leave CUDA graphs off"),
+    (r"dynamic shape|symint", "use dynamic=static or buckets, which have fixed sizes, or leave CUDA graphs off"),
+    (r"", "leave CUDA graphs off (mode=default), or compile less at once (scope=regional) to see which part they fail in"),
+)
+
+_HINTS = (
+    (r"TensorFloat32|tf32", "say matmul_precision=high, if the model bears it"),
+    (r"Grad tensors", "say static_gradients=on"),
+    (r"distinct sizes", "use dynamic=buckets, or leave CUDA graphs off: each size is captured for itself"),
+    (r"tile_reductions", "try inductor.triton.tile_reductions=on"),
+    (r"max_tiles", "try inductor.triton.max_tiles=3"),
+    (r"max_autotune_gemm", "this GPU is too small for tuned matrix products; max-autotune gains nothing here"),
+    (r"outside its CUDA graphs", "bring what it names to the GPU, or out of the forward"),
+    (r"fast path of CUDAGraphs", "run the backward before the next forward"),
+    (r"FallbackKernel.*(attention|convolution|_mm|embedding)", "Inductor calls this kernel, as it should; nothing to do"),
+    (r"FallbackKernel", "Inductor calls this operator and fuses nothing with it; of concern if it takes long"),
+    (r"padding on CPU", "says only that this is a CPU; nothing to do"),
+)
+
+_PROPERTIES = {
+    "dtype": "give it the same in every step, under one autocast",
+    "stride": "give it the same memory layout in every step: make it contiguous",
+    "rank": "give it the same number of dimensions in every step",
+    "requires_grad": "let it need a gradient in every step, or in none",
+    "device": "keep it on one device",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """What a size of a tensor may stand for."""
+
+    settings: CompileSettings
+    max_length: int
+    """Tokens."""
+    batch_size: int
+
+    def are_sequence_lengths(self, *sizes: int) -> bool:
+        """Whether all these sizes are lengths that batches are padded to, or as many tokens as a batch of such a length has."""
+        known = self.settings.shape_policy(self.max_length).lengths()
+        return any(set(sizes) <= {length * rows for length in known} for rows in (1, self.batch_size))
+
+
+def against_break(text: str) -> str | None:
+    """Against a graph break."""
+    return _first(_BREAKS, text)
+
+
+def against_fallback(text: str) -> str | None:
+    """Against something that runs eagerly."""
+    return _first(_FALLBACKS, text)
+
+
+def against_skip(text: str) -> str | None:
+    """Against skipped CUDA graphs."""
+    return _first(_SKIPS, text)
+
+
+def about_hint(text: str) -> str | None:
+    """What a performance hint comes to in these settings."""
+    return _first(_HINTS, text)
+
+
+def about_guard(guard: str, lengths: Lengths) -> str:
+    """A failed guard in words, and what helps."""
+    if size := re.search(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", guard):
+        return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
+    if other := re.search(rf"tensor '(.+?)' ({'|'.join(_PROPERTIES)}) mismatch", guard):
+        return f"the {other[2]} of {_named(other[1])} changed: {_PROPERTIES[other[2]]}"
+    if grows := re.search(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]", guard):
+        what = f"dimension {grows[2]} of {_named(grows[1])} left the range its graph was compiled for"
+        return f"{what}: sizes of 0 and 1, and those the code compares with, are compiled apart; pad to others"
+    if "GLOBAL_STATE" in guard:
+        return "a global setting of torch changed (gradients, autocast, determinism): make every step run under the same"
+    if guard.startswith("___check_"):
+        return "another object is in the place of the one it was compiled for: keep modules and functions the same in every step"
+    if re.match(r"len\(|not |KeyError", guard):
+        return "a list, a dictionary or an object's attributes changed: give the forward the same ones in every step"
+    if value := re.match(r"(\S+) (?:==|is) (\S+)", guard):
+        return f"the Python value {_named(value[1])} was {value[2]} and changed: keep it constant, or make it a tensor"
+    return "what its graph was compiled for no longer held"
+
+
+def _resized(tensor: str, dimension: int, before: int, now: int, lengths: Lengths) -> str:
+    change = f"changed from {before} to {now}"
+    if not lengths.are_sequence_lengths(before, now):
+        return f"dimension {dimension} of {tensor} {change}: keep it fixed, or let the workload say that it varies (dynamic_dims)"
+    what = f"the sequence length {change} (dimension {dimension} of {tensor})"
+    dynamic = lengths.settings.dynamic
+    if dynamic is Dynamic.BUCKETS:
+        return f"{what}: as expected, one graph for each bucket; fewer buckets make fewer graphs"
+    if dynamic is Dynamic.AUTO:
+        return f"{what}: dynamic=auto compiles the first length alone and then once for all; dynamic=mark does so at once"
+    if dynamic is Dynamic.MARK:
+        return f"{what} although it is marked: a length at or beside dynamic_min or dynamic_max is compiled apart"
+    return f"{what}: use dynamic=mark or buckets"
+
+
+def _named(source: str) -> str:
+    """An argument by the name a person gave it, out of Dynamo's path to it."""
+    names = re.findall(r"\['(\w+)'\]|\.(\w+)|^(\w+)$", source)
+    words = [word for found in names for word in found if word and word not in ("self", "kwargs")]
+    return ".".join(words) or source
+
+
+def _first(rules: tuple[tuple[str, str], ...], text: str) -> str | None:
+    return next((advice for pattern, advice in rules if re.search(pattern, text)), None)
+
+
+_GIB = 2**30
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    lines: Sequence[str]
+
+
+def explanation(
+    measurement: Mapping[str, Any], settings: CompileSettings, lengths: Lengths, targets: Sequence[str]
+) -> Iterator[Section]:
+    """Everything about one measured setting but its verdict and its source.
+
+    Args:
+        measurement: `compile_sweep.harness.measure.Measurement.to_dict()`, or the same out of JSON.
+        settings: what was measured.
+        lengths: what sizes of tensors stand for.
+        targets: names of the modules compiled apart.
+    """
+    found = measurement
+    yield Section(title="compiled", lines=list(_compiled(found, settings, targets)))
+    yield Section(title="graph breaks", lines=_listed(found["graph_break_reasons"], against_break))
+    yield Section(title="recompiles", lines=_listed(found["recompile_reasons"], lambda text: _guard_in_words(text, lengths)))
+    limit = "those sizes run eagerly: use fewer lengths, dynamic=mark, or a higher recompile_limit"
+    yield Section(title="recompile limits hit", lines=_listed(found["recompile_limit_hits"], lambda _: limit))
+    yield Section(title="runs eagerly", lines=_listed(found["fallbacks"], against_fallback))
+    if settings.claims_cudagraphs:
+        yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], against_skip))
+    yield Section(title="performance hints", lines=_listed(found["perf_hints"], about_hint))
+    yield Section(title="time", lines=list(_times(found)))
+    yield Section(title="compile time", lines=list(_phases(found)))
+    yield Section(title="memory", lines=list(_memory(found)))
+    yield Section(title="numerics", lines=list(_numerics(found["numerics"])))
+
+
+def _compiled(found: Mapping[str, Any], settings: CompileSettings, targets: Sequence[str]) -> Iterator[str]:
+    graphs = _number(found["graphs"], "graph")
+    if settings.scope is Scope.EAGER:
+        yield f"{graphs}: scope=eager compiles no part of the model"
+    elif settings.scope is Scope.FULL:
+        yield f"{graphs} of the model and its loss as one"
+    else:
+        yield f"{graphs} of {_number(len(targets), 'module')}: {_shown(targets)}"
+        if settings.scope is Scope.REGIONAL:
+            yield "modules of one class share their graphs"
+
+
+def _listed(findings: Sequence[str], helps: Callable[[str], str | None]) -> list[str]:
+    """Each finding once, with how often it was met and what helps."""
+    lines: list[str] = []
+    for text, times in Counter(findings).items():
+        head, *rest = text.splitlines()
+        lines.append(f"{head}{f' ({times} times)' if times > 1 else ''}")
+        lines += rest
+        if helped := helps(text):
+            lines.append(f"  → {helped}")
+    return lines or ["none"]
+
+
+def _guard_in_words(text: str, lengths: Lengths) -> str:
+    return about_guard(text.partition("): ")[2] or text, lengths)
+
+
+def _times(found: Mapping[str, Any]) -> Iterator[str]:
+    low, high = found["step_ms_ci95"]
+    steadiness = "" if found["stable"] else ", and not stable"
+    interval = f"95 %: {low:.3g} to {high:.3g}{steadiness}"
+    yield f"{found['step_ms_median']:.3g} ms a step ({interval}), {found['samples_per_s']:,.1f} samples/s"
+    if found["speedup_eager"] is not None:
+        yield f"{found['speedup_eager']:.2f} times as fast as eager on the same batches"
+    if found["data_wait_share"] is not None:
+        yield f"{found['data_wait_share']:.1%} of the time it waits for data"
+
+
+def _phases(found: Mapping[str, Any]) -> Iterator[str]:
+    total = found["compile_s"]
+    yield f"{total:.1f} s; the first step took {found['first_step_s']:.1f} s"
+    for name, seconds in found["compile_phases_s"].items():
+        if seconds >= 0.05:
+            share = f"  {seconds / total:.0%}" if total else ""
+            yield f"{name.replace('_', ' '):<20}{seconds:>8.1f} s{share}"
+
+
+def _memory(found: Mapping[str, Any]) -> Iterator[str]:
+    peak = found["peak_memory_bytes"]
+    yield f"peak in use while training: {_size(peak)}"
+    if (reserved := found["peak_reserved_bytes"]) is not None:
+        yield f"peak reserved from the device: {_size(reserved)}"
+    if (compiling := found["compile_peak_memory_bytes"]) is not None:
+        yield f"peak while compiling and warming up: {_size(compiling)}"
+    if pool := found["cudagraph_pool_bytes"]:
+        yield f"of which CUDA graphs keep for themselves: {_size(pool)}{f', {pool / peak:.0%} of the peak' if peak else ''}"
+
+
+def _numerics(numerics: Mapping[str, Any]) -> Iterator[str]:
+    status = str(numerics["status"]).replace("_", " ")
+    yield f"{status}, over {_number(numerics['compared_steps'], 'step')} beside eager: {numerics['worst']}"
+
+
+def _shown(names: Iterable[str], most: int = 4) -> str:
+    names = list(names)
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 1])}, … {names[-1]}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"

@@ -1,0 +1,224 @@
+"""What the compiler did: graphs, graph breaks and recompiles with reasons, limits hit, fallbacks, CUDA graphs skipped, hints.
+
+torch counts some of this and only logs the rest: `counters["graph_break"]` misses data-dependent branches, nothing counts a hit
+recompile limit, after which a function silently runs eagerly, and a graph of which no part can be a CUDA graph is left without
+one and without a word. So the loggers are read, and the counters where they suffice. Loggers and messages are those of torch 2.11
+to 2.13.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from torch._dynamo.convert_frame import register_bytecode_hook
+from torch._dynamo.utils import counters
+from torch._logging._internal import log_state
+
+from compile_sweep.harness.diagnostics import torch_logs
+from compile_sweep.harness.diagnostics.coverage import Expectation
+
+MAX_FINDINGS = 100
+"""Different findings of one kind that are kept; who has more needs no longer list."""
+
+_ARTIFACTS = ("graph_breaks", "recompiles", "perf_hints")
+_NO_CUDAGRAPH = "no CUDA graph was recorded"
+
+
+_NODES = "torch._inductor.scheduler.__cudagraphs"
+"""Logs every node outside CUDA graphs with each line of its stack: 40,000 records for a model of 200 million parameters without
+CUDA graphs, which say nothing there. Torch's own handler would write them all, and compile time would pay for it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Diagnostics:
+    """Filled while `watching` is open, and complete when it has ended. No text holds a path of this machine."""
+
+    graphs: int = 0
+    graph_break_reasons: list[str] = field(default_factory=list)
+    """One for each break: the user's line and what breaks there; then, on lines of their own, the code and torch's advice."""
+    recompile_reasons: list[str] = field(default_factory=list)
+    """One for each recompile, repeated ones included: the function and the guard that failed."""
+    recompile_limit_hits: list[str] = field(default_factory=list)
+    cudagraph_skip_reasons: list[str] = field(default_factory=list)
+    cudagraph_skips: int = 0
+    perf_hints: list[str] = field(default_factory=list)
+    """What torch says would be faster."""
+    fallbacks: list[str] = field(default_factory=list)
+    """One sentence for each thing that was meant to be compiled and runs eagerly, apart from hit recompile limits."""
+
+
+@contextmanager
+def watching(expected: Expectation | None = None) -> Iterator[Diagnostics]:
+    """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards.
+
+    Args:
+        expected: what the settings mean to compile; what of it never was compiled or captured is then a finding too.
+    """
+    diagnostics = Diagnostics()
+    reader = _Reader(diagnostics)
+    converted: set[CodeType] = set()
+    graphs_before = counters["stats"]["unique_graphs"]
+    skips_before = counters["inductor"]["cudagraph_skips"]
+    with ExitStack() as undo:
+        sources = reader.sources()
+        if expected is not None and not expected.cudagraphs:
+            del sources[_NODES]
+        for name, (level, read) in sources.items():
+            _listen(logging.getLogger(name), level, read, undo)
+        for artifact in set(_ARTIFACTS) - log_state.artifact_names:  # whether to log recompiles torch asks here, not the logger
+            log_state.artifact_names.add(artifact)
+            undo.callback(log_state.artifact_names.discard, artifact)
+        undo.callback(register_bytecode_hook(lambda code, _: converted.add(code)).remove)
+        _listen_to_warnings(reader.python_warning, undo)
+        yield diagnostics
+    reader.finish()
+    diagnostics.graphs = counters["stats"]["unique_graphs"] - graphs_before
+    diagnostics.cudagraph_skips = counters["inductor"]["cudagraph_skips"] - skips_before
+    if expected is not None:
+        diagnostics.fallbacks += expected.missed(converted, diagnostics.graphs)
+        if not expected.cudagraphs:  # torch gives this hint whether there are CUDA graphs or not
+            diagnostics.perf_hints = [hint for hint in diagnostics.perf_hints if not hint.startswith("Grad tensors")]
+        if expected.cudagraphs and not reader.cudagraphs_recorded and not diagnostics.cudagraph_skips:
+            diagnostics.cudagraph_skips = 1
+            diagnostics.cudagraph_skip_reasons.append("; ".join([_NO_CUDAGRAPH, *reader.outside_cudagraphs[:1]]))
+
+
+class _Reader:
+    """Sorts torch's log records into a `Diagnostics`."""
+
+    def __init__(self, into: Diagnostics) -> None:
+        self._into = into
+        self._breaks: set[tuple[str, str]] = set()
+        self._outside: list[str] = []
+        self.outside_cudagraphs: list[str] = []
+        self.cudagraphs_recorded = False
+
+    def sources(self) -> dict[str, tuple[int, Callable[[logging.LogRecord], None]]]:
+        """Loggers to listen to, by name: the least level each must log at, and who reads its records."""
+        return {
+            "torch._dynamo.symbolic_convert.__graph_breaks": (logging.DEBUG, self._graph_break),
+            "torch._dynamo.convert_frame.__graph_breaks": (logging.DEBUG, self._graph_break),
+            "torch._dynamo.guards.__recompiles": (logging.DEBUG, self._recompile),
+            "torch._dynamo.guards.__recompiles_verbose": (logging.DEBUG, self._recompile),
+            "torch._dynamo.convert_frame": (logging.INFO, self._frame),
+            "torch._inductor.cudagraph_utils.__cudagraphs": (logging.WARNING, self._cudagraph),
+            "torch._inductor.cudagraph_trees.__cudagraphs": (logging.INFO, self._recording),
+            _NODES: (logging.DEBUG, self._partition),
+            "torch._dynamo.variables.optimizer.__perf_hints": (logging.DEBUG, self._hint),
+            "torch._inductor.compile_fx.__perf_hints": (logging.DEBUG, self._hint),
+            "torch._inductor.graph.__perf_hints": (logging.DEBUG, self._hint),
+            "torch._inductor.codegen.simd.__perf_hints": (logging.DEBUG, self._hint),
+            "torch._inductor.codegen.triton.__perf_hints": (logging.DEBUG, self._hint),
+            "torch._inductor": (logging.WARNING, self._inductor),
+        }
+
+    def python_warning(self, text: str, path: str) -> None:
+        """Reads a Python warning: that TensorFloat32 is off, say, is none of torch's log records."""
+        if torch_logs.is_inductors(path):
+            _add(self._into.perf_hints, torch_logs.hint(text))
+
+    def finish(self) -> None:
+        """Reads what a last record could still have continued."""
+        if self._outside:
+            _add(self.outside_cudagraphs, found := torch_logs.outside_cudagraphs("\n".join(self._outside)))
+            _add(self._into.perf_hints, found)
+            self._outside = []
+
+    def _graph_break(self, record: logging.LogRecord) -> None:
+        found = torch_logs.graph_break(_text(record))
+        if found.key not in self._breaks:  # torch reports it again for each frame around it, and at every recompile
+            self._breaks.add(found.key)
+            _add(self._into.graph_break_reasons, found.text)
+
+    def _recompile(self, record: logging.LogRecord) -> None:
+        self._into.recompile_reasons.append(torch_logs.recompile(_text(record)))
+
+    def _frame(self, record: logging.LogRecord) -> None:
+        text = _text(record)
+        if hit := torch_logs.recompile_limit(text):
+            _add(self._into.recompile_limit_hits, hit)
+        elif fallback := torch_logs.not_converted(text, record.exc_info[1] if record.exc_info else None):
+            _add(self._into.fallbacks, fallback)
+
+    def _cudagraph(self, record: logging.LogRecord) -> None:
+        text = _text(record)
+        if record.levelno < logging.WARNING:
+            return
+        if "distinct sizes" in text:  # many sizes are captured all the same, one CUDA graph each
+            _add(self._into.perf_hints, torch_logs.hint(text))
+        else:
+            _add(self._into.cudagraph_skip_reasons, torch_logs.cudagraph_skip(text))
+
+    def _recording(self, record: logging.LogRecord) -> None:
+        self.cudagraphs_recorded |= "Recording cudagraph" in _text(record)
+
+    def _partition(self, record: logging.LogRecord) -> None:
+        """A node that splits a graph: a line with the reason, then its stack, a record for each line."""
+        text = _text(record)
+        if "reason=" in text and "cudagraphs is disabled" not in text:
+            self.finish()
+            self._outside = [text]
+        elif self._outside and text.startswith(" " * 9):
+            self._outside.append(text)
+        else:
+            self.finish()
+
+    def _hint(self, record: logging.LogRecord) -> None:
+        _add(self._into.perf_hints, torch_logs.hint(_text(record)))
+
+    def _inductor(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING and ".__" not in record.name:
+            self._hint(record)
+
+
+class _Listener(logging.Handler):
+    """Hands records to a reader; what a reader trips over must not end a compile."""
+
+    def __init__(self, read: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(level=logging.DEBUG)
+        self._read = read
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._read(record)
+        except Exception:
+            self.handleError(record)
+
+
+def _listen(logger: logging.Logger, level: int, read: Callable[[logging.LogRecord], None], undo: ExitStack) -> None:
+    listener = _Listener(read)
+    if logger.name == _NODES:
+        undo.callback(setattr, logger, "propagate", logger.propagate)
+        logger.propagate = logger.isEnabledFor(logging.DEBUG)  # then somebody asked for them
+    undo.callback(logger.setLevel, logger.level)
+    logger.setLevel(min(level, logger.getEffectiveLevel()))
+    logger.addHandler(listener)
+    undo.callback(logger.removeHandler, listener)
+
+
+def _listen_to_warnings(read: Callable[[str, str], None], undo: ExitStack) -> None:
+    show = warnings.showwarning
+
+    def shown(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **named: Any) -> None:
+        read(str(message), filename)
+        show(message, category, filename, *rest, **named)
+
+    undo.callback(setattr, warnings, "showwarning", show)
+    setattr(warnings, "showwarning", shown)  # noqa: B010 - as it was, and mypy wants the very signature
+
+
+def _text(record: logging.LogRecord) -> str:
+    if isinstance(record.msg, tuple):  # torch 2.11 to 2.13 have one call with a comma too many
+        record.msg = " ".join(record.msg)
+    return record.getMessage().strip("\n")
+
+
+def _add(findings: list[str], text: str) -> None:
+    if text not in findings and len(findings) < MAX_FINDINGS:
+        findings.append(text)

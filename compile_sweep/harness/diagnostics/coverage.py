@@ -1,0 +1,108 @@
+"""What settings mean to compile, and what of it torch never compiled: nothing else would say so.
+
+A region whose forward is never called, or is called by another way than its forward, compiles to nothing without a word; so does
+everything where torch.compile is switched off. Dynamo reports each frame it converts, and that is compared with what was meant.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from compile_sweep.contract.base import Workload, unwrapped
+from compile_sweep.harness.diagnostics.torch_logs import module_path
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.part_settings import part_of
+from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
+
+_INLINE_WRAPPER = "torch/_dynamo/external_utils.py"
+"""Where torch keeps the function it compiles around one that it would not convert on its own, such as a forward of `torch.nn`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What a run under some settings must compile and capture if they are to be believed."""
+
+    what: str
+    """The settings in words, for the sentence that nothing was compiled; empty where nothing is to be."""
+    targets: Mapping[str, Callable[..., Any]]
+    """Functions compiled apart, by what a person calls them."""
+    cudagraphs: bool
+
+    @classmethod
+    def of(cls, settings: CompileSettings, workload: Workload, model: nn.Module, optimizer: Optimizer | None) -> Expectation:
+        """What `settings` mean for this workload's model, before they are applied."""
+        inner = unwrapped(model)
+        names: list[str] = []
+        if settings.scope is Scope.REGIONAL:
+            names = list(workload.regions(inner))
+        elif settings.scope is Scope.MODULAR:
+            names = [name for name in workload.parts() if part_of(settings.parts, name).compile is not False]
+        targets: dict[str, Callable[..., Any]] = {name: inner.get_submodule(name).forward for name in names}
+        words = [f"scope={settings.scope}"] if settings.scope is not Scope.EAGER else []
+        if settings.optimizer in COMPILED_OPTIMIZERS:
+            words.append(f"optimizer={settings.optimizer}")
+        if settings.optimizer is OptimizerKind.COMPILED and optimizer is not None:
+            targets["the optimizer's step"] = type(optimizer).step
+        return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs)
+
+    def missed(self, converted: Set[CodeType], graphs: int) -> list[str]:
+        """One sentence for each kind of thing that was meant to be compiled and never was.
+
+        Args:
+            converted: code of every frame that torch converted.
+            graphs: graphs it made.
+        """
+        if self.what and not graphs:
+            return [f"nothing was compiled: torch made no graph, though the settings say {self.what}"]
+        places = {_place(code) for code in converted}
+        wrapped = any(module_path(code.co_filename).endswith(_INLINE_WRAPPER) for code in converted)
+        missing: dict[str, list[str]] = defaultdict(list)
+        for name, function in self.targets.items():
+            if not _is_converted(function, places, wrapped=wrapped):
+                missing[_owner(function)].append(name)
+        return [_sentence(owner, names) for owner, names in missing.items()]
+
+
+_Place = tuple[str, int, str]
+"""File, first line and name of a code object."""
+
+
+def _place(code: CodeType) -> _Place:
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def _is_converted(function: Callable[..., Any], places: Set[_Place], *, wrapped: bool) -> bool:
+    outer, inner = _code(function), _code(inspect.unwrap(function))
+    if outer is None or inner is None:  # not written in Python: torch inlines it or breaks the graph, and says so
+        return True
+    owner = type(getattr(function, "__self__", None)).__qualname__
+    for code in (outer, inner):
+        file, line, name = _place(code)
+        # Settings give each class of modules a copy of the code under a name of its own: `with_own_code` in source_runtime.py.
+        if {(file, line, name), (file, line, f"{name}_of_{owner}")} & places:
+            return True
+    is_disabled = getattr(function, "_torchdynamo_disable", False)
+    return wrapped and not is_disabled and module_path(outer.co_filename).startswith("torch/")
+
+
+def _code(function: Callable[..., Any]) -> CodeType | None:
+    return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    owner = getattr(function, "__self__", None)
+    return type(owner).__qualname__ if owner is not None else ""
+
+
+def _sentence(owner: str, names: list[str]) -> str:
+    subject = names[0] if len(names) == 1 else f"{len(names)} modules ({names[0]} to {names[-1]})"
+    was = "was" if len(names) == 1 else "were"
+    return f"{subject}{f' of class {owner}' if owner else ''} {was} meant to be compiled and never {was}"

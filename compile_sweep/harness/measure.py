@@ -1,0 +1,373 @@
+"""The measuring protocol: one workload under one setting → `Measurement`.
+
+Background: a compiled step is slow while it compiles, captures and tunes, and fast afterwards; the two must not be mixed. In a
+fresh process: build, then a warm-up window over real batches and every length the shape policy can produce, often enough that
+nothing is left to compile or capture, then whole passes over a pool of prepared batches until the interval of the typical step
+is narrow. The first of these passes runs alone and tells the memory; then an eager reference is built where memory allows,
+repeats the first steps to check the numbers, and takes turns with the further passes. What it repeats serves both.
+
+Output: `compile_s` = warm-up seconds less a typical step for each of its steps; `samples_per_s` over whole passes, so every
+setting is timed on the same samples; memory, speed-up against eager, numerics and diagnostics.
+
+The batches of a warm-up: what has to be stepped through until nothing is left to compile or to capture.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.seeding import seed_all
+from compile_sweep.harness import memory, steady
+from compile_sweep.harness.apply import TrainStep, applied
+from compile_sweep.harness.compile_phases import PhaseClock, timing_phases
+from compile_sweep.harness.diagnostics.capture import Diagnostics, watching
+from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
+from compile_sweep.harness.measurement import Measurement, Protocol, together
+from compile_sweep.harness.memory import MemoryPeaks
+from compile_sweep.harness.numerics.check import check
+from compile_sweep.harness.numerics.references import eager_reference, model_on, recorded
+from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, recorder_of
+from compile_sweep.harness.pipeline import RealPasses, as_pipeline, real_passes
+from compile_sweep.harness.steady import Limits, Window
+from compile_sweep.schema.choices import Pipeline
+from compile_sweep.schema.ddp_settings import check_workers
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import ShapePolicy
+
+
+def first_steps(pool: Sequence[Batch], protocol: Protocol) -> list[Batch]:
+    """Real batches, those that a measurement compares with eager."""
+    return [pool[index % len(pool)] for index in range(protocol.compared_steps)]
+
+
+def warm_up_batches(
+    workload: Workload, settings: CompileSettings, pool: Sequence[Batch], *, rank: int, device: torch.device, protocol: Protocol
+) -> list[Batch]:
+    """The first steps, then every length the settings can pad to, often enough to compile and capture."""
+    lengths = settings.shape_policy(workload.max_length, workload.min_length).lengths()
+    by_length = {batch.length: batch for batch in pool}
+    for length in lengths:
+        if length not in by_length:
+            by_length[length] = workload.batch_of_length(length, rank=rank, device=device)
+    visits = protocol.cudagraph_visits if settings.claims_cudagraphs else protocol.visits
+    return [*first_steps(pool, protocol), *[by_length[length] for length in lengths] * visits]
+
+
+__all__ = ["Measurement", "Protocol", "measure"]
+
+_NEVER = 2**31 - 1
+"""Collections of the younger generations before one of the oldest: the most that Python takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What is measured, and how."""
+
+    workload: Workload
+    settings: CompileSettings
+    policy: ShapePolicy
+    pool: Sequence[Batch]
+    device: torch.device
+    rank: int
+    protocol: Protocol
+    pipeline: Pipeline
+
+    @property
+    def limits(self) -> Limits:
+        """Of the window."""
+        return self.protocol.limits(self.device)
+
+    @property
+    def compared(self) -> list[Batch]:
+        """Batches of the first steps."""
+        return first_steps(self.pool, self.protocol)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WarmUp:
+    first_step_s: float
+    total_s: float
+    lengths: list[int]
+    trajectory: Trajectory
+    phases: PhaseClock
+    peaks: MemoryPeaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steady:
+    window: Window
+    peaks: MemoryPeaks
+    eager: Trajectory | None
+    """The first steps of the eager reference."""
+    real: RealPasses | None
+
+
+def measure(
+    workload: Workload,
+    settings: CompileSettings,
+    *,
+    device: torch.device,
+    rank: int = 0,
+    protocol: Protocol | None = None,
+    pipeline: str = Pipeline.RESIDENT,
+    on_phase: Callable[[Phase], None] = lambda phase: None,
+    on_early: Callable[[dict[str, float]], None] = lambda early: None,
+) -> Measurement:
+    """Measures one setting in this process, which should be fresh and have empty compile caches for a cold figure.
+
+    Args:
+        workload: what to train.
+        settings: how to compile it.
+        device: where; one process a device.
+        rank: this worker's; the default process group must exist where there are several.
+        protocol: how long to measure.
+        pipeline: `resident` for prepared batches, `real` for the workload's own loader.
+        on_phase: told when a phase begins.
+        on_early: told figures of the measurement, by their names, as the first timed pass has them.
+
+    Raises:
+        SettingsError: the settings do not fit the workload.
+        WorkloadError: there is no such pipeline, or the workload has no loader for it.
+    """
+    source_of_batches = as_pipeline(pipeline)
+    workload = workload.under(settings)
+    check_workers(
+        settings.ddp, num_workers(), workload=type(workload).__name__, trains=workload.trains, has_gpu=device.type == "cuda"
+    )
+    with workload.process_settings():
+        on_phase(Phase.BUILDING)
+        memory.begin(device)
+        policy = settings.shape_policy(workload.max_length)
+        run = _Run(
+            workload=workload,
+            settings=settings,
+            policy=policy,
+            pool=workload.pool(policy, rank=rank, device=device),
+            device=device,
+            rank=rank,
+            protocol=protocol or Protocol(),
+            pipeline=source_of_batches,
+        )
+        return _measure(run, on_phase, on_early)
+
+
+def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[dict[str, float]], None]) -> Measurement:
+    workload, device = run.workload, run.device
+    model = model_on(workload, device)
+    optimizer = workload.optimizer(model, run.settings.optimizer)
+    warmup_batches = warm_up_batches(workload, run.settings, run.pool, rank=run.rank, device=device, protocol=run.protocol)
+    recorder = recorder_of(workload, model, steps=run.protocol.compared_steps)
+    expected = Expectation.of(run.settings, workload, model, optimizer)
+    seed_all(workload.seed)
+    with watching(expected) as diagnostics, applied(run.settings, workload, model, optimizer, device) as step:
+        source = step.source
+        _synchronize(device)
+        on_phase(Phase.WARMING_UP)
+        warmup = _warm_up(step, recorder, warmup_batches, device)
+        del recorder, warmup_batches
+        on_phase(Phase.STEADY)
+        found = _steady(run, step, lambda window, peaks: on_early(_early(run, warmup, window, peaks)))
+    on_phase(Phase.CHECKING)
+    del step, model, optimizer, expected
+    torch._dynamo.reset()
+    memory.free(device)
+    numerics = check(
+        workload,
+        run.settings,
+        run.compared,
+        warmup.trajectory,
+        _floats(found.window.losses),
+        device,
+        eager=found.eager,
+        eager_steady_losses=_floats(found.window.eager_losses),
+    )
+    on_phase(Phase.DONE)
+    return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source))
+
+
+def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequence[Batch], device: torch.device) -> _WarmUp:
+    first_step_s = 0.0
+    with timing_phases() as phases:
+        started = time.perf_counter()
+        for index, batch in enumerate(batches):
+            recorder.step(step, batch)
+            if index == 0:
+                _synchronize(device)
+                first_step_s = time.perf_counter() - started
+        _synchronize(device)
+        total_s = time.perf_counter() - started
+    return _WarmUp(
+        first_step_s=first_step_s,
+        total_s=total_s,
+        lengths=largest_everywhere([batch.length for batch in batches], device),
+        trajectory=recorder.trajectory(),
+        phases=phases,
+        peaks=memory.peaks(device),
+    )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps the garbage collector from looking at what is there already.
+
+    Two models and a compiler's state are many objects: a full collection among the timed steps takes 0.2 s and more, which a job
+    that trains one model does not pay (docs/log.md). What the steps make is collected as ever, by the two younger generations.
+    Not by `gc.freeze`, because `gc.unfreeze` would undo a caller's too.
+    """
+    gc.collect()
+    young, middle, oldest = gc.get_threshold()
+    gc.set_threshold(young, middle, _NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, oldest)
+
+
+def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryPeaks], None]) -> _Steady:
+    memory.begin(run.device)
+    with _undisturbed():
+        window = steady.first_pass(step, run.pool, run.device)
+    peaks = memory.peaks(run.device)
+    on_first_pass(window, peaks)
+    several = num_workers() > 1
+    eager: Trajectory | None = None
+    # Nothing is caught where others wait for this worker, so there the room is twice as wide.
+    if everywhere(memory.has_room(peaks.in_use_bytes * (2 if several else 1), run.device), run.device):
+        try:
+            eager = _grown_beside_eager(run, step, window)
+        except torch.OutOfMemoryError:
+            if several:
+                raise
+            window.chosen, window.eager_blocks, window.eager_losses = [], [], []
+    memory.free(run.device)
+    if not window.chosen:
+        with _undisturbed():
+            steady.grow(window, step, run.pool, run.limits, run.device)
+    real = _real(run, step) if run.pipeline is Pipeline.REAL else None
+    return _Steady(window=window, peaks=peaks, eager=eager, real=real)
+
+
+def _grown_beside_eager(run: _Run, step: TrainStep, window: Window) -> Trajectory:
+    """Fills the window, with blocks of eager steps unless they are too slow, and returns the first steps of the eager model."""
+    with eager_reference(run.workload, run.settings, run.device) as (model, eager_step):
+        trajectory = recorded(run.workload, model, eager_step, run.compared)
+        window.chosen = _for_reference(run, eager_step)
+        if window.chosen:
+            with _undisturbed():
+                steady.grow(window, step, run.pool, run.limits, run.device, reference=eager_step)
+    return trajectory
+
+
+def _for_reference(run: _Run, eager_step: TrainStep) -> list[int]:
+    """Batches of the pool, by index, for the eager blocks: few if their steps are slow, fewer than two are none."""
+    longest = max(run.pool, key=lambda batch: batch.length)
+    _, step_ms = steady.timed(eager_step, [longest, longest], [], run.device)
+    protocol = run.protocol
+    affordable = int(1e3 * protocol.eager_budget_s / (protocol.max_passes * step_ms)) - 1  # one goes untimed in each block
+    count = min(affordable, protocol.eager_batches)
+    chosen = steady.representative([batch.length for batch in run.pool], count) if count > 1 else []
+    padded = [*chosen, *([-1] * (protocol.eager_batches - len(chosen)))]
+    return [int(index) for index in agreed_numbers(padded, run.device) if index >= 0]
+
+
+def _real(run: _Run, step: TrainStep) -> RealPasses:
+    return real_passes(
+        step,
+        run.workload,
+        run.policy,
+        steps=len(run.pool),
+        passes=run.protocol.real_passes,
+        rank=run.rank,
+        device=run.device,
+    )
+
+
+def _summarized(
+    run: _Run, warmup: _WarmUp, found: _Steady, diagnostics: Diagnostics, numerics: dict[str, Any], source: str
+) -> Measurement:
+    window, real = found.window, found.real
+    compile_s = _compile_s(warmup, window)
+    resident = _throughput(run, window)
+    throughput = real.throughput() if real else resident
+    speedup = steady.speedup(window)
+    return Measurement(
+        device=torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else run.device.type,
+        compile_s=compile_s,
+        compile_phases_s=warmup.phases.split(compile_s),
+        first_step_s=warmup.first_step_s,
+        warmup_s=warmup.total_s,
+        warmup_steps=len(warmup.lengths),
+        steady_steps=len(window.passes) * len(run.pool),
+        step_ms_median=steady.stratified_median(window.passes, window.lengths),
+        step_ms_ci95=steady.median_ci95(window.passes, window.lengths),
+        stable=steady.relative_width(window) <= run.limits.target_width,
+        outliers=steady.outliers(window.passes),
+        samples_per_s=throughput.samples_per_s,
+        samples_per_s_ci95=throughput.ci95,
+        tokens_per_s=throughput.tokens_per_s,
+        mean_length=statistics.fmean(batch.length for batch in run.pool),
+        eager_step_ms=[round(step_ms, 4) for block in window.eager_blocks for step_ms in block],
+        speedup_eager=speedup.ratio if speedup else None,
+        speedup_eager_ci95=speedup.ci95 if speedup else None,
+        clock_drift=steady.clock_drift(window),
+        peak_memory_bytes=found.peaks.in_use_bytes,
+        peak_reserved_bytes=_largest(found.peaks.reserved_bytes, warmup.peaks.reserved_bytes),
+        compile_peak_memory_bytes=warmup.peaks.tensors_bytes,
+        cudagraph_pool_bytes=found.peaks.cudagraph_pool_bytes,
+        pipeline=str(run.pipeline),
+        data_wait_share=max(0.0, 1 - throughput.samples_per_s / resident.samples_per_s) if real else None,
+        source=source,
+        numerics=numerics,
+        **asdict(diagnostics),
+        step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
+    )
+
+
+def _compile_s(warmup: _WarmUp, window: Window) -> float:
+    typical_s = sum(steady.step_ms_at(window, length) for length in warmup.lengths) / 1e3
+    return max(0.0, warmup.total_s - typical_s)
+
+
+def _throughput(run: _Run, window: Window) -> steady.Throughput:
+    samples, tokens = (sum(getattr(batch, unit) for batch in run.pool) for unit in ("samples", "tokens"))
+    return steady.throughput(window.passes, samples=samples, tokens=tokens)
+
+
+def _early(run: _Run, warmup: _WarmUp, window: Window, peaks: MemoryPeaks) -> dict[str, float]:
+    """What one pass says of all workers. The rate is that of prepared batches, which with pipeline=real is the most it can be."""
+    rates = by_rank(_throughput(run, window))
+    reserved_bytes = _largest(peaks.reserved_bytes, warmup.peaks.reserved_bytes)
+    return {
+        "compile_s": _compile_s(warmup, window),
+        "warmup_s": warmup.total_s,
+        "step_ms_median": steady.stratified_median(window.passes, window.lengths),
+        "samples_per_s": sum(rate.samples_per_s for rate in rates),
+        "tokens_per_s": sum(rate.tokens_per_s for rate in rates),
+        "peak_memory_bytes": float(peaks.in_use_bytes),
+        **({"peak_reserved_bytes": float(reserved_bytes)} if reserved_bytes is not None else {}),
+    }
+
+
+def _largest(*values: int | None) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _floats(scalars: Sequence[Tensor]) -> list[float]:
+    return [float(value) for value in torch.stack(list(scalars)).float().cpu()] if scalars else []
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,1 @@
+"""Checks that a compiled step computes what the eager one does."""

@@ -1,0 +1,340 @@
+"""Numerics: does a compiled run follow eager training on the same weights and batches?
+
+Background: compared are the loss, the gradient norm and the update of each group of modules over the first steps, and where
+the parameters and buffers are after them. What is allowed follows from how far eager runs are from each other and from a more
+precise one (`references.py`), by the tests in `tolerance.py`; no constant is guessed. Beside it every number of the run, timed
+steps included, must be finite. Of inference, the outputs are compared. Output: a status and the gaps behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.harness.numerics.references import References, run_references
+from compile_sweep.harness.numerics.tolerance import (
+    GRADIENTS,
+    LOSS,
+    UPDATES,
+    Circumstances,
+    Gap,
+    Respect,
+    calm_steps,
+    of_movement,
+    of_outputs,
+    of_series,
+)
+from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.harness.outputs import without_infinities
+from compile_sweep.schema.settings import CompileSettings
+
+
+class NumericsStatus(StrEnum):
+    """How the compiled run compares with eager."""
+
+    OK = "ok"
+    NAN = "nan"
+    """Not finite in a compared or a timed step, where eager is."""
+    DIVERGES = "diverges"
+    """Further from eager than right runs are."""
+    EAGER_UNSTABLE = "eager_unstable"
+    """Eager itself is not finite on these batches or does not repeat, so nothing can be said of the compiled run. Outputs of
+    inference that are inf or -inf in every eager run, as masked scores are, count as finite: those of the compiled run must be so
+    in the same places."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """The verdict and what it rests on; gaps are relative to eager, mappings go by module group."""
+
+    status: NumericsStatus
+    compared_steps: int
+    first_bad_step: int | None
+    """Index of the first compared step that is not finite or, where status is diverges, out of tolerance by itself; the last
+    one where only the parameters are."""
+    first_bad_steady_step: int | None
+    """Index of the first timed step whose loss is not finite."""
+    last_loss: float | None
+    """Loss at the end of the steady state; None where it is not finite."""
+    judged_steps: int
+    """Of the compared steps, those before chance alone had driven eager runs apart; all of them where nothing is random."""
+    random: bool
+    """Whether eager steps draw random numbers, so that right runs scatter."""
+    reference: str | None
+    """dtype of the more precise run: float32, or float64 where float32 is under test; None where memory did not allow one, or
+    float64 is under test."""
+    loss: Gap
+    gradients: Mapping[str, Gap]
+    """Of the gradients' norms."""
+    updates: Mapping[str, Gap]
+    """Of how far each step moves the parameters."""
+    parameters: Mapping[str, Gap]
+    """Of where the parameters are after the compared steps, in units of how far the reference moved them."""
+    buffers: Mapping[str, Gap]
+    """The same of floating-point buffers, where any run moved them."""
+    outputs: Gap | None = None
+    """Of inference: of the elements of the outputs. Its loss above is the outputs' root mean square."""
+    worst: str
+    """Which of them is nearest to its tolerance, or furthest above."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "status": str(self.status)}
+
+
+def check(
+    workload: Workload,
+    settings: CompileSettings,
+    batches: Sequence[Batch],
+    compiled: Trajectory,
+    steady_losses: Sequence[float],
+    device: torch.device,
+    *,
+    eager: Trajectory | None = None,
+    eager_steady_losses: Sequence[float] = (),
+) -> Numerics:
+    """Runs the references and judges a compiled run. Wants as much memory as training in float32 takes, and frees it.
+
+    Args:
+        workload: what was trained.
+        settings: how.
+        batches: of the compared steps, in order.
+        compiled: what a `Recorder` recorded of the run under test.
+        steady_losses: of its timed steps.
+        device: where the references run; all workers of a group must call this together.
+        eager: the run of `eager_reference`, where it was recorded already.
+        eager_steady_losses: of eager steps between the timed ones, where there were any.
+    """
+    references = run_references(workload, settings, batches, device, eager=eager)
+    return judge(compiled, references, steady_losses, eager_steady_losses)
+
+
+def judge(
+    compiled: Trajectory,
+    references: References,
+    steady_losses: Sequence[float],
+    eager_steady_losses: Sequence[float] = (),
+) -> Numerics:
+    """Judges a compiled run by eager runs that exist already; arguments as in `check`.
+
+    Raises:
+        ValueError: the runs are not of the same length.
+    """
+    lengths = {len(run.losses) for run in (compiled, *references.runs)}
+    if len(lengths) > 1:
+        raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
+    infinite = _has_infinities(references.eager)
+    steady_bad, eager_steady_bad = (_first_not_finite(losses, infinite) for losses in (steady_losses, eager_steady_losses))
+    eager_bad = [
+        found for run in references.runs if (found := _not_finite(run) or _infinite_elsewhere(run, references)) is not None
+    ]
+    bad = _not_finite(compiled) or _infinite_elsewhere(compiled, references) or _buffers_not_finite(compiled, references)
+    about = None if eager_bad or bad else _circumstances(compiled, references)
+    compared = list(_comparisons(compiled, references, about)) if about else []
+    outside = [comparison for comparison in compared if comparison.gap.share > 1]
+    first_bad_step = bad.step if bad else None
+    if eager_bad or (steady_bad is not None and eager_steady_bad is not None):
+        status = NumericsStatus.EAGER_UNSTABLE
+        worst = f"eager: {eager_bad[0].text}" if eager_bad else f"eager: loss of timed step {eager_steady_bad} is not finite"
+    elif bad:
+        status, worst = NumericsStatus.NAN, bad.text
+    elif steady_bad is not None:
+        status, worst = NumericsStatus.NAN, f"loss of timed step {steady_bad} is not finite"
+    elif differing := _differing(references):
+        status, worst = NumericsStatus.EAGER_UNSTABLE, differing
+    else:
+        status = NumericsStatus.DIVERGES if outside else NumericsStatus.OK
+        first_bad_step = min((comparison.first_bad_step for comparison in outside), default=None)
+        worst = max(compared, key=lambda comparison: comparison.gap.share).text
+    return Numerics(
+        status=status,
+        compared_steps=len(compiled.losses),
+        first_bad_step=first_bad_step,
+        first_bad_steady_step=steady_bad,
+        last_loss=steady_losses[-1] if steady_losses and math.isfinite(steady_losses[-1]) else None,
+        judged_steps=len(about.calm) if about else 0,
+        random=references.eager.random,
+        reference=references.precise_dtype,
+        loss=next((c.gap for c in compared if c.respect == "loss"), Gap(gap=None, tolerance=None, kind="rms")),
+        gradients={c.module: c.gap for c in compared if c.respect == "gradients"},
+        updates={c.module: c.gap for c in compared if c.respect == "updates"},
+        parameters={c.module: c.gap for c in compared if c.respect == "parameters"},
+        buffers={c.module: c.gap for c in compared if c.respect == "buffers"},
+        outputs=next((c.gap for c in compared if c.respect == "outputs"), None),
+        worst=worst,
+    )
+
+
+_REPEATS_ROUNDINGS = 1 / 8
+"""Of the compute dtype, that the first loss of two eager runs may differ by: relative to it, and to what its gradient makes of
+weights that are off by all of their size, for a loss near zero may be a difference of large numbers. Real ones differed by 2e-7,
+in bfloat16 too: the rows of a batch round alike wherever they are."""
+
+_REPEATS_SHARE = 1e-3
+"""Of the loss, in any case: convolutions round to TF32 where matrix products do not. As much widens tolerances by 1 or 2 %."""
+
+
+def _differing(references: References) -> str | None:
+    """A sentence where eager steps from the same weights on the same rows do not repeat, though they draw nothing."""
+    eager = references.eager
+    if eager.random:
+        return None
+    for other in references.permuted:
+        size = max(abs(loss) for run in (eager, other) for loss in run.losses)
+        slope = sum(max(run.gradients[name][0] for run in (eager, other)) * norm for name, norm in eager.start_norms.items())
+        allowed = _REPEATS_ROUNDINGS * references.rounding * (size + slope) + _REPEATS_SHARE * size
+        if abs(eager.losses[0] - other.losses[0]) > allowed:
+            return (
+                f"two eager runs from the same weights on the same batch have losses {eager.losses[0]:.6g} and "
+                f"{other.losses[0]:.6g}: something outside the model changes between runs; keep state in the model, or give "
+                "loss_fn as an nn.Module"
+            )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    respect: str
+    module: str
+    gap: Gap
+    step_gaps: Sequence[float]
+
+    @property
+    def first_bad_step(self) -> int:
+        """The first step out of tolerance by itself; there is one wherever a mean over the steps is."""
+        limit = self.gap.tolerance or 0.0
+        return next((step for step, gap in enumerate(self.step_gaps) if gap > limit), len(self.step_gaps) - 1)
+
+    @property
+    def text(self) -> str:
+        what = f"{self.respect} of {self.module}" if self.module else self.respect
+        return f"{what}: off by {_percent(self.gap.gap)}, {_percent(self.gap.tolerance)} allowed"
+
+
+def _comparisons(compiled: Trajectory, references: References, about: Circumstances) -> Iterator[_Comparison]:
+    runs, last = references.runs, references.runs[-1]
+    steps = len(compiled.losses)
+
+    def compared(
+        respect: Respect, module: str, of: Callable[[Trajectory], Sequence[float]], sizes: Sequence[float]
+    ) -> _Comparison:
+        return _Comparison(respect.name, module, *of_series(respect, of(compiled), [of(run) for run in runs], sizes, about))
+
+    yield compared(LOSS, "", lambda run: run.losses, [max(map(abs, last.losses))] * steps)
+    if _outputs_compare(references):
+        outputs, *eager = ([without_infinities(elements) for elements in run.outputs] for run in (compiled, *runs))
+        gap, step_gaps = of_outputs(outputs, eager, about)
+        yield _Comparison("outputs", "", gap, step_gaps)
+    whole = [math.hypot(*norms) for norms in zip(*last.gradients.values(), strict=True)]
+    for module in compiled.gradients:
+        weights = last.start_norms[module]
+        moved = of_movement(compiled.movement[module], [run.movement[module] for run in runs], weights, steps, about)
+        yield compared(GRADIENTS, module, partial(_gradients, module), whole)
+        yield compared(UPDATES, module, partial(_updates, module), [weights] * steps)
+        yield _Comparison("parameters", module, moved, [0.0] * steps)
+    for module in _moved_buffers(compiled, references):
+        moved = of_movement(
+            compiled.buffers[module], [run.buffers[module] for run in runs], last.buffer_norms[module], steps, about
+        )
+        yield _Comparison("buffers", module, moved, [0.0] * steps)
+
+
+def _moved_buffers(compiled: Trajectory, references: References) -> list[str]:
+    """Groups whose buffers some run moved, and every eager one to finite numbers."""
+    runs = (compiled, *references.runs)
+    return [module for module in _sound_buffers(compiled, references) if any(bool(run.buffers[module].any()) for run in runs)]
+
+
+def _sound_buffers(compiled: Trajectory, references: References) -> list[str]:
+    def is_sound(module: str) -> bool:
+        return all(module in run.buffers and bool(run.buffers[module].isfinite().all()) for run in references.runs)
+
+    return [module for module in compiled.buffers if is_sound(module)]
+
+
+def _outputs_compare(references: References) -> bool:
+    """Whether outputs can be compared element by element; those of random steps are different by right."""
+    return bool(references.eager.outputs) and not references.eager.random
+
+
+def _circumstances(compiled: Trajectory, references: References) -> Circumstances:
+    random = references.eager.random
+    norms = [[run.gradients[module] for run in references.runs] for module in compiled.gradients]
+    return Circumstances(
+        random=random,
+        has_precise=references.precise is not None,
+        rounding=references.rounding,
+        comparisons=1 + _outputs_compare(references) + 3 * len(compiled.gradients) + len(_moved_buffers(compiled, references)),
+        calm=calm_steps(norms) if random else range(len(compiled.losses)),
+    )
+
+
+def _percent(relative: float | None) -> str:
+    return "an unknown amount" if relative is None else f"{100 * relative:.3g} %"
+
+
+def _gradients(module: str, run: Trajectory) -> Sequence[float]:
+    return run.gradients[module]
+
+
+def _updates(module: str, run: Trajectory) -> Sequence[float]:
+    return run.updates[module]
+
+
+@dataclass(frozen=True, slots=True)
+class _NotFinite:
+    step: int
+    text: str
+
+
+def _not_finite(run: Trajectory) -> _NotFinite | None:
+    """The first number that is not finite, in the order in which a step computes them."""
+    series = {
+        "loss": run.losses,
+        **{f"gradients of {module}": norms for module, norms in run.gradients.items()},
+        **{f"updates of {module}": lengths for module, lengths in run.updates.items()},
+    }
+    found = [(step, what) for what, values in series.items() if (step := _first_not_finite(values)) is not None]
+    if not found:
+        return None
+    step, what = min(found, key=lambda item: item[0])
+    return _NotFinite(step, f"{what} of step {step}: not finite")
+
+
+def _has_infinities(run: Trajectory) -> bool:
+    return any(any(counts) for counts in run.infinities)
+
+
+def _infinite_elsewhere(run: Trajectory, references: References) -> _NotFinite | None:
+    """The first step whose outputs are not infinite in the same places as run A's: in those sampled, and as many in all."""
+    eager = references.eager
+    pairs = zip(zip(run.outputs, run.infinities, strict=False), zip(eager.outputs, eager.infinities, strict=False), strict=False)
+    for step, ((elements, counts), (expected, expected_counts)) in enumerate(pairs):
+        if list(counts) != list(expected_counts) or not torch.equal(
+            _signs_of_infinities(elements), _signs_of_infinities(expected)
+        ):
+            return _NotFinite(step, f"outputs of step {step}: infinite elsewhere than eager ones")
+    return None
+
+
+def _buffers_not_finite(compiled: Trajectory, references: References) -> _NotFinite | None:
+    """The first buffers that the compared steps moved where no number is, and no eager run did."""
+    bad = (module for module in _sound_buffers(compiled, references) if not bool(compiled.buffers[module].isfinite().all()))
+    return next((_NotFinite(len(compiled.losses) - 1, f"buffers of {module}: not finite") for module in bad), None)
+
+
+def _signs_of_infinities(elements: Tensor) -> Tensor:
+    return torch.where(elements.isinf(), elements.sign(), 0.0)
+
+
+def _first_not_finite(values: Sequence[float], infinite: bool = False) -> int | None:
+    """Index of the first that is no number or, unless such are right, infinite."""
+    return next((step for step, value in enumerate(values) if math.isnan(value) or (math.isinf(value) and not infinite)), None)

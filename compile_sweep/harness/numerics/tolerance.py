@@ -1,0 +1,331 @@
+"""How far a right run may be from eager runs, by how far these are from each other.
+
+Background. Where steps draw random numbers (dropout), right runs scatter. The eager runs are draws of the same distribution, so
+the deviation of the run under test, over their standard deviation at that step, has Student's t distribution; the steps'
+probabilities are combined by Fisher's method. A step counts for as much as it is certain: while eager runs are near to each
+other a wrong constant factor of a per cent is found, and where they have drifted apart by chance nothing is concluded.
+
+Where steps are deterministic nothing but rounding differs. Two eager runs round nearly alike, so their distance from a more
+precise run is the scale, and a run that rounds otherwise but as finely has errors of the same variance: the ratio of variances
+has Fisher's F distribution.
+
+All quantiles are taken so that the comparisons of a check together raise a false alarm at the rate `FALSE_ALARMS` (Bonferroni).
+Figures behind the constants are in docs/log.md.
+
+Quantiles and tails of the distributions that tolerances are taken from: Fisher's F, Student's t, χ².
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_INTERVALS = 200
+"""Of Simpson's rule; gives tails of 1e-9 to six digits."""
+
+
+@cache
+def f_quantile(tail: float, above: float, below: float) -> float:
+    """The value that an F-distributed one exceeds with probability `tail`.
+
+    Args:
+        tail: probability, below a half.
+        above: degrees of freedom of the numerator, at least 1.
+        below: degrees of freedom of the denominator, at least 1.
+    """
+    low, high = 0.0, 1.0
+    while f_tail(high, above, below) > tail:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if f_tail(middle, above, below) > tail else (low, middle)
+    return high
+
+
+def f_tail(value: float, above: float, below: float) -> float:
+    """Probability that an F-distributed value exceeds `value`.
+
+    With t = sin²θ, the regularised incomplete beta function I_x(below/2, above/2) at x = below / (below + above · value) is the
+    integral of 2 sin^(below-1) θ cos^(above-1) θ / B(below/2, above/2) from 0 to asin √x.
+    """
+    end = math.asin(math.sqrt(below / (below + above * value)))
+    angles = np.linspace(0.0, end, _INTERVALS + 1)
+    weights = np.full(_INTERVALS + 1, 2.0)
+    weights[1::2], weights[0], weights[-1] = 4.0, 1.0, 1.0
+    integrand = np.sin(angles) ** (below - 1) * np.cos(angles) ** (above - 1)
+    log_beta = math.lgamma(above / 2) + math.lgamma(below / 2) - math.lgamma((above + below) / 2)
+    return 2 * math.exp(-log_beta) * float(weights @ integrand) * end / _INTERVALS / 3
+
+
+def chi_square_quantile(tail: float, degrees: float) -> float:
+    """The value that a χ²-distributed one exceeds with probability `tail`, after Wilson and Hilferty (1931), to about 1 %."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + NormalDist().inv_cdf(1 - tail) * math.sqrt(spread)) ** 3
+
+
+def surprise(deviations: Sequence[float] | NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
+    """For each of some t-distributed values, -2 log of the probability of one as far from zero: χ² with 2 degrees of freedom."""
+    grid, values = _surprises(degrees)
+    found: NDArray[np.float64] = np.interp(np.abs(deviations), grid, values)
+    return found
+
+
+@cache
+def _surprises(degrees: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    grid = np.concatenate([[0.0], np.geomspace(1e-3, 1e9, 1200)])
+    return grid, np.array([-2 * math.log(f_tail(t * t, 1.0, degrees)) for t in grid])
+
+
+FALSE_ALARMS = 1e-3
+"""Of one check of a right run: one setting in a thousand is wrongly called diverging."""
+
+CALM = 2.0
+"""Times the quietest steps' scatter up to which a step is judged. Beyond, chance differences have grown through training, steps
+that follow each other err alike and by more than a normal distribution has."""
+
+MAX_DIMENSIONS = 30
+"""Independent directions that a group's parameters may scatter in; 40 and more were measured for groups of 128 elements."""
+
+FLIPPED_ELEMENTS = 12
+"""Left out of a distance, those that differ most, but at most a tenth. Adam moves an element whose gradient is nothing but
+rounding noise by a whole step either way. That is rare: where no eager run met it, a right run meets more than 12 of them
+with a probability below that of a false alarm (Poisson, -log 1e-5 = 11.5)."""
+
+RECORDED_ROUNDING = 4 * 2.0**-24
+"""Relative; the recorded numbers are float32, and sums of such."""
+
+_FURTHEST = 1e9
+"""Relative deviation beyond which all are alike, so that squares do not overflow."""
+
+COARSER = 16.0
+"""Times the floors, where no more precise run shows what rounding does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Respect:
+    """Something that each step has and runs are compared in."""
+
+    name: str
+    correlation: float
+    """Steps that carry the information of one independent step: the variance of Fisher's statistic over that of independent
+    steps. Measured in eager runs of captioning."""
+    roundings: float
+    """Of the compute dtype, that the value may be off by where the eager runs happen to agree."""
+    single_steps: bool
+    """Whether a single step can be held against a run; not where chance has longer tails than a normal distribution."""
+
+
+LOSS = Respect(name="loss", correlation=2.0, roundings=1 / 8, single_steps=True)
+"""A mean over many tokens, computed in float32, so that their roundings average out."""
+GRADIENTS = Respect(name="gradients", correlation=2.5, roundings=1.0, single_steps=True)
+UPDATES = Respect(name="updates", correlation=2.5, roundings=1 / 4, single_steps=False)
+"""Adam averages gradients, so updates that follow each other are alike. Other kernels for the same attention moved one block's
+by 0.62 % on an H200, where an eighth of a rounding allowed 0.59 % (docs/log.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How far a run is from eager in one respect, and how far it may be; relative."""
+
+    gap: float | None
+    """None where a number is not finite."""
+    tolerance: float | None
+    kind: str
+    """rms: root mean square over the steps; constant: the constant error that would be as surprising as all steps together;
+    step: of a single step; distance: of parameters."""
+
+    @property
+    def share(self) -> float:
+        """The gap in units of its tolerance: above 1 is out of tolerance."""
+        if self.gap is None or self.tolerance is None:
+            return math.inf
+        return self.gap / self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What tolerances depend on beside the runs."""
+
+    random: bool
+    """Whether right runs draw different random numbers."""
+    has_precise: bool
+    """Whether the last of the eager runs is a more precise one."""
+    rounding: float
+    """Relative, of one operation under the settings."""
+    comparisons: int
+    """All that the check makes."""
+    calm: Sequence[int]
+    """Indices of the steps that are judged."""
+
+    @property
+    def level(self) -> float:
+        """Probability of a false alarm left to each comparison."""
+        return FALSE_ALARMS / self.comparisons
+
+    def floor(self, roundings: float) -> float:
+        """Relative difference that is never held against a run."""
+        return (roundings * self.rounding + RECORDED_ROUNDING) * (1 if self.has_precise else COARSER)
+
+
+def calm_steps(eager: Sequence[Sequence[Sequence[float]]]) -> list[int]:
+    """Indices of the steps at which eager runs have not drifted apart.
+
+    Args:
+        eager: norms, for each of some groups of modules, each run, each step.
+    """
+    values = np.array(eager)
+    centers = values.mean(axis=1, keepdims=True)
+    relative = np.divide(values - centers, centers, out=np.zeros_like(values), where=centers != 0)
+    scatter = np.sqrt((relative**2).mean(axis=(0, 1)))
+    quiet = np.sort(scatter)[min(2, len(scatter) - 1)]
+    return [int(step) for step in np.flatnonzero(scatter <= CALM * quiet)]
+
+
+def of_series(
+    respect: Respect, run: Sequence[float], eager: Sequence[Sequence[float]], sizes: Sequence[float], about: Circumstances
+) -> tuple[Gap, list[float]]:
+    """Compares a value that each step has.
+
+    Args:
+        respect: what it is.
+        run: of the run under test, a value a step.
+        eager: of the eager runs, the precise one last.
+        sizes: for each step, what the value is a part of, whose rounding in float32 it carries.
+        about: the circumstances.
+
+    Returns:
+        The gap nearest to its tolerance or furthest above it, and that of each judged step by itself, 0 for the others.
+    """
+    calm = list(about.calm)
+    values = np.array(eager, dtype=np.float64)[:, calm]
+    # Deterministic runs round around the precise one, random ones scatter around their mean.
+    centers = values[-1] if about.has_precise and not about.random else values.mean(axis=0)
+    scales = np.maximum(np.abs(centers), RECORDED_ROUNDING * np.array(sizes)[calm])
+    scales[scales == 0] = 1.0
+    with np.errstate(over="ignore"):
+        deviations = ((np.array(run, dtype=np.float64)[calm] - centers) / scales).clip(-_FURTHEST, _FURTHEST)
+    variances = (((values - centers) / scales) ** 2).sum(axis=0) / (len(values) - 1)
+    floor = about.floor(respect.roundings)
+    judge = _of_random if about.random else _of_deterministic
+    steps = np.zeros(len(run))
+    steps[calm] = np.abs(deviations)
+    return judge(respect, deviations, variances, len(values), floor, about), steps.tolist()
+
+
+def _of_deterministic(
+    respect: Respect,
+    deviations: NDArray[np.float64],
+    variances: NDArray[np.float64],
+    runs: int,
+    floor: float,
+    about: Circumstances,
+) -> Gap:
+    draws = max(1.0, len(deviations) / respect.correlation)
+    limit = math.sqrt(f_quantile(about.level, draws, draws) * float(variances.mean())) + floor
+    return Gap(gap=math.sqrt(float((deviations**2).mean())), tolerance=limit, kind="rms")
+
+
+def _of_random(
+    respect: Respect,
+    deviations: NDArray[np.float64],
+    variances: NDArray[np.float64],
+    runs: int,
+    floor: float,
+    about: Circumstances,
+) -> Gap:
+    level = about.level / 2 if respect.single_steps else about.level
+    spreads = np.sqrt((variances + floor**2) * (1 + 1 / runs))
+    degrees = runs - 1
+    together = max(1.0, 2 * len(deviations) / respect.correlation)
+    limit = respect.correlation * chi_square_quantile(level, together)
+    gaps = [
+        Gap(
+            gap=_constant(float(surprise(deviations / spreads, degrees).sum()), spreads, degrees),
+            tolerance=_constant(limit, spreads, degrees),
+            kind="constant",
+        )
+    ]
+    if respect.single_steps:
+        furthest = int(np.argmax(np.abs(deviations) / spreads))
+        allowed = math.sqrt(f_quantile(level / len(deviations), 1, degrees))
+        gaps.append(Gap(gap=float(abs(deviations[furthest])), tolerance=allowed * float(spreads[furthest]), kind="step"))
+    return max(gaps, key=lambda gap: gap.share)
+
+
+def _constant(surprises: float, spreads: NDArray[np.float64], degrees: int) -> float:
+    """The deviation that, alike in all steps, is as surprising as this."""
+    low, high = 0.0, float(spreads.max())
+    while surprise(high / spreads, degrees).sum() < surprises and high < 1e6:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if surprise(middle / spreads, degrees).sum() < surprises else (low, middle)
+    return high
+
+
+def of_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, steps: int, about: Circumstances) -> Gap:
+    """Compares where a group's parameters went, relative to how far the last of the eager runs went.
+
+    Args:
+        run: displacement in the run under test, a vector.
+        eager: in the eager runs, the precise one last.
+        start_norm: 2-norm of the parameters at the start.
+        steps: how many the displacement took.
+        about: the circumstances.
+    """
+    scale = max(float(torch.linalg.vector_norm(eager[-1])), RECORDED_ROUNDING * start_norm) or 1.0
+    # The largest distance of two, because eager runs that round alike say nothing of rounding.
+    largest = max(_distance(a, b) for i, a in enumerate(eager) for b in eager[i + 1 :]) / scale
+    if about.random:
+        runs = len(eager)
+        draws = min(MAX_DIMENSIONS, max(1.0, run.numel() / 4))
+        factor = f_quantile(about.level, draws, draws * (runs - 1)) * (1 + 1 / runs) / 2
+        center = torch.stack(list(eager)).mean(dim=0)
+    else:
+        factor = f_quantile(about.level, steps, steps)
+        center = eager[-1]
+    # About the share `rounding` of a gradient's elements is rounding noise, and Adam moves each of them by a whole step either
+    # way: that share of the square of the movement is the square of a distance.
+    floor = math.sqrt(about.floor(1.0))
+    return Gap(gap=_distance(run, center) / scale, tolerance=math.sqrt(factor) * largest + floor, kind="distance")
+
+
+def of_outputs(run: Sequence[Tensor], eager: Sequence[Sequence[Tensor]], about: Circumstances) -> tuple[Gap, list[float]]:
+    """Compares the outputs of deterministic inference, element by element, relative to the size of the last eager run's.
+
+    Args:
+        run: elements of each step's outputs in the run under test.
+        eager: in the eager runs, the precise one last.
+        about: the circumstances.
+
+    Returns:
+        The gap over all steps, and that of each step.
+    """
+    sizes = [float(torch.linalg.vector_norm(outputs)) or 1.0 for outputs in eager[-1]]
+
+    def gaps(of: Sequence[Tensor]) -> list[float]:
+        pairs = zip(of, eager[-1], sizes, strict=True)
+        return [float(torch.linalg.vector_norm(one - center)) / size for one, center, size in pairs]
+
+    steps = gaps(run)
+    scatter = max(_rms(gaps(other)) for other in eager[:-1])
+    limit = math.sqrt(f_quantile(about.level, len(steps), len(steps))) * scatter + about.floor(1.0)
+    return Gap(gap=_rms(steps), tolerance=limit, kind="rms"), steps
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    difference = (one - other).abs()
+    kept = difference.numel() - min(FLIPPED_ELEMENTS, difference.numel() // 10)
+    return float(torch.linalg.vector_norm(difference.sort().values[:kept]))

@@ -1,0 +1,399 @@
+"""Compile settings as the Python a person would paste into a training script.
+
+`compiling.py` executes exactly this text, so what is exported is what was measured. Pure: no torch here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compile_sweep.harness import source_ddp
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.part_settings import part_of
+from compile_sweep.schema.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema.shapes import length_grouped
+
+_DYNAMIC_ARGUMENT = {
+    Dynamic.STATIC: "False",
+    Dynamic.BUCKETS: "False",
+    Dynamic.TRUE: "True",
+}
+"""What `torch.compile(dynamic=...)` takes for each strategy; the others leave it to torch."""
+
+_AUTOCAST_DTYPE = {Autocast.BF16: "bfloat16", Autocast.FP16: "float16", Autocast.OFF: None}
+
+_INITIAL_SCALE = 1024.0
+"""Of the gradient scaler. torch's own, 65536, makes the first steps' gradients infinite and skips them; this does not here."""
+
+_LEAST = 2
+"""Lower bound of a marked dimension where only the upper one is given; torch's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the source must know of a workload, its model and the machine."""
+
+    workload: str
+    device_type: str
+    """torch's name: cpu or cuda."""
+    torch_version: tuple[int, int]
+    max_length: int
+    """Tokens."""
+    targets: Mapping[str, Mapping[str, tuple[int, ...]]]
+    """Modules to compile apart, by dotted name, each with the dimensions of its arguments that change; `""` is the whole."""
+    autocast: str | None
+    """The workload's own autocast dtype by torch's name; None for none."""
+    attention: str | None
+    """A statement that switches `model` to the settings' attention; None to leave it."""
+    grad_mode: str | None = None
+    """torch's context in which an inference-only step runs; None for a training step."""
+    average_decay: float | None = None
+    """Of a moving average of the weights; None for none."""
+    num_workers: int = 1
+    """That train together."""
+    process_statements: Sequence[str] = ()
+    """The workload's own process-wide settings."""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced over several workers."""
+        return self.num_workers > 1 and self.grad_mode is None
+
+
+def to_source(settings: CompileSettings, facts: Facts) -> str:
+    """A module whose `make_step(model, optimizer)` returns the training step under these settings.
+
+    That of an inference-only workload is `make_step(model)`.
+
+    Raises:
+        SettingsError: the settings name a part the workload does not have.
+    """
+    step = _make_step(settings, facts) if facts.grad_mode is None else _make_inference(settings, facts)
+    wrap = [*source_ddp.wrapper(settings.ddp, facts.torch_version), "", ""] if facts.reduces else []
+    body = [*wrap, *_compile_model(settings, facts), "", "", *step]
+    text = "\n".join(body)
+    fragments = list(_fragments(text))
+    code = "\n\n\n".join(["\n".join(_batching(settings, facts)), *fragments, text])
+    settled = "\n".join(_process_wide(settings, facts))
+    head = [f'"""{settings.label}: compile settings for the workload {facts.workload}.', "", f"{settings.key}", '"""']
+    parts = ["\n".join(head), "\n".join(_imports(settled + code)), *filter(None, [settled]), *_constants(settings, facts)]
+    return "\n\n".join(parts) + "\n\n\n" + code + "\n"
+
+
+def autocast_of(settings: CompileSettings, facts: Facts) -> str | None:
+    """The dtype that the step's autocast runs in, by torch's name; None for no autocast."""
+    return facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
+
+
+def optimizer_options(kind: OptimizerKind) -> dict[str, bool]:
+    """Arguments for the optimizer's constructor; a compiled optimizer is a foreach one whose step is compiled later."""
+    return {"fused": True} if kind is OptimizerKind.FUSED else {"foreach": True}
+
+
+def _imports(code: str) -> Iterator[str]:
+    yield "from __future__ import annotations"
+    yield ""
+    standard = {"inspect": "inspect.", "random": "random."}
+    yield from (f"import {name}" for name, use in standard.items() if use in code)
+    if names := [name for name in ("Callable", "Sequence") if re.search(rf"\b{name}\b", code)]:
+        yield f"from collections.abc import {', '.join(names)}"
+    if names := [name for name in ("FunctionType", "MethodType") if name in code]:
+        yield f"from types import {', '.join(names)}"
+    if re.search(r"\bAny\b", code):
+        yield "from typing import Any"
+    yield ""
+    yield "import torch"
+    if "torch._inductor.config." in code:
+        yield "import torch._inductor.config"
+    if "mark_dynamic" in code:
+        yield "from torch._dynamo import mark_dynamic"
+    if "foreach_map(" in code:
+        yield "from torch._higher_order_ops.foreach_map import foreach_map"
+    if "list_mode_options" in code:
+        yield "from torch._inductor import list_mode_options"
+    if "maybe_warm_pool" in code:
+        yield "from torch._inductor.async_compile import maybe_warm_pool"
+    if "compile_tasks" in code:
+        yield "from torch._inductor.runtime import compile_tasks"
+    yield from source_ddp.imports(code)
+    if re.search(r"\bDistributedDataParallel\b(?! )", code):
+        yield "from torch.nn.parallel import DistributedDataParallel"
+
+
+def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    yield from facts.process_statements
+    if settings.recompile_limit is not None:
+        yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
+    if settings.matmul_precision is not None:
+        yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
+    if facts.reduces:
+        yield from source_ddp.process_wide(settings.ddp)
+    if facts.device_type == "cuda" and settings.mode is not None:
+        yield "maybe_warm_pool()  # starts Inductor's compile workers now, while the model is still to be built"
+    if facts.device_type == "cuda" and facts.torch_version < (2, 13) and settings.tunes:
+        # docs/log.md has what it gives: a regional compile that took minutes takes less than one.
+        yield "# Before torch 2.13, compile workers assemble kernels with another ptxas than this process, which therefore does"
+        yield "# not find what they made in Triton's cache and compiles every choice of max-autotune again, one by one."
+        yield "compile_tasks._set_triton_ptxas_path()"
+
+
+def _constants(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    if facts.grad_mode is None:
+        options = _dictionary(optimizer_options(settings.optimizer))
+        yield f'OPTIMIZER_OPTIONS = {options}\n"""For the constructor of the optimizer."""'
+    if settings.scope is Scope.REGIONAL:
+        if settings.marks:
+            groups: dict[str, tuple[list[str], Mapping[str, tuple[int, ...]]]] = {}
+            for name, dims in facts.targets.items():
+                groups.setdefault(repr(dims), ([], dims))[0].append(name)
+            lines = [f"    **dict.fromkeys({_names(names)}, {_dictionary(dims)})," for names, dims in groups.values()]
+            yield "\n".join(
+                ["BLOCKS = {", *lines, "}", '"""Repeated blocks, and the dimensions of their arguments that change."""']
+            )
+        else:
+            yield f"BLOCKS = {_names(list(facts.targets))}"
+    elif settings.scope is Scope.FULL and settings.marks:
+        yield f'DIMS = {_dictionary(facts.targets[""])}\n"""Dimensions of the model\'s inputs that change from batch to batch."""'
+
+
+def _names(names: Sequence[str]) -> str:
+    """A list of dotted names as source, runs of numbered ones as comprehensions."""
+    pieces: list[str] = []
+    runs: dict[tuple[str, str], list[int]] = {}
+    for name in names:
+        match = re.fullmatch(r"(.*?)(?<!\d)(0|[1-9]\d*)((?:\.\D.*)?)", name)  # 01 is a name: written as a number it is 1
+        if match:
+            runs.setdefault((match[1], match[3]), []).append(int(match[2]))
+        else:
+            pieces.append(f'"{name}"')
+    for (before, after), numbers in runs.items():
+        if numbers == list(range(len(numbers))):
+            pieces.append(f'*(f"{before}{{i}}{after}" for i in range({len(numbers)}))')
+        else:
+            pieces += [f'"{before}{number}{after}"' for number in numbers]
+    return f"[{', '.join(pieces)}]"
+
+
+def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    if settings.group_window is not None:
+        yield f"# Batches: rows = length_grouped(row_lengths, batch_size, window={settings.group_window})"
+        yield inspect.getsource(length_grouped).rstrip() + "\n\n"
+    lengths = settings.shape_policy(facts.max_length).lengths()
+    yield "def padded_length(longest: int) -> int:"
+    yield '    """Tokens to pad a batch to whose longest row has `longest` tokens."""'
+    yield f"    if longest > {lengths[-1]}:"
+    yield f'        raise ValueError(f"{{longest}} tokens are above {lengths[-1]}, the most that was measured; sweep again")'
+    if settings.padding is Padding.MAX:
+        yield f"    return {facts.max_length}"
+    elif settings.padding is Padding.LONGEST:
+        multiple = settings.pad_multiple or 1
+        longest = f"max(longest, {settings.shortest})" if settings.shortest > multiple else "longest"
+        yield f"    return min({facts.max_length}, -(-{longest} // {multiple}) * {multiple})"
+    else:
+        yield f"    return next(bucket for bucket in {lengths} if bucket >= longest)"
+
+
+def _compile_model(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    yield "def compile_model(model: torch.nn.Module) -> Any:"
+    yield '    """Compiles the model, or modules inside it, and returns what to call in its place."""'
+    if facts.attention or settings.scope in (Scope.REGIONAL, Scope.MODULAR):
+        yield "    inner = model.module if isinstance(model, DistributedDataParallel) else model"
+    if facts.attention:
+        yield f"    {facts.attention}"
+    if settings.scope is Scope.FULL:
+        yield f"    return torch.compile(model{_arguments(settings, facts)})"
+        return
+    if settings.scope is Scope.REGIONAL:
+        yield from _compile_blocks(settings, facts)
+    elif settings.scope is Scope.MODULAR:
+        yield from _compile_parts(settings, facts)
+    yield "    return model"
+
+
+def _compile_blocks(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    compiled = f"torch.compile(with_own_code(module.forward){_arguments(settings, facts)})"
+    yield f"    for name{', dims' if settings.marks else ''} in BLOCKS{'.items()' if settings.marks else ''}:"
+    yield "        module = inner.get_submodule(name)"
+    if settings.marks:
+        yield f"        compiled = {compiled}"
+        yield "        module.forward = marked_forward(module, compiled, dims) if dims else compiled"
+    else:
+        yield f"        module.forward = {compiled}"
+
+
+def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    short = [name.rpartition(".")[2] for name in facts.targets]
+    for name, _ in settings.parts or ():
+        if name not in (*facts.targets, *short):
+            raise SettingsError(f"parts.{name}: the workload {facts.workload} has no such part; use {', '.join(short)}")
+    for name, dims in facts.targets.items():
+        part = part_of(settings.parts, name)
+        if part.compile is False:
+            continue
+        dynamic = part.dynamic or settings.dynamic
+        compiled = f"torch.compile(with_own_code(module.forward){_arguments(settings, facts, part.mode, dynamic)})"
+        yield f'    module = inner.get_submodule("{name}")'
+        if dynamic is Dynamic.MARK and dims:
+            yield f"    compiled = {compiled}"
+            yield f"    module.forward = marked_forward(module, compiled, {_dictionary(dims)})"
+        else:
+            yield f"    module.forward = {compiled}"
+
+
+def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    dtype = autocast_of(settings, facts)
+    scaled = settings.autocast is Autocast.FP16
+    yield "def make_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:"
+    yield '    """The training step: call it with the model\'s inputs by name; it returns the loss, detached.'
+    yield ""
+    yield "    `before_update` is called when the gradients are there and not yet used, for example to clip them."
+    yield '    """'
+    compiles_backward = facts.reduces and source_ddp.compiles_backward(settings.ddp)
+    yield f"    forward = {source_ddp.wrapped_and_compiled(settings.ddp) if facts.reduces else 'compile_model(model)'}"
+    if compiles_backward:
+        yield f"    backward = torch.compile(run_backward{_arguments(settings, facts, fullgraph=False)})"
+    yield f"    update = {_update(settings, facts)}"
+    if facts.average_decay is not None:
+        yield f"    average = moving_average(model, {facts.average_decay})"
+    if settings.static_gradients:
+        yield "    keep_gradients(model)"
+    if scaled:
+        yield f'    scaler = torch.amp.GradScaler("{facts.device_type}", init_scale={_INITIAL_SCALE})'
+        if settings.optimizer in COMPILED_OPTIMIZERS:
+            yield "    optimizer.step = update  # the scaler calls it, unless a gradient is not finite"
+    yield ""
+    yield "    def step(inputs: dict[str, Any], before_update: Callable[[], None] | None = None) -> torch.Tensor:"
+    if settings.scope is Scope.FULL and settings.marks:
+        yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
+    if settings.claims_cudagraphs:
+        yield "        torch.compiler.cudagraph_mark_step_begin()"
+    if dtype is None:
+        yield "        loss = forward(**inputs)"
+    else:
+        yield f'        with torch.autocast("{facts.device_type}", dtype=torch.{dtype}):'
+        yield "            loss = forward(**inputs)"
+    scaled_loss = "scaler.scale(loss)" if scaled else "loss"
+    yield f"        backward({scaled_loss})" if compiles_backward else f"        {scaled_loss}.backward()"
+    if scaled:
+        yield "        scaler.unscale_(optimizer)"
+    yield "        if before_update is not None:"
+    yield "            before_update()"
+    yield from ["        scaler.step(optimizer)", "        scaler.update()"] if scaled else ["        update()"]
+    if facts.average_decay is not None:
+        yield "        average()"
+    yield f"        optimizer.zero_grad(set_to_none={not settings.static_gradients})"
+    yield "        return loss.detach().clone()  # the next step may use the loss's memory again"
+    yield ""
+    yield "    return step"
+
+
+def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
+    dtype = autocast_of(settings, facts)
+    yield "def make_step(model: torch.nn.Module) -> Callable[..., Any]:"
+    yield '    """The inference step: call it with the model\'s inputs by name; it returns what the model does.'
+    yield ""
+    yield "    With CUDA graphs, the next call writes to the same memory: copy what is to last."
+    yield '    """'
+    yield "    forward = compile_model(model)"
+    yield ""
+    yield f"    @torch.{facts.grad_mode}()"
+    yield "    def step(inputs: dict[str, Any]) -> Any:"
+    if settings.scope is Scope.FULL and settings.marks:
+        yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
+    if settings.claims_cudagraphs:
+        yield "        torch.compiler.cudagraph_mark_step_begin()"
+    if dtype is None:
+        yield "        return forward(**inputs)"
+    else:
+        yield f'        with torch.autocast("{facts.device_type}", dtype=torch.{dtype}):'
+        yield "            return forward(**inputs)"
+    yield ""
+    yield "    return step"
+
+
+def _update(settings: CompileSettings, facts: Facts) -> str:
+    # Parameters never change size, so the optimizer's graph is static under every strategy.
+    arguments = _arguments(settings, facts, dynamic=Dynamic.STATIC, fullgraph=False)
+    if settings.optimizer is OptimizerKind.COMPILED:
+        return f"torch.compile(optimizer.step{arguments})"
+    if settings.optimizer is OptimizerKind.FOREACH_MAP:
+        return f"foreach_map_adam(optimizer{arguments})"
+    return "optimizer.step"
+
+
+def _arguments(
+    settings: CompileSettings,
+    facts: Facts,
+    mode: Mode | None = None,
+    dynamic: Dynamic | None = None,
+    *,
+    fullgraph: bool | None = None,
+) -> str:
+    """What follows the first argument of `torch.compile`."""
+    mode, dynamic = mode or settings.mode, dynamic or settings.dynamic
+    fullgraph = settings.fullgraph if fullgraph is None else fullgraph
+    options: dict[str, Any] = dict(settings.options or ())
+    if settings.shape_padding is not None:
+        options["shape_padding"] = settings.shape_padding
+    elif dynamic is Dynamic.MARK and facts.torch_version < (2, 13):
+        # Before 2.13, Inductor's padding of matrix products decides by comparing sizes with the marked length, which leaves
+        # only the length equal to the head dimension and fails on it (docs/log.md).
+        options["shape_padding"] = False
+    argument = _DYNAMIC_ARGUMENT.get(dynamic) if dynamic else None
+    words = []
+    if fullgraph:
+        words.append("fullgraph=True")
+    if settings.backend is not None:
+        words.append(f'backend="{settings.backend}"')
+    if argument:
+        words.append(f"dynamic={argument}")
+    if mode not in (None, Mode.DEFAULT):
+        # `mode` and `options` exclude each other in torch.compile.
+        words.append(f"options={_dictionary(options, base=mode)}" if options else f'mode="{mode}"')
+    elif options:
+        words.append(f"options={_dictionary(options)}")
+    return "".join(f", {word}" for word in words)
+
+
+def _dictionary(values: Mapping[str, Any], base: Mode | None = None) -> str:
+    items = [f'**list_mode_options("{base}")'] if base else []
+    return "{" + ", ".join([*items, *(f'"{name}": {_quoted(value)}' for name, value in values.items())]) + "}"
+
+
+def _quoted(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set(value) & {'"', "\\"} else repr(value)
+
+
+def _bounds(settings: CompileSettings, facts: Facts) -> str:
+    if settings.dynamic_min is None and settings.dynamic_max is None:
+        return ""
+    # Both, always: with one alone torch 2.11 to 2.13 ends in an AssertionError (pytorch/pytorch#194091). No batch is longer than
+    # the workload's longest, and more would contradict a model that knows no more positions.
+    return f", min={settings.dynamic_min or _LEAST}, max={settings.dynamic_max or facts.max_length}"
+
+
+def _fragments(code: str) -> Iterator[str]:
+    """The functions of `source_runtime.py` that the code calls, and those that they call, in their order there."""
+    text = (Path(__file__).parent / "source_runtime.py").read_text(encoding="utf-8")
+    pieces = [piece.strip() for piece in re.split(r"\n\n\n", text)[1:]]
+    named: dict[str, str] = {}
+    for piece in pieces:
+        found = re.match(r"(?:def )?(\w+)", piece)
+        assert found, piece[:40]
+        named[found[1]] = re.sub(r"  # type: ignore\[[\w-]+\]", "", piece)
+    wanted: set[str] = set()
+
+    def want(user: str) -> None:
+        for name, piece in named.items():
+            if name not in wanted and re.search(rf"\b{name}\b", user):
+                wanted.add(name)
+                want(piece)
+
+    want(code)
+    yield from (piece for name, piece in named.items() if name in wanted)

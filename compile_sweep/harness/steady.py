@@ -1,0 +1,295 @@
+"""The steady state: whole passes over a pool of prepared batches, with eager reference steps between them.
+
+Background: batches of different length take different times, and that is no noise, so each padded length is a stratum of its
+own. Of a length there are many steps, so that stretches in which the host is slow do not move its median. A GPU's clock drifts
+by more than the differences worth measuring, so blocks of eager steps alternate with the passes: a slower clock slows both, and
+their ratio stays. After every switch one step goes untimed, and its end is where timing begins, so that the device never waits
+for the first launch.
+
+Output: `Window`, all times kept, outliers included, and the figures that follow from it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compile_sweep.contract.base import Batch
+from compile_sweep.harness.distributed import agreed, largest_everywhere
+
+OUTLIER_FACTOR = 1.5
+"""Times its batch's median above which a step is counted as an outlier."""
+
+HOPELESS_FROM, HOPELESS_FACTOR = 5, 10
+"""After so many passes a window is given up whose interval would need so many times the limit of passes. A GPU that waits for a
+noisy host needs hundreds for an interval of 1 %; a few more would only cost its time."""
+
+LEAST_S = 1.0
+"""Seconds for which a window grows however narrow its interval is. Passes of steps of a millisecond are over before the host's
+next hiccup, and few of them say little of the ratio to eager."""
+
+_RESAMPLINGS = 1000
+
+_T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""97.5 % quantiles of Student's t by degrees of freedom."""
+
+Step = Callable[[Batch], Tensor]
+"""Trains on a batch and returns its loss."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """Milliseconds of every timed step."""
+
+    lengths: Sequence[int]
+    """Padded length of each batch of the pool; where several workers step together, of the longest that one of them has."""
+    passes: list[list[float]] = field(default_factory=list)
+    """For each pass, the compiled step on each batch of the pool."""
+    chosen: Sequence[int] = ()
+    """Batches of the pool, by index, that the eager reference runs on."""
+    eager_blocks: list[list[float]] = field(default_factory=list)
+    """Eager steps on the chosen batches: block k stands between passes k and k+1."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Of every timed compiled step."""
+    eager_losses: list[Tensor] = field(default_factory=list)
+    """Of every timed eager step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a window is long enough."""
+
+    min_passes: int
+    max_passes: int
+    min_window_s: float
+    """Passes of a few milliseconds may be more than `max_passes`, until the window is this long."""
+    target_width: float
+    """Width of the median's 95 % interval over the median at which the window stops growing."""
+
+
+def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: torch.device) -> list[float]:
+    """Milliseconds of the step on each batch, by CUDA events, or a monotonic clock on CPUs; losses are appended.
+
+    Waiting for a batch counts to its step.
+    """
+    if device.type == "cuda":
+        marks = [_marked()]
+        for batch in batches:
+            losses.append(step(batch))
+            marks.append(_marked())
+        torch.cuda.synchronize(device)
+        return [before.elapsed_time(after) for before, after in pairwise(marks)]
+    times = [time.perf_counter()]
+    for batch in batches:
+        losses.append(step(batch))
+        times.append(time.perf_counter())
+    return [1e3 * (after - before) for before, after in pairwise(times)]
+
+
+def first_pass(step: Step, pool: Sequence[Batch], device: torch.device) -> Window:
+    """A window of one pass, with nothing else in the device's memory."""
+    window = Window(lengths=largest_everywhere([batch.length for batch in pool], device))
+    _pass(window, step, pool, device)
+    return window
+
+
+def grow(
+    window: Window, step: Step, pool: Sequence[Batch], limits: Limits, device: torch.device, *, reference: Step | None = None
+) -> None:
+    """Adds passes, each between two blocks of the reference, until the window is long enough.
+
+    Args:
+        window: as `first_pass` left it.
+        step: the compiled one.
+        pool: the same.
+        limits: when to stop; worker 0 decides for all, because workers step in lockstep.
+        device: where.
+        reference: an eager step, which runs on `window.chosen`.
+    """
+    eager_batches = [pool[index] for index in window.chosen]
+
+    def block() -> None:
+        if reference is not None and eager_batches:
+            reference(eager_batches[-1])
+            window.eager_blocks.append(timed(reference, eager_batches, window.eager_losses, device))
+
+    began = time.monotonic()
+    look_again_at = limits.min_passes
+    block()
+    while True:
+        if len(window.passes) >= look_again_at:
+            elapsed_s = time.monotonic() - began
+            long_enough = elapsed_s >= limits.min_window_s
+            at_limit = long_enough and len(window.passes) >= limits.max_passes
+            width = relative_width(window)
+            is_narrow = width <= limits.target_width and elapsed_s >= min(LEAST_S, limits.min_window_s)
+            if agreed(at_limit or is_narrow or (long_enough and _hopeless(window, width, limits)), device):
+                return
+            look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # looking costs time too
+        _pass(window, step, pool, device)
+        block()
+
+
+def _hopeless(window: Window, width: float, limits: Limits) -> bool:
+    """Whether the interval will not be narrow in time: its width shrinks with the root of the number of passes."""
+    done = len(window.passes)
+    return done >= HOPELESS_FROM and done * width**2 > HOPELESS_FACTOR * limits.max_passes * limits.target_width**2 > 0
+
+
+def _pass(window: Window, step: Step, pool: Sequence[Batch], device: torch.device) -> None:
+    step(pool[-1])
+    window.passes.append(timed(step, pool, window.losses, device))
+
+
+def _marked() -> torch.cuda.Event:
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark
+
+
+def representative(lengths: Sequence[int], count: int) -> list[int]:
+    """Indices of at most `count` batches that stand for all: those in the middle of as many equal parts, by length."""
+    by_length = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    count = min(count, len(by_length))
+    return [by_length[int((part + 0.5) * len(by_length) / count)] for part in range(count)]
+
+
+def stratified_median(passes: Sequence[Sequence[float]], lengths: Sequence[int]) -> float:
+    """Mean over the batches of the median step of their length; the plain median where all batches have one length."""
+    return float(_stratified_medians(np.asarray(passes)[None], lengths)[0])
+
+
+def median_ci95(passes: Sequence[Sequence[float]], lengths: Sequence[int]) -> tuple[float, float]:
+    """95 % interval of `stratified_median`.
+
+    The standard error is a bootstrap's over whole passes, so that what passes differ in, a clock's drift say, counts in full.
+    Passes are few, so it is corrected for their number and widened by Student's t; percentiles of three passes' resamplings
+    would cover far less than they say.
+    """
+    times = np.asarray(passes)
+    number = len(times)
+    median = stratified_median(passes, lengths)
+    if number < 2:
+        return 0.0, math.inf
+    # Always the same draws, so that equal times have equal intervals.
+    drawn = np.random.default_rng(0).integers(number, size=(_RESAMPLINGS, number))
+    error = float(_stratified_medians(times[drawn], lengths).std()) * math.sqrt(number / (number - 1))
+    half = _t975(number - 1) * error
+    return max(0.0, median - half), median + half
+
+
+def relative_width(window: Window) -> float:
+    """Width of the median's interval over the median."""
+    low, high = median_ci95(window.passes, window.lengths)
+    return (high - low) / stratified_median(window.passes, window.lengths)
+
+
+def _stratified_medians(times: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """For times of shape (resampling, pass, batch)."""
+    medians = np.zeros(len(times))
+    for length in sorted(set(lengths)):
+        of_length = np.flatnonzero(np.asarray(lengths) == length)
+        medians += len(of_length) * np.median(times[:, :, of_length].reshape(len(times), -1), axis=1)
+    return medians / len(lengths)
+
+
+def outliers(passes: Sequence[Sequence[float]]) -> int:
+    """Steps that took over `OUTLIER_FACTOR` times their batch's median."""
+    times = np.asarray(passes)
+    return int((times > OUTLIER_FACTOR * np.median(times, axis=0)).sum())
+
+
+def relative_half_width(passes: Sequence[Sequence[float]]) -> float:
+    """Relative half-width of the 95 % interval of a pass's mean total time.
+
+    From the scatter of whole passes: slow steps come in stretches, so steps of one pass are not independent of each other.
+    """
+    totals = [math.fsum(times) for times in passes]
+    if len(totals) < 2:
+        return math.inf
+    return _t975(len(totals) - 1) * statistics.stdev(totals) / math.sqrt(len(totals)) / statistics.fmean(totals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """A rate over whole passes."""
+
+    samples_per_s: float
+    ci95: tuple[float, float]
+    """Of samples a second."""
+    tokens_per_s: float
+
+
+def throughput(passes: Sequence[Sequence[float]], *, samples: float, tokens: float) -> Throughput:
+    """From the milliseconds of passes over so many samples and useful tokens each."""
+    seconds = statistics.fmean(map(math.fsum, passes)) / 1e3
+    rate, half = samples / seconds, relative_half_width(passes)
+    return Throughput(
+        samples_per_s=rate, ci95=(rate / (1 + half), rate / (1 - half) if half < 1 else math.inf), tokens_per_s=tokens / seconds
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speedup:
+    """Eager over compiled time on the same batches."""
+
+    ratio: float
+    ci95: tuple[float, float]
+
+
+def speedup(window: Window) -> Speedup | None:
+    """From the passes that stand between two eager blocks; None if there are fewer than two.
+
+    The ratio is that of total times, where the eager time beside a pass is the mean of the blocks before and after it: what
+    drifts linearly cancels. The interval is of a ratio estimator: each pass is paired with the block after it alone, so that no
+    block counts twice, and with r the ratio, the scatter of eager - r x compiled among whole passes is its error: what the
+    steps of a pass share, such as a host's slow stretch, counts in full.
+    """
+    blocks = np.asarray(window.eager_blocks)
+    if len(blocks) < 3:
+        return None
+    compiled = np.asarray(window.passes)[1 : len(blocks)][:, list(window.chosen)]
+    eager = (blocks[:-1] + blocks[1:]) / 2
+    ratio = float(eager.sum() / compiled.sum())
+    totals = (blocks[1:] - ratio * compiled).sum(axis=1)
+    error = math.sqrt(float(totals.var(ddof=1)) / len(totals)) / float(compiled.sum(axis=1).mean())
+    half = _t975(len(totals) - 1) * error
+    return Speedup(ratio=ratio, ci95=(max(0.0, ratio - half), ratio + half))
+
+
+def clock_drift(window: Window) -> float | None:
+    """Slowest over fastest block of the reference, less 1; None for fewer than two blocks."""
+    totals = [math.fsum(block) for block in window.eager_blocks]
+    return max(totals) / min(totals) - 1 if len(totals) > 1 else None
+
+
+def step_ms_at(window: Window, length: int) -> float:
+    """Milliseconds of a typical step of this padded length.
+
+    The median of the length's timed steps where the pool has it; otherwise on a straight line between the nearest lengths it
+    has, since most of a step is linear in the number of tokens. Below the shortest and above the longest, the line has the
+    slope of a least-squares fit to all, which one odd neighbour does not tilt.
+    """
+    by_length: dict[int, list[float]] = {}
+    for times in window.passes:
+        for batch_length, step_ms in zip(window.lengths, times, strict=True):
+            by_length.setdefault(batch_length, []).append(step_ms)
+    known = sorted(by_length)
+    medians = [statistics.median(by_length[batch_length]) for batch_length in known]
+    if known[0] <= length <= known[-1]:
+        return float(np.interp(length, known, medians))
+    slope = max(0.0, statistics.linear_regression(known, medians).slope) if len(known) > 1 else 0.0
+    end = 0 if length < known[0] else -1
+    return max(0.0, medians[end] + slope * (length - known[end]))
+
+
+def _t975(freedom: int) -> float:
+    return _T975[freedom] if freedom < len(_T975) else 1.96 + 2.5 / freedom

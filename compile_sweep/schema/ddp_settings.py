@@ -1,0 +1,256 @@
+"""Settings of several workers that train together, `ddp.NAME=value`: how `DistributedDataParallel` reduces gradients. Pure.
+
+Names are torch's own where torch has one. A field at None keeps torch's choice. Checked here is what holds for any machine;
+`check_workers` adds what depends on the number of workers and on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from compile_sweep.schema.choices import Scope
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.setting_text import Scalar, choice, nearest, positive, shortened, spelled, switch
+
+USUAL_POWERSGD_RANK = 1
+FIRST_POWERSGD_STEP = 2
+"""The first step that torch allows PowerSGD to compress: before it the buckets are not yet in their final order."""
+
+
+class Compression(StrEnum):
+    """What gradients travel as; torch's communication hooks."""
+
+    NONE = "none"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWERSGD = "powersgd"
+    """Two thin matrices for each gradient that is one (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression")."""
+
+
+class OptimizeDdp(StrEnum):
+    """`torch._dynamo.config.optimize_ddp`: what the compiler does about the gradients' reduction."""
+
+    DDP_OPTIMIZER = "ddp_optimizer"
+    """Splits each graph where a bucket of gradients is full, so that it is reduced while the backward goes on."""
+    PYTHON_REDUCER = "python_reducer"
+    """Compiles the reduction into the backward, by compiled autograd; experimental in torch."""
+    NO_OPTIMIZATION = "no_optimization"
+    """One graph, whose gradients are all ready at its end: nothing is reduced before."""
+
+
+class Around(StrEnum):
+    """What scope=full hands to `torch.compile`."""
+
+    MODEL = "model"
+    """The model, which `DistributedDataParallel` then wraps: no graph break at the wrapper."""
+    WRAPPER = "wrapper"
+    """`DistributedDataParallel` itself, whose forward Dynamo runs in pieces."""
+
+
+_ALIASES = {"on": "ddp_optimizer", "True": "ddp_optimizer", "true": "ddp_optimizer",
+            "off": "no_optimization", "False": "no_optimization", "false": "no_optimization"}  # fmt: skip
+"""`optimize_ddp` is a switch in torch too."""
+
+_DEAD_MODE = "python_reducer_without_compiled_forward"
+
+_CHOICES: Mapping[str, type[StrEnum]] = {"compression": Compression, "optimize_ddp": OptimizeDdp, "around": Around}
+_COUNTS = {"bucket_cap_mb": "MiB", "powersgd_rank": "ranks", "powersgd_start": "steps"}
+_SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy", "broadcast_buffers")
+_USUAL: Mapping[str, object] = {
+    "compression": Compression.NONE,
+    "optimize_ddp": OptimizeDdp.DDP_OPTIMIZER,
+    "around": Around.MODEL,
+    "powersgd_rank": USUAL_POWERSGD_RANK,
+    "powersgd_start": FIRST_POWERSGD_STEP,
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "find_unused_parameters": False,
+    "batched_grad_copy": False,
+    "broadcast_buffers": True,
+}
+"""What torch does unless told otherwise. An explicit bucket_cap_mb=25 is not the same as none: without one, torch makes the
+first bucket 1 MiB."""
+
+_C_REDUCERS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy")
+"""What `DistributedDataParallel` tells its own reducer, which python_reducer replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpSettings:
+    """How gradients are reduced; None keeps torch's choice.
+
+    Raises:
+        SettingsError: an unknown value, or fields that cannot be combined.
+    """
+
+    bucket_cap_mb: int | None = None
+    """MiB of gradients that are reduced together; without it torch takes 25, and 1 for the first bucket."""
+    compression: Compression | None = None
+    powersgd_rank: int | None = None
+    """Columns of each of PowerSGD's matrices."""
+    powersgd_start: int | None = None
+    """The step from which on PowerSGD compresses; those before it reduce gradients as they are."""
+    optimize_ddp: OptimizeDdp | None = None
+    around: Around | None = None
+    gradient_as_bucket_view: bool | None = None
+    """Gradients are views of the buckets: nothing is copied between them, and their memory is saved."""
+    static_graph: bool | None = None
+    """The same parameters get gradients in every step."""
+    find_unused_parameters: bool | None = None
+    """Each step looks for parameters that get none."""
+    batched_grad_copy: bool | None = None
+    """Gradients go into their bucket with one kernel instead of one each; from torch 2.12 on."""
+    broadcast_buffers: bool | None = None
+    """Off leaves each worker its own buffers, running statistics for instance, instead of worker 0's before each forward."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            if (value := getattr(self, name)) is not None:
+                self._set(name, choice(f"ddp.{name}", kind, _mode(value) if name == "optimize_ddp" else value))
+        for name, unit in _COUNTS.items():
+            if (value := getattr(self, name)) is not None:
+                self._set(name, positive(f"ddp.{name}", value, unit))
+        for name in _SWITCHES:
+            if (value := getattr(self, name)) is not None:
+                self._set(name, switch(f"ddp.{name}", value))
+        self._check()
+        for name, usual in _USUAL.items():
+            if getattr(self, name) == usual:
+                self._set(name, None)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the value is frozen for everyone else
+
+    def _check(self) -> None:
+        for name in ("powersgd_rank", "powersgd_start"):
+            if getattr(self, name) is not None and self.compression is not Compression.POWERSGD:
+                raise SettingsError(f"ddp.{name} is PowerSGD's; say ddp.compression=powersgd, or leave it out")
+        if self.powersgd_start is not None and self.powersgd_start < FIRST_POWERSGD_STEP:
+            raise SettingsError(
+                f"ddp.powersgd_start={self.powersgd_start} is before the buckets have their final order; "
+                f"use {FIRST_POWERSGD_STEP} or more"
+            )
+        if self.static_graph and self.find_unused_parameters:
+            raise SettingsError(
+                "ddp.static_graph finds unused parameters once and for all; leave ddp.find_unused_parameters out, or "
+                "ddp.static_graph where they change from step to step"
+            )
+        if self.optimize_ddp is OptimizeDdp.PYTHON_REDUCER:
+            for name in _C_REDUCERS:
+                if getattr(self, name):
+                    raise SettingsError(
+                        f"ddp.{name} is for torch's own reducer, which optimize_ddp=python_reducer replaces; leave one out"
+                    )
+            if self.compression is Compression.POWERSGD:
+                raise SettingsError(
+                    "ddp.compression=powersgd compresses buckets, and optimize_ddp=python_reducer has none; use fp16 or bf16"
+                )
+
+    def to_dict(self) -> dict[str, Scalar]:
+        """The fields that are not None, as JSON values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items() if value is not None}
+
+    @property
+    def label(self) -> str:
+        """Short text for a person."""
+        return ", ".join(f"{name.replace('_', ' ')} {spelled(value)}" for name, value in self.to_dict().items())
+
+    def of_eager(self) -> DdpSettings | None:
+        """The same reduction where nothing is compiled; None if torch's own choice is all that is left."""
+        return _or_none(replace(self, optimize_ddp=None, around=None))
+
+    def exact(self) -> DdpSettings | None:
+        """The same without rounding gradients on their way. PowerSGD stays: it is another update, not a rounded one."""
+        return self if self.compression is Compression.POWERSGD else _or_none(replace(self, compression=None))
+
+
+def read_ddp(value: Any) -> DdpSettings | None:
+    """Settings from a mapping of fields; None if torch's own choice is all they say.
+
+    Raises:
+        SettingsError: no such field, or what `DdpSettings` refuses.
+    """
+    if value is None or isinstance(value, DdpSettings):
+        return None if value is None else _or_none(value)
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"ddp={shortened(value)} is no setting of the workers; write it like ddp.bucket_cap_mb=100")
+    names = [f.name for f in fields(DdpSettings)]
+    for name in value:
+        if name not in names:
+            raise SettingsError(f"ddp.{name} is no setting of the workers; {nearest(str(name), names)}")
+    return _or_none(DdpSettings(**{str(name): one for name, one in value.items()}))
+
+
+def check_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, static_gradients: bool | None) -> None:
+    """Refuses what does not go with the other fields of the same settings.
+
+    Raises:
+        SettingsError: they contradict each other; the message says why.
+    """
+    for name in ("optimize_ddp", "around"):
+        if scope is Scope.EAGER and getattr(ddp, name) is not None:
+            raise SettingsError(f"ddp.{name} tells the compiler what to do, and scope=eager compiles no graph; leave it out")
+    if ddp.around is Around.WRAPPER:
+        if scope is not Scope.FULL:
+            raise SettingsError(f"ddp.around=wrapper compiles the whole, and scope={scope} only parts of it; use scope=full")
+        if fullgraph:
+            raise SettingsError(
+                "fullgraph=on cannot hold across DistributedDataParallel, whose forward breaks the graph and behind which "
+                "gradients are reduced; leave ddp.around=wrapper out, or fullgraph"
+            )
+        if ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER:
+            raise SettingsError("optimize_ddp=python_reducer leaves the wrapper empty; leave ddp.around=wrapper out")
+    if static_gradients and ddp.gradient_as_bucket_view:
+        raise SettingsError(
+            "ddp.gradient_as_bucket_view puts gradients into the buckets, where they stay at one address; "
+            "static_gradients marks tensors of its own, which are then not used; leave one out"
+        )
+    if ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER and static_gradients:
+        raise SettingsError(
+            "optimize_ddp=python_reducer compiles the backward anew, and gradients are where that puts them; "
+            "leave static_gradients out"
+        )
+
+
+_NEEDS_NCCL = (Compression.BF16, Compression.POWERSGD)
+"""torch's hook for bfloat16 refuses gloo. PowerSGD's sends several messages for each bucket, the later ones from callbacks, which
+gloo runs on threads of its own: messages of two buckets met each other, and the process was aborted."""
+
+
+def check_workers(ddp: DdpSettings | None, num_workers: int, *, workload: str, trains: bool = True, has_gpu: bool = True) -> None:
+    """Refuses settings of workers that these workers cannot follow.
+
+    Args:
+        ddp: from the settings under test.
+        num_workers: that train together.
+        workload: its name, for the message.
+        trains: False for inference only.
+        has_gpu: whether they run on GPUs, and so talk by NCCL.
+
+    Raises:
+        SettingsError: there is one worker, nothing to reduce, or no NCCL for what needs it.
+    """
+    if ddp is None:
+        return
+    name, value = next(iter(ddp.to_dict().items()))
+    word = f"ddp.{name}={spelled(value)}"
+    if not trains:
+        raise SettingsError(f"the workload {workload} only infers and has no gradients to reduce; leave {word} out")
+    if num_workers == 1:
+        raise SettingsError(f"{word} is about gradients of several workers, and there is one; add --workers-per-trial 2, or more")
+    if ddp.compression in _NEEDS_NCCL and not has_gpu:
+        raise SettingsError(f"ddp.compression={ddp.compression} needs NCCL, which is for GPUs; use fp16")
+
+
+def _or_none(ddp: DdpSettings) -> DdpSettings | None:
+    return None if ddp == DdpSettings() else ddp
+
+
+def _mode(value: object) -> object:
+    if value == _DEAD_MODE:
+        raise SettingsError(f"torch knows the name {_DEAD_MODE} and does nothing for it; use python_reducer or no_optimization")
+    return _ALIASES.get(str(value), value)

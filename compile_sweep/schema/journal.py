@@ -1,0 +1,202 @@
+"""Append-only logs: one strict JSON object a line, each the fields of one frozen dataclass.
+
+A line is written with a single `write` under a lock and fsynced, so a killed writer leaves whole lines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Generic, TypeVar, get_args, get_origin
+
+from compile_sweep.schema import redact
+from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.setting_text import quoted
+
+Record = TypeVar("Record")
+
+_INTERVAL = tuple[float, float] | None
+_MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int}, int: {int}}
+"""Of lists and objects, the types whose values JSON may hold, by the type of their members."""
+_DEEPEST = 16
+
+
+def written(values: Mapping[str, Any]) -> str:
+    """One line of strict JSON: no bare NaN or infinity (they become null), no line break, no secret."""
+    return json.dumps(_writable(redact.hidden_in(values)), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line, less its schema version.
+
+    Raises:
+        RecordsError: not JSON, another schema version, or a field that is none.
+    """
+    try:
+        values = json.loads(line, parse_constant=_refuse, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise RecordsError(f"not a whole JSON object ({error})") from None
+    if not isinstance(values, dict):
+        raise RecordsError("not a JSON object")
+    found = values.pop("schema_version", None)
+    if found != version:
+        raise RecordsError(f"schema version {found!r}, and this version reads {version}")
+    if unknown := sorted(values.keys() - kinds.keys()):
+        raise RecordsError(f"unknown field {unknown[0]!r}")
+    return values
+
+
+def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, intervals as tuples.
+
+    Raises:
+        TypeError, ValueError: a value is not of its field's kind.
+    """
+    for name, kind in kinds.items():
+        if kind == _INTERVAL and values.get(name) is not None:
+            low, high = values[name]
+            if not all(_is_of(end, float | None) for end in (low, high)):
+                raise TypeError(f"{name} is {quoted(values[name])}")
+            # null: it was not finite, which an upper end is that the steps do not bound
+            values[name] = None if low is None else (float(low), math.inf if high is None else float(high))
+    for name, value in values.items():
+        if not _is_of(value, kinds[name]) or (isinstance(value, dict) and not _is_sound(value, _DEEPEST)):
+            raise TypeError(f"{name} is {quoted(value)}")
+    return values
+
+
+def append(path: Path, text: str) -> None:
+    """Adds a line to the log, durable when this returns; safe from several processes of one host."""
+    line = text.encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        count = os.write(descriptor, line)
+        try:
+            if count != len(line):
+                raise OSError(f"only {count} of {len(line)} bytes of a record fitted on the disk")
+            os.fsync(descriptor)  # some file systems notice only here that they are full
+        except OSError:  # take it back, so that the log stays whole lines, and one a record if the caller tries again
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
+    """Every record of the log, in order; none if there is no log yet.
+
+    Args:
+        path: the log.
+        parse: makes a record of a line.
+        what: a line is, for the complaint.
+
+    Raises:
+        RecordsError: it cannot be read, or a line is not a whole record; says which, and that those before it are intact.
+    """
+    try:
+        if not path.exists():
+            return []
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as log:
+            fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
+            text = log.read()
+    except OSError as error:
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
+    return list(_records(path, text, parse, what))
+
+
+class Tail(Generic[Record]):
+    """Follows a log, reading each line once, however long the log.
+
+    Args:
+        path: the log.
+        parse: makes a record of a line.
+        what: a line is, for the complaint.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[str], Record], what: str) -> None:
+        self._path, self._parse, self._what = path, parse, what
+        self._offset = 0
+
+    def fresh(self) -> list[Record]:
+        """The records that were added since the last call, in order; all of them at the first.
+
+        Raises:
+            RecordsError: a new line is not a whole record.
+        """
+        if not self._path.exists() or self._path.stat().st_size == self._offset:
+            return []
+        with self._path.open("rb") as log:
+            fcntl.flock(log, fcntl.LOCK_SH)
+            log.seek(self._offset)
+            added = log.read()
+        self._offset += len(added)
+        return list(_records(self._path, added.decode("utf-8", "replace"), self._parse, self._what))
+
+
+def _records(path: Path, text: str, parse: Callable[[str], Record], what: str) -> Iterator[Record]:
+    *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
+    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
+        try:
+            if number > len(lines):  # the next record would be written behind it, into the same line
+                raise RecordsError("it does not end with a line break")
+            yield parse(line)
+        except RecordsError as error:
+            raise RecordsError(
+                f"{path} line {number} is no {what} record: {error}; the {number - 1} before it are intact, "
+                f"and its {what} runs again once the line is removed"
+            ) from None
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a field's kind, and so are the members of a list or an object that names theirs."""
+    if isinstance(kind, UnionType):
+        return any(_is_of(value, one) for one in get_args(kind))
+    if kind is float:  # 1e999 is an infinity that JSON's grammar allows
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, get_origin(kind) or kind):
+        return False
+    member = _MEMBERS.get(get_args(kind)[-1] if get_args(kind) else None)
+    if member is None or isinstance(value, tuple):
+        return True
+    if isinstance(value, dict):  # figures by name, null where one was not finite
+        value = [one for one in value.values() if one is not None]
+    # thousands of steps a record: no call of ours for each
+    return set(map(type, value)) <= member and (str in member or all(map(math.isfinite, value)))
+
+
+def _is_sound(value: Any, levels: int) -> bool:
+    """Whether nothing is nested deeper than what recurses through it can follow, and no number infinite."""
+    if not isinstance(value, dict | list):
+        return not isinstance(value, float) or math.isfinite(value)
+    return levels > 0 and all(_is_sound(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value))
+
+
+def _integer(digits: str) -> int:
+    """No integer is larger than a column of a table can hold."""
+    if len(digits) > 20 or not -(2**63) <= (found := int(digits)) < 2**63:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"a bare {constant}")
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, str):  # what stands for bytes that are no UTF-8 cannot be written
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_writable(key): _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return value

@@ -1,0 +1,314 @@
+"""What a search is after, and within which bounds: objectives and constraints on the figures of a record. Pure.
+
+A record is any mapping with the fields of a `TrialRecord`: `dataclasses.asdict` of one, or a row of a recorded table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.setting_text import nearest
+
+Record = Mapping[str, Any]
+"""Fields of a `TrialRecord`, by name; what a mapping does not hold counts as not reached."""
+
+Losses = tuple[float, ...]
+"""One number for each objective, less being better: the figure, or its negative where more of it is better."""
+
+
+class Goal(StrEnum):
+    """Which way a figure is better."""
+
+    MAX = "max"
+    MIN = "min"
+
+
+def _is_numeric(kind: Any) -> bool:
+    return kind in (int, float) or (isinstance(kind, UnionType) and any(one in (int, float) for one in get_args(kind)))
+
+
+FIELDS = (*(name for name, kind in get_type_hints(TrialRecord).items() if _is_numeric(kind)), "warm_start_s")
+"""What objectives and constraints may be about: the numeric fields of a trial's record, and its warm start's time."""
+
+_UNITS: Mapping[str, Mapping[str, float]] = {
+    "bytes": {
+        "B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+        "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
+    },
+    "s": {"ms": 1e-3, "s": 1, "min": 60, "h": 3600},
+    "ms": {"ms": 1, "s": 1e3, "min": 60e3},
+}  # fmt: skip
+"""Units a bound may be written in, and how many of the field's own unit they are, by that unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A figure to make as large or as small as possible."""
+
+    name: str
+    goal: Goal
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """The objective that `samples_per_s:max` spells.
+
+        Raises:
+            ConfigError: no such figure, or no direction.
+        """
+        name, _, goal = (part.strip() for part in text.partition(":"))
+        _check_field(name, f"objective {text!r}")
+        if goal not in tuple(Goal):
+            raise ConfigError(f"objective {text!r} does not say which way is better; write {name}:max or {name}:min")
+        return cls(name, Goal(goal))
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.goal}"
+
+    def loss(self, record: Record) -> float | None:
+        """The record's figure, less being better; None if it was not reached."""
+        value = assured(record, self.name, at_most=self.goal is Goal.MIN)
+        return None if value is None else self.sign * value
+
+    @property
+    def sign(self) -> float:
+        """What a figure is multiplied with to make less of it better, and a loss to make it a figure again."""
+        return 1.0 if self.goal is Goal.MIN else -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A bound that a figure must keep for a setting to be of use."""
+
+    name: str
+    is_upper: bool
+    """Whether the figure must be at most the bound, or else at least."""
+    bound: float
+    """In the field's own unit."""
+
+    @classmethod
+    def parse(cls, text: str) -> Constraint:
+        """The constraint that `compile_s<=120` or `peak_memory_bytes<=40GiB` spells.
+
+        Raises:
+            ConfigError: no bound, no such figure, or a unit that is none of the figure's.
+        """
+        found = re.fullmatch(r"\s*(\w+)\s*(<=|>=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
+        if found is None:
+            raise ConfigError(f"constraint {text!r} is no bound; write it like compile_s<=120 or peak_memory_bytes<=40GiB")
+        name, sign, number, unit = found.groups()
+        _check_field(name, f"constraint {text!r}")
+        bound = float(number) * _scale(name, unit, text)
+        if not math.isfinite(bound):
+            raise ConfigError(f"constraint {text!r} has a bound that is not finite; use a number")
+        return cls(name, sign == "<=", bound)
+
+    def __str__(self) -> str:
+        return f"{self.name}{'<=' if self.is_upper else '>='}{self.bound:g}"
+
+    def violation(self, record: Record) -> float | None:
+        """By which part of the bound the figure misses it; 0 or less if it keeps it, None if the figure was not reached."""
+        value = self.told(record)
+        return None if value is None else self.excess(value)
+
+    def told(self, record: Record) -> float | None:
+        """The record's figure as far as it is `assured`; None if it was not reached."""
+        return assured(record, self.name, at_most=self.is_upper)
+
+    def excess(self, value: float) -> float:
+        """The same of a figure."""
+        return (value - self.bound if self.is_upper else self.bound - value) / (abs(self.bound) or 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """What a search is after: objectives, and constraints that all must be kept."""
+
+    objectives: tuple[Objective, ...]
+    constraints: tuple[Constraint, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.objectives:
+            raise ConfigError("no objective is given; give at least one, such as samples_per_s:max")
+        names = [objective.name for objective in self.objectives]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"the objective {name} is given twice; give it once")
+
+    @classmethod
+    def parse(cls, objectives: Iterable[str] = (), constraints: Iterable[str] = ()) -> Aims:
+        """From text; without objectives the usual three.
+
+        Raises:
+            ConfigError: as `Objective.parse` and `Constraint.parse`, or an objective twice.
+        """
+        chosen = tuple(Objective.parse(text) for text in objectives) or DEFAULT_OBJECTIVES
+        return cls(chosen, tuple(Constraint.parse(text) for text in constraints))
+
+    def losses(self, record: Record) -> Losses | None:
+        """One number for each objective, less being better, whatever the record's status; None where a figure is missing."""
+        values = [objective.loss(record) for objective in self.objectives]
+        return None if None in values else tuple(value for value in values if value is not None)
+
+    def violations(self, record: Record) -> tuple[float, ...]:
+        """How far a record is from being of use: for its own failure, then for each constraint; above 0 is a violation.
+
+        A trial that failed, or reached no figure for an objective, violates by 1; so does a constraint on a figure that was
+        not reached. So failures teach a sampler where not to look.
+        """
+        has_failed = record.get("status") != Status.OK or self.losses(record) is None
+        bounds = [constraint.violation(record) for constraint in self.constraints]
+        return (float(has_failed), *(1.0 if bound is None else bound for bound in bounds))
+
+    def is_usable(self, record: Record) -> bool:
+        """Whether the record may be on the front: ok, with every objective's figure, and within every constraint."""
+        return all(violation <= 0 for violation in self.violations(record))
+
+    def usable_losses(self, records: Iterable[Record]) -> list[Losses]:
+        """The losses of those records that are of use, for fronts and hypervolumes."""
+        found = (self.losses(record) for record in records if self.is_usable(record))
+        return [losses for losses in found if losses is not None]
+
+    def refuse_infeasible(self, records: Sequence[Record]) -> None:
+        """Refuses constraints that no record keeps.
+
+        Raises:
+            ConfigError: says which constraint and what comes nearest, or that no record is of use at all.
+        """
+        if any(self.is_usable(record) for record in records):
+            return
+        measured = [record for record in records if record.get("status") == Status.OK and self.losses(record) is not None]
+        if not measured:
+            objectives = ", ".join(objective.name for objective in self.objectives)
+            raise ConfigError(f"none of the {len(records)} records is ok and has figures for {objectives}; there is no front")
+        for constraint in self.constraints:
+            figures = [value for record in measured if (value := constraint.told(record)) is not None]
+            if not figures:
+                raise ConfigError(f"no record has a figure for the constraint {constraint}; leave it out")
+            if constraint.excess(nearest_to := min(figures, key=constraint.excess)) > 0:
+                raise ConfigError(f"no setting keeps the constraint {constraint}; the nearest has {nearest_to:.4g}")
+        words = ", ".join(map(str, self.constraints))
+        raise ConfigError(f"no setting keeps all constraints at once ({words}); relax one of them")
+
+
+DEFAULT_OBJECTIVES = (
+    Objective("samples_per_s", Goal.MAX),
+    Objective("compile_s", Goal.MIN),
+    Objective("peak_memory_bytes", Goal.MIN),
+)
+
+
+def figure(record: Record, name: str) -> float | None:
+    """A record's figure as a finite number, or None. A warm trial's compile time is its estimate of the cold one."""
+    is_warm = record.get("caches") == Caches.WARM
+    value = record.get("cold_equivalent_s" if name == "compile_s" and is_warm else name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:  # NaN neither
+        return None
+    return float(value)
+
+
+def assured(record: Record, name: str, *, at_most: bool) -> float | None:
+    """The figure, or, of a trial whose steps were too noisy (`stable` is false), the worse end of its 95 % interval.
+
+    None if the figure is missing, or its worse end is an upper one and nothing bounds it.
+
+    Args:
+        record: the record.
+        name: of the figure; one without an interval is returned as it is.
+        at_most: whether the upper end is the worse one.
+    """
+    value = figure(record, name)
+    of, interval = INTERVALS.get(name, (name, ""))
+    ends, centre = record.get(interval), figure(record, of)
+    if value is None or record.get("stable") is not False or not ends or not centre:
+        return value
+    end = ends[1 if at_most else 0]
+    if end is None or not math.isfinite(end):
+        return None if at_most else value
+    return value * float(end) / centre
+
+
+_RATE = ("samples_per_s", "samples_per_s_ci95")
+INTERVALS = {
+    "samples_per_s": _RATE,
+    "samples_per_s_per_worker": _RATE,
+    "tokens_per_s": _RATE,
+    "step_ms_median": ("step_ms_median", "step_ms_ci95"),
+    "speedup_eager": ("speedup_eager", "speedup_eager_ci95"),
+}
+"""Figure → the one whose interval says how far it may be off, relative to it, and the field of that interval."""
+
+
+def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether losses are nowhere worse than others and somewhere better."""
+    return tuple(one) != tuple(other) and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def front(points: Iterable[Losses]) -> list[Losses]:
+    """The points that none dominates, each once, in the order they came."""
+    found: list[Losses] = []
+    for point in points:
+        found = extended(found, point)
+    return found
+
+
+def extended(found: list[Losses], point: Losses) -> list[Losses]:
+    """The front with a point more, less what that dominates; the same list if it is no news."""
+    if any(all(a <= b for a, b in zip(other, point, strict=True)) for other in found):
+        return found
+    return [other for other in found if not dominates(point, other)] + [point]
+
+
+def reference_point(points: Sequence[Losses]) -> Losses:
+    """From where a hypervolume is measured: a tenth of the points' range beyond the worst of them, in each objective.
+
+    Raises:
+        ValueError: no points.
+    """
+    if not points:
+        raise ValueError("a reference point needs points")
+    worst = [max(values) for values in zip(*points, strict=True)]
+    best = [min(values) for values in zip(*points, strict=True)]
+    return tuple(w + 0.1 * ((w - b) or abs(w) or 1.0) for w, b in zip(worst, best, strict=True))
+
+
+def hypervolume(points: Iterable[Losses], reference: Losses) -> float:
+    """The volume that is at least as bad as some point and better than the reference: exact, however many the points.
+
+    By slices along the last loss, each the volume of the others times its thickness.
+    """
+    inside = [point for point in points if all(loss < worst for loss, worst in zip(point, reference, strict=True))]
+    if len(reference) == 1 or not inside:
+        return max((reference[0] - loss for (loss, *_) in inside), default=0.0)
+    ordered = sorted(inside, key=lambda point: point[::-1])  # whole, so that the order they came in rounds nothing differently
+    volume, slice_volume, found = 0.0, 0.0, list[Losses]()
+    for point, upper in zip(ordered, [*(later[-1] for later in ordered[1:]), reference[-1]], strict=True):
+        if (grown := extended(found, point[:-1])) is not found:
+            found, slice_volume = grown, hypervolume(grown, reference[:-1])
+        volume += slice_volume * (upper - point[-1])
+    return volume
+
+
+def _check_field(name: str, where: str) -> None:
+    if name not in FIELDS:
+        raise ConfigError(f"{where}: no numeric field of a record is called {name!r}; {nearest(name, FIELDS)}")
+
+
+def _scale(name: str, unit: str, text: str) -> float:
+    words = name.split("_")
+    own = next((word for word in ("bytes", "ms", "s") if word in words and "per" not in words), "")
+    units = _UNITS.get(own, {})
+    if not unit:
+        return 1.0
+    if unit not in units:
+        hint = f"use one of {', '.join(units)}" if units else "leave the unit out"
+        raise ConfigError(f"constraint {text!r}: {unit!r} is no unit of {name}; {hint}")
+    return float(units[unit])

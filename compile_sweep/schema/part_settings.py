@@ -1,0 +1,114 @@
+"""Settings of one part of a model, for scope=modular: what differs from the settings of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from compile_sweep.schema.choices import WITHOUT_CUDAGRAPHS, Dynamic, Mode
+from compile_sweep.schema.ddp_settings import DdpSettings
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.setting_text import choice, mapping, nearest, refuse_unless_name, shortened, switch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSettings:
+    """How one part is compiled; None takes what the whole takes.
+
+    Raises:
+        SettingsError: the fields cannot be combined.
+    """
+
+    mode: Mode | None = None
+    dynamic: Dynamic | None = None
+    compile: bool | None = None
+    """False runs the part eagerly; None compiles it."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("mode", Mode), ("dynamic", Dynamic)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, choice(f"parts.….{name}", kind, value))
+        if self.compile is not None:
+            object.__setattr__(self, "compile", None if switch("parts.….compile", self.compile) else False)
+        if self.compile is False and (self.mode or self.dynamic):
+            raise SettingsError("a part with compile=off is not compiled; leave out its mode and dynamic")
+        _refuse_symbolic_graphs("", self.mode, self.dynamic)
+
+    def check_beside(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
+        """Refuses what cannot be combined with the fields of the whole that this part takes.
+
+        Args:
+            name: the part's.
+            mode: of the whole.
+            dynamic: of the whole.
+
+        Raises:
+            SettingsError: they exclude each other.
+        """
+        if self.compile is not False:
+            _refuse_symbolic_graphs(f"parts.{name}: ", self.mode or mode, self.dynamic or dynamic)
+
+    @property
+    def label(self) -> str:
+        """Short text for a person."""
+        return "eager" if self.compile is False else " ".join(filter(None, (self.mode, self.dynamic)))
+
+    def to_dict(self) -> dict[str, str | bool]:
+        """The fields that are not None, as JSON values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value if isinstance(value, bool) else str(value) for name, value in values.items() if value is not None}
+
+
+def _refuse_symbolic_graphs(where: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
+    if dynamic is Dynamic.TRUE and mode in WITHOUT_CUDAGRAPHS:
+        raise SettingsError(f"{where}dynamic=true and CUDA graphs exclude each other in a part too; use dynamic=mark or static")
+
+
+def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
+    """Parts by name from a mapping of mappings, one with dotted names (`encoder.mode`), or pairs; None if there are none.
+
+    Raises:
+        SettingsError: not that, or a field no part has.
+    """
+    names = [f.name for f in fields(PartSettings)]
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in mapping("parts", values).items():
+        if isinstance(value, PartSettings):
+            found.setdefault(str(name), {}).update(value.to_dict())
+        elif isinstance(value, Mapping):
+            found.setdefault(str(name), {}).update(value)
+        else:
+            part, dot, field = str(name).rpartition(".")
+            if not dot or field not in names:
+                raise SettingsError(
+                    f"parts.{shortened(name)} is no setting of a part; {nearest(field, names)}, as in parts.encoder.mode"
+                )
+            found.setdefault(part, {})[field] = value
+    parts = []
+    for name, taken in sorted(found.items()):
+        refuse_unless_name("parts", name)
+        for field in taken:
+            if field not in names:
+                raise SettingsError(f"parts.{name}.{shortened(field)} is no setting of a part; {nearest(str(field), names)}")
+        if (made := PartSettings(**taken)) != PartSettings():
+            parts.append((name, made))
+    return tuple(parts) or None
+
+
+def part_of(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> PartSettings:
+    """The settings of a module that is a part: under its dotted name, or under the last component of it."""
+    by_name = dict(parts or ())
+    return by_name.get(module) or by_name.get(module.rpartition(".")[2]) or PartSettings()
+
+
+def plain(value: Any) -> Any:
+    """A setting's value as JSON holds it."""
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, DdpSettings):
+        return value.to_dict()
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return {name: item.to_dict() if isinstance(item, PartSettings) else item for name, item in value}
+    return list(value) if isinstance(value, tuple) else value

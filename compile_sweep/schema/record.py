@@ -1,0 +1,347 @@
+"""`TrialRecord` and `WarmStart` with their logs: the truth about a sweep. Tune's and any searcher's own state is disposable.
+
+`trials.jsonl` is append-only: one valid JSON object a line, one line a finished attempt, durable before Tune hears of it; see
+`lines.py`. `warm_starts.jsonl` is the same for restarts from artifacts, which are no measurements of a setting and stand in no
+column with them. `docs/records.md` says what each field means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from compile_sweep.schema import journal
+from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.settings import CompileSettings
+
+SCHEMA_VERSION = 2
+TRIALS_FILE = "trials.jsonl"
+WARM_STARTS_FILE = "warm_starts.jsonl"
+SWEEP_FILE = "sweep.json"
+
+
+class Status(StrEnum):
+    """What became of an attempt."""
+
+    OK = "ok"
+    """Measured, and nothing speaks against using it."""
+
+    INFEASIBLE = "infeasible"
+    """The setting itself cannot or must not be used: out of memory, wrong numerics, a compile beyond its deadline."""
+
+    FAILED = "failed"
+    """The attempt broke for a reason that says nothing certain about the setting: an exception, a dead worker."""
+
+    STOPPED = "stopped"
+    """Nothing went wrong: the attempt was stopped because at best it would not have been worth having; `bounds` says how good."""
+
+
+class Caches(StrEnum):
+    """What compile caches the trial began with."""
+
+    COLD = "cold"
+    WARM = "warm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One finished attempt at one setting. A figure that was not reached is None."""
+
+    trial_id: str
+    """Unique in the sweep; also the folder's name under `logs/`."""
+    settings: dict[str, Any]
+    """`CompileSettings.to_dict()`."""
+    settings_key: str
+    """`CompileSettings.key`."""
+    status: Status
+    label: str | None = None
+    """Why it is not ok, as one word a program can group by; None if ok."""
+    reason: str | None = None
+    """Why it is not ok, as a sentence; None if ok."""
+    phase: str | None = None
+    """The last phase reached: starting, building, warming-up, steady, checking, done."""
+    caches: Caches = Caches.COLD
+    precompile: bool = False
+    """Whether what Dynamo traced was kept, or restored, too."""
+    workload: str = ""
+    size: str = ""
+    device: str | None = None
+    """The GPU's name, or cpu."""
+    pipeline: str = "resident"
+    """resident: batches prepared on the device; real: the workload's own loader."""
+    num_workers: int = 1
+    cores: int | None = None
+    """Logical CPUs worker 0 was bound to."""
+    gpus: list[str] = field(default_factory=list)
+    """GPUs that its workers were on, each as host:index; none on CPUs, and where no worker came up."""
+    environment_key: str | None = None
+    """Digest of what makes figures comparable; see `environment.py`."""
+    started_at: str = ""
+    """ISO 8601 with its UTC offset."""
+    wall_s: float = 0.0
+    """Seconds the whole attempt took, worker start included."""
+    waited_s: float = 0.0
+    """Seconds that its tries waited for hosts of the cluster; in no other figure."""
+    tries: int = 1
+    """This attempt and those before it that faults of the machines, or `--precompile`, may have ended; see `retrying.py`."""
+    retry_reasons: list[str] = field(default_factory=list)
+    """Why each of those before ended, as a sentence."""
+    retried_s: float = 0.0
+    """Seconds that those before took, and the pauses between."""
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Of an attempt that was stopped early, the best its figures could have become, by name; see `pruning.py`."""
+    compile_s: float | None = None
+    """Warm-up seconds less what its steps take once nothing is left to compile."""
+    compile_s_by_rank: list[float] = field(default_factory=list)
+    """The same of each worker; `compile_s` is the largest."""
+    compile_phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of `compile_s` by phase: dynamo, aot_autograd, inductor, …, and other; together they are `compile_s`."""
+    cpu_pressure: float | None = None
+    """Share of the warm-up that worker 0 and what it started waited for a core; see `pressure.py`."""
+    contended: bool = False
+    """Whether other trials on the host slowed the warm-up, as far as can be told."""
+    gpu_neighbours: list[str] = field(default_factory=list)
+    """Processes of others that were on a worker's GPU during the warm-up or the timed steps; see `gpu_residents.py`."""
+    first_step_s: float | None = None
+    warmup_s: float | None = None
+    warmup_steps: int | None = None
+    steady_steps: int | None = None
+    step_ms_median: float | None = None
+    step_ms_ci95: tuple[float, float] | None = None
+    """95 % interval of the median step, in milliseconds."""
+    stable: bool | None = None
+    """Whether that interval became narrow enough (1 % on a GPU, 10 % on a CPU) before the limit of passes. If not, fronts go by
+    the worse ends of the intervals."""
+    outliers: int | None = None
+    """Steps over 1.5 times their batch's median; they count in every figure."""
+    samples_per_s: float | None = None
+    """Over all workers."""
+    samples_per_s_ci95: tuple[float, float] | None = None
+    samples_per_s_per_worker: float | None = None
+    """Mean over the workers, each of which has a GPU of its own where there are GPUs."""
+    tokens_per_s: float | None = None
+    """Useful tokens, padding not counted, over all workers."""
+    mean_length: float | None = None
+    """Mean padded length of the timed batches, in tokens."""
+    speedup_eager: float | None = None
+    """Eager's time over the compiled one's on the same padded batches, from blocks in turn."""
+    speedup_eager_ci95: tuple[float, float] | None = None
+    clock_drift: float | None = None
+    """Slowest over fastest block of that eager reference, minus 1."""
+    data_wait_share: float | None = None
+    """Share of a pass that waits for data, with pipeline=real."""
+    peak_memory_bytes: int | None = None
+    """Most memory allocated on the device of a worker, the worst of them; on CPU a process's largest resident set."""
+    peak_memory_bytes_by_rank: list[int] = field(default_factory=list)
+    """Of each worker."""
+    peak_reserved_bytes: int | None = None
+    """Most memory that torch's allocator held of the device."""
+    compile_peak_memory_bytes: int | None = None
+    """Most memory allocated during the warm-up."""
+    cudagraph_pool_bytes: int | None = None
+    """Memory that CUDA graphs hold for themselves."""
+    numerics: dict[str, Any] = field(default_factory=dict)
+    """`status` (ok, nan, diverges, eager-unstable) and the gaps and tolerances behind it."""
+    source: str | None = None
+    """The settings as Python, as they were executed."""
+    restore_s: float | None = None
+    """Seconds it took to fetch artifacts and put them in place, before the model was built; in no other figure but `wall_s`."""
+    cache_restored: int | None = None
+    """Artifacts put in place; None where none were to be restored."""
+    cache_restored_bytes: int | None = None
+    cache_refused: int | None = None
+    """Artifacts and manifests that were not what their signature or digest says, or not to be had."""
+    cache_faults: list[str] = field(default_factory=list)
+    """Why nothing could be restored or published, a sentence each; a trial is measured all the same."""
+    cache_hits: int | None = None
+    """Look-ups of the compiler in its caches that found something."""
+    cache_misses: int | None = None
+    """Those that did not."""
+    cache_saved_s: float | None = None
+    """What the artifacts that were hit took to compile when they were made."""
+    cold_equivalent_s: float | None = None
+    """`compile_s` of a warm trial and `cache_saved_s`: an estimate of the cold compile time; None for a cold trial."""
+    publish_s: float | None = None
+    """Seconds it took to gather and publish what was compiled, after everything was measured."""
+    cache_made: int | None = None
+    """Artifacts published; None if nothing was."""
+    cache_made_bytes: int | None = None
+    cache_new_bytes: int | None = None
+    """Those bytes of them that the store did not hold already."""
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    graph_break_reasons: list[str] = field(default_factory=list)
+    recompiles: int | None = None
+    recompile_reasons: list[str] = field(default_factory=list)
+    recompile_limit_hits: list[str] = field(default_factory=list)
+    cudagraph_skips: int | None = None
+    cudagraph_skip_reasons: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    """Where torch ran eagerly without being asked to, a sentence each."""
+    perf_hints: list[str] = field(default_factory=list)
+    """What torch's log says would be faster."""
+    step_ms: list[float] = field(default_factory=list)
+    """Every timed step of worker 0, in milliseconds, in order."""
+    eager_step_ms: list[float] = field(default_factory=list)
+    """Every step of the eager reference, likewise."""
+
+    def to_json(self) -> str:
+        """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
+        return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, line: str) -> TrialRecord:
+        """The record a line of `trials.jsonl` holds.
+
+        Raises:
+            RecordsError: not JSON, another schema version, or fields missing, unknown or of a wrong kind.
+        """
+        values = journal.parsed(line, SCHEMA_VERSION, _KINDS)
+        try:
+            values["settings"] = _settings(values["settings"])
+            values["status"] = Status(values["status"])
+            if values.get("label") == _NOISY:
+                values |= {"status": Status.OK, "label": None, "reason": None}
+            values["caches"] = Caches(values.get("caches", Caches.COLD))
+            return cls(**journal.checked(values, _KINDS))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordsError(f"not a trial record ({error})") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """One start of a setting from its own artifacts in a fresh process, warmed up and no further. Not reached is None."""
+
+    trial_id: str
+    """Unique in the sweep, among trials as well; also the folder's name under `logs/`."""
+    settings: dict[str, Any]
+    """`CompileSettings.to_dict()`."""
+    settings_key: str
+    """`CompileSettings.key`."""
+    status: Status
+    """ok or failed: a start says nothing of whether a setting is fit to be used."""
+    label: str | None = None
+    reason: str | None = None
+    phase: str | None = None
+    precompile: bool = False
+    workload: str = ""
+    size: str = ""
+    device: str | None = None
+    num_workers: int = 1
+    cores: int | None = None
+    gpus: list[str] = field(default_factory=list)
+    environment_key: str | None = None
+    started_at: str = ""
+    wall_s: float = 0.0
+    waited_s: float = 0.0
+    tries: int = 1
+    retry_reasons: list[str] = field(default_factory=list)
+    retried_s: float = 0.0
+    gpu_neighbours: list[str] = field(default_factory=list)
+    """As in a trial's record, from `label` on."""
+    warm_start_s: float | None = None
+    """From a process that has imported torch to one that compiles no more: `restore_s`, `load_s` and `warmup_s` together."""
+    restore_s: float | None = None
+    load_s: float | None = None
+    """Building the model and its optimizer and applying the settings."""
+    first_step_s: float | None = None
+    """The first step; a part of `warmup_s`."""
+    warmup_s: float | None = None
+    """The same batches that a trial warms up on."""
+    warmup_steps: int | None = None
+    compile_phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of `warmup_s` by phase; steps are in other."""
+    cpu_pressure: float | None = None
+    contended: bool = False
+    cache_restored: int | None = None
+    cache_restored_bytes: int | None = None
+    cache_refused: int | None = None
+    cache_faults: list[str] = field(default_factory=list)
+    cache_hits: int | None = None
+    cache_misses: int | None = None
+    cache_saved_s: float | None = None
+
+    def to_json(self) -> str:
+        """One line of strict JSON, like a trial's."""
+        return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, line: str) -> WarmStart:
+        """The record a line of `warm_starts.jsonl` holds.
+
+        Raises:
+            RecordsError: not JSON, another schema version, or fields missing, unknown or of a wrong kind.
+        """
+        values = journal.parsed(line, SCHEMA_VERSION, _WARM_START_KINDS)
+        try:
+            values["settings"] = _settings(values["settings"])
+            values["status"] = Status(values["status"])
+            return cls(**journal.checked(values, _WARM_START_KINDS))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordsError(f"not a warm-start record ({error})") from None
+
+
+def append(folder: Path, record: TrialRecord | WarmStart) -> None:
+    """Adds the record to its log in the folder, durable when this returns; safe from several processes of one host."""
+    journal.append(folder / (TRIALS_FILE if isinstance(record, TrialRecord) else WARM_STARTS_FILE), record.to_json())
+
+
+def read(folder: Path) -> list[TrialRecord]:
+    """Every trial's record of the folder, in order; none if there is no log yet.
+
+    Raises:
+        RecordsError: a line is not a whole record; says which, and that those before it are intact.
+    """
+    return journal.read(folder / TRIALS_FILE, TrialRecord.from_json, "trial")
+
+
+def follow(folder: Path) -> journal.Tail[TrialRecord]:
+    """What reads the folder's trials as they are recorded, each once."""
+    return journal.Tail(folder / TRIALS_FILE, TrialRecord.from_json, "trial")
+
+
+def read_warm_starts(folder: Path) -> list[WarmStart]:
+    """Every warm start of the folder, likewise."""
+    return journal.read(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
+
+
+def follow_warm_starts(folder: Path) -> journal.Tail[WarmStart]:
+    """What reads the folder's warm starts as they are recorded, each once."""
+    return journal.Tail(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
+
+
+LOST_TO_MACHINES = frozenset({"node-lost", "actor-lost", "device-lost", "disk-full", "trial-died"})
+"""Labels of trials that the machines ended, which says nothing of their settings."""
+
+
+def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
+    """The record of each setting that counts: the latest cold one, or, where there is none, the latest warm one.
+
+    One that the machines ended counts only where there is no other.
+    """
+    found: dict[str, TrialRecord] = {}
+    for record in done:
+        before = found.get(record.settings_key)
+        if before is None or _standing_rank(record) <= _standing_rank(before):
+            found[record.settings_key] = record
+    return found
+
+
+def _standing_rank(record: TrialRecord) -> tuple[bool, bool]:
+    return record.label in LOST_TO_MACHINES, record.caches is not Caches.COLD
+
+
+def _settings(values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise TypeError(f"settings is {values!r}")
+    return CompileSettings.from_dict(values).to_dict()
+
+
+_NOISY = "unstable"
+"""What earlier versions labelled a trial that was only noisy, and called failed; `stable` says it."""
+
+_KINDS = get_type_hints(TrialRecord)
+_WARM_START_KINDS = get_type_hints(WarmStart)

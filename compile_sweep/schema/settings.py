@@ -1,0 +1,472 @@
+"""`CompileSettings`: one candidate of a sweep, as a pure, hashable, canonical value.
+
+Two spellings of the same thing are equal: `mode=default, cudagraphs=on` is `mode=reduce-overhead`, because that mode is
+nothing else (`torch._inductor.list_mode_options`). What cannot be combined is refused with the reason.
+
+What batches are padded to: what goes with each dynamic strategy, and what contradicts it.
+
+What a person reads instead of a setting's key: short words, without what is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from compile_sweep.schema.choices import (
+    WITHOUT_CUDAGRAPHS,
+    Attention,
+    Autocast,
+    Dynamic,
+    MatmulPrecision,
+    Mode,
+    OptimizerKind,
+    Padding,
+    Scope,
+    settled,
+)
+from compile_sweep.schema.ddp_settings import DdpSettings, check_scope, read_ddp
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.part_settings import PartSettings, plain, read_parts
+from compile_sweep.schema.setting_text import (  # fmt: skip
+    Scalar,
+    choice,
+    flattened,
+    gathered,
+    lengths,
+    named_values,
+    positive,
+    read_pairs,
+    refuse_unless_name,
+    spelled,
+    switch,
+)
+from compile_sweep.schema.shapes import ShapePolicy, policy
+
+if TYPE_CHECKING:
+    pass
+
+
+_NATURAL = {
+    Dynamic.STATIC: Padding.MAX,
+    Dynamic.AUTO: Padding.LONGEST,
+    Dynamic.MARK: Padding.LONGEST,
+    Dynamic.TRUE: Padding.LONGEST,
+    Dynamic.BUCKETS: Padding.BUCKETS,
+}
+
+_CLASH = {
+    Padding.MAX: "dynamic={dynamic} compiles one graph a length, which padding={padding} makes too many; use dynamic=buckets",
+    Padding.LONGEST: "padding={padding} with dynamic={dynamic} leaves nothing dynamic; use dynamic=static or buckets",
+    Padding.BUCKETS: "dynamic={dynamic} pads to its buckets and padding={padding} contradicts it; leave padding out",
+}
+
+
+def settled_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None) -> Padding:
+    """The padding, from the one that a person named, if any, and the strategy it goes with.
+
+    Raises:
+        SettingsError: they contradict each other.
+    """
+    natural = Padding.MAX if dynamic is None else _NATURAL[dynamic]
+    padding = given or natural
+    if scope is Scope.EAGER and padding is Padding.BUCKETS:
+        raise SettingsError("eager has no graph for a bucket; use padding=longest with pad_multiple=32, say")
+    if scope is not Scope.EAGER and padding is not natural:
+        raise SettingsError(_CLASH[natural].format(dynamic=dynamic, padding=padding))
+    return padding
+
+
+DEFAULT_PAD_MULTIPLE = 8
+
+
+def label_of(settings: CompileSettings) -> str:
+    """The settings in words."""
+    words: list[str] = [settings.scope]
+    if settings.mode is not None:
+        words.append(settings.mode)
+    if settings.backend is not None:
+        words.append(f"backend {settings.backend}")
+    if settings.dynamic is Dynamic.BUCKETS:
+        words.append(f"buckets {spelled(settings.buckets)}" if settings.buckets else f"buckets of {settings.bucket_size}")
+    elif settings.dynamic is not None:
+        words.append(f"dynamic={settings.dynamic}" if settings.dynamic is Dynamic.TRUE else settings.dynamic)
+    words += [f"{name} {part.label}" for name, part in settings.parts or ()]
+    if settings.scope is Scope.EAGER or settings.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
+        words.append(f"pad to {settings.padding}" + (f" ×{settings.pad_multiple}" if settings.pad_multiple else ""))
+    if settings.optimizer is not OptimizerKind.FOREACH:
+        words.append(f"{settings.optimizer} optimizer")
+    if settings.group_window is not None:
+        words.append(f"grouped {settings.group_window}")
+    for name in ("fullgraph", "shape_padding", "static_gradients"):
+        if (value := getattr(settings, name)) is not None:
+            words.append(name.replace("_", " ") if value else f"no {name.replace('_', ' ')}")
+    for name in ("dynamic_min", "dynamic_max", "recompile_limit", "matmul_precision", "autocast", "attention"):
+        if (value := getattr(settings, name)) is not None:
+            words.append(f"{name.replace('_', ' ')} {value}")
+    words += [
+        f"{name.rpartition('.')[2]}={spelled(value)}" for name, value in (*(settings.options or ()), *(settings.workload or ()))
+    ]
+    if settings.ddp is not None:
+        words.append(settings.ddp.label)
+    return ", ".join(words)
+
+
+__all__ = [
+    "RECOMPILE_LIMIT", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision", "Mode", "OptimizerKind",
+    "Padding", "PartSettings", "Scope",
+]  # fmt: skip
+
+RECOMPILE_LIMIT = 8
+"""Graphs torch keeps for one function before it gives up and runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
+
+DEFAULT_BUCKET_SIZE = 32
+INDUCTOR = "inductor"
+
+_CHOICES: Mapping[str, type[StrEnum]] = {
+    "scope": Scope, "mode": Mode, "dynamic": Dynamic, "padding": Padding, "optimizer": OptimizerKind,
+    "matmul_precision": MatmulPrecision, "autocast": Autocast, "attention": Attention,
+}  # fmt: skip
+_SWITCHES = ("cudagraphs", "fullgraph", "shape_padding", "static_gradients")
+_COUNTS = {
+    "pad_multiple": "tokens", "bucket_size": "tokens", "dynamic_min": "tokens", "dynamic_max": "tokens",
+    "group_window": "batches", "recompile_limit": "graphs",
+}  # fmt: skip
+
+_USUAL: Mapping[str, object] = {
+    "backend": INDUCTOR,
+    "fullgraph": False,
+    "shape_padding": None,
+    "static_gradients": False,
+    "recompile_limit": RECOMPILE_LIMIT,
+    "group_window": 1,
+    "matmul_precision": MatmulPrecision.HIGHEST,
+}
+"""What torch does unless told otherwise, for fields that hold None then, so that keys stay short."""
+
+_DOTTED = {INDUCTOR: "options", "options": "options", "parts": "parts", "workload": "workload", "ddp": "ddp"}
+"""How dotted names begin, and the field that takes what follows."""
+
+_OPTIONS_THAT_ARE_FIELDS = {
+    "triton.cudagraphs": "cudagraphs",
+    "shape_padding": "shape_padding",
+    "max_autotune": "mode",
+    "freezing": "workload.weights=frozen where the workload has that option",  # Dynamo reads it from the process's configuration
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSettings:
+    """One way to compile a training step.
+
+    A field left at None takes the only or the usual value that goes with the others. The fields from `fullgraph` on stay None
+    where torch's or the workload's own choice is kept, and where they do not apply.
+
+    Raises:
+        SettingsError: the fields cannot be combined; the message says why.
+    """
+
+    scope: Scope = Scope.FULL
+    """eager: nothing; full: model and loss as one; regional: each repeated block; modular: encoder, decoder, loss apart."""
+
+    mode: Mode | None = None
+    """`torch.compile`'s mode; None for eager and for other back-ends than Inductor, otherwise default."""
+
+    cudagraphs: bool | None = None
+    """Replay kernels as CUDA graphs; None takes what the mode implies."""
+
+    dynamic: Dynamic | None = None
+    """static: one length; auto: torch decides; mark: `mark_dynamic`; true: `dynamic=True`; buckets: one static graph each."""
+
+    padding: Padding | None = None
+    """max, longest in the batch, or the next bucket; None takes what goes with `dynamic`."""
+
+    pad_multiple: int | None = None
+    """Tokens; with padding=longest, lengths are rounded up to a multiple of this. 1 rounds nothing but 1, to `shortest`."""
+
+    bucket_size: int | None = None
+    """Tokens; with dynamic=buckets, buckets are its multiples up to the workload's maximum length."""
+
+    optimizer: OptimizerKind = OptimizerKind.FOREACH
+    """foreach: one kernel for several tensors; fused: one kernel a group; compiled: `torch.compile` of the step; foreach_map:
+    Adam written with `foreach_map` and compiled, which makes one kernel of it."""
+
+    fullgraph: bool | None = None
+    """Fail at a graph break instead of running in pieces."""
+
+    backend: str | None = None
+    """A name `torch.compile` knows; None for Inductor."""
+
+    shape_padding: bool | None = None
+    """Inductor pads sizes of matrix products to multiples the hardware likes; None leaves it to torch."""
+
+    parts: tuple[tuple[str, PartSettings], ...] | None = None
+    """With scope=modular: parts with a mode or dynamic strategy of their own, by name; the others take the fields above."""
+
+    static_gradients: bool | None = None
+    """Gradients stay at one address and are zeroed in place, so that CUDA graphs need not copy them."""
+
+    dynamic_min: int | None = None
+    """Tokens; with scope=full and dynamic=mark, the lower bound the compiler is told. Shorter batches are padded up to it."""
+
+    dynamic_max: int | None = None
+    """Tokens; with scope=full and dynamic=mark, the upper bound the compiler is told."""
+
+    recompile_limit: int | None = None
+    """Graphs torch keeps for one function; None for its own limit of 8."""
+
+    buckets: tuple[int, ...] | None = None
+    """Tokens; with dynamic=buckets, the lengths themselves instead of `bucket_size`."""
+
+    group_window: int | None = None
+    """Batches; samples of like length within so many batches are batched together. None takes them as they come."""
+
+    matmul_precision: MatmulPrecision | None = None
+    """`torch.set_float32_matmul_precision`; None for torch's own, highest."""
+
+    autocast: Autocast | None = None
+    """The dtype of autocast; None for the workload's own."""
+
+    attention: Attention | None = None
+    """The attention implementation; None for the workload's own."""
+
+    options: tuple[tuple[str, Scalar], ...] | None = None
+    """Further Inductor options by name (`torch._inductor.list_options`), spelled `inductor.NAME=value`."""
+
+    workload: tuple[tuple[str, Scalar], ...] | None = None
+    """What is varied of the workload itself (`Workload.options`), spelled `workload.NAME=value`; None for its usual form."""
+
+    ddp: DdpSettings | None = None
+    """How several workers reduce gradients (`DistributedDataParallel`), spelled `ddp.NAME=value`; None keeps torch's choice."""
+
+    def __post_init__(self) -> None:
+        self._coerce()
+        if self.scope is Scope.EAGER:
+            self._refuse_compiler_fields()
+        else:
+            self._settle_backend()
+            self._settle_mode()
+            self._set("dynamic", self.dynamic or Dynamic.STATIC)
+            if self.parts is not None and self.scope is not Scope.MODULAR:
+                raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
+            for name, part in self.parts or ():
+                part.check_beside(name, self.mode, self.dynamic)
+        self._settle_padding()
+        self._check_bounds()
+        if self.ddp is not None:
+            check_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients)
+        for name, usual in _USUAL.items():
+            if getattr(self, name) == usual:
+                self._set(name, None)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CompileSettings):
+            return NotImplemented
+        # For Python 1 equals True and 1.0. An option of Inductor's takes one of them, and they have different keys.
+        return _values(self) == _values(other) and (self is other or self.key == other.key)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CompileSettings:
+        """The settings with these fields, as `to_dict` or a person wrote them; names may be dotted as in a key.
+
+        Raises:
+            SettingsError: an unknown field or value, or a combination that cannot work.
+        """
+        return cls(**gathered(values, [f.name for f in fields(cls)], _DOTTED))
+
+    @classmethod
+    def parse(cls, text: str) -> CompileSettings:
+        """The settings that `key`, or a part of it such as `scope=regional,dynamic=auto`, spells.
+
+        Raises:
+            SettingsError: as `from_dict`, and for text that is no list of `field=value`.
+        """
+        return cls.from_dict(dict(read_pairs(text)))
+
+    @property
+    def key(self) -> str:
+        """Canonical text: the same for equal settings, different for different ones, readable by `parse`."""
+        named = {INDUCTOR if name == "options" else name: value for name, value in self.fields_that_apply().items()}
+        return ",".join(f"{name}={spelled(value)}" for name, value in flattened(named))
+
+    @property
+    def label(self) -> str:
+        """Short text for a person, without what is usual."""
+        return label_of(self)
+
+    @property
+    def claims_cudagraphs(self) -> bool:
+        """Whether anything is to be replayed as CUDA graphs."""
+        return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
+
+    @property
+    def tunes(self) -> bool:
+        """Whether Inductor times several kernels for each matrix product."""
+        modes = {self.mode, *(part.mode for _, part in self.parts or ())}
+        by_option = any(name.startswith("max_autotune") and value is True for name, value in self.options or ())
+        return by_option or bool(modes & {Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS})
+
+    @property
+    def marks(self) -> bool:
+        """Whether anything is compiled with `mark_dynamic`."""
+        return self.dynamic is Dynamic.MARK or any(part.dynamic is Dynamic.MARK for _, part in self.parts or ())
+
+    @property
+    def shortest(self) -> int:
+        """Tokens that any batch is padded to at least, with padding=longest.
+
+        Two or more where sizes that change are compiled: torch compiles a size of 1 apart, and refuses it where it is marked.
+        """
+        least = 2 if self.pad_multiple == 1 and self.scope is not Scope.EAGER else 1
+        return max(self.dynamic_min or 1, least)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field with a JSON value; None where the field does not apply or torch's own choice is kept."""
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+
+    def fields_that_apply(self) -> dict[str, Any]:
+        """`to_dict` without the fields that are None."""
+        return {name: value for name, value in self.to_dict().items() if value is not None}
+
+    def shape_policy(self, max_length: int, min_length: int = 1) -> ShapePolicy:
+        """The policy these settings batch and pad by, for batches of `min_length` to `max_length` tokens."""
+        buckets = self.buckets or (self.bucket_size if self.padding is Padding.BUCKETS else None)
+        multiple = self.pad_multiple if self.padding is Padding.LONGEST else None
+        window, shortest = self.group_window, self.shortest
+        return policy(max_length, multiple=multiple, buckets=buckets, shortest=shortest, min_length=min_length, window=window)
+
+    def eager_twin(self) -> CompileSettings:
+        """Eager settings of the same precision: what a run under these is compared with, on the same batches.
+
+        Its attention is the workload's own, because another implementation must give the same numbers. Gradients are reduced
+        as they are here.
+        """
+        precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
+        ddp = self.ddp.of_eager() if self.ddp is not None else None
+        return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
+
+    def num_graphs(self, max_length: int, min_length: int = 1) -> int:
+        """Graphs the compiler is expected to build of each compiled function."""
+        if self.scope is Scope.EAGER:
+            return 0
+        if self.dynamic is Dynamic.BUCKETS:
+            return len(self.shape_policy(max_length, min_length).lengths())
+        return 2 if self.dynamic is Dynamic.AUTO else 1  # auto builds a static graph first, then a dynamic one
+
+    def validate_for(self, max_length: int, min_length: int = 1) -> None:
+        """Refuses what cannot work with batches of `min_length` to `max_length` tokens.
+
+        Raises:
+            SettingsError: more buckets than the recompile limit, or a length that does not go with the sequences.
+        """
+        limit = self.recompile_limit or RECOMPILE_LIMIT
+        if self.scope is not Scope.EAGER and (graphs := self.num_graphs(max_length, min_length)) > limit:
+            smallest = -(-max_length // limit)
+            what = f"bucket_size={self.bucket_size}" if self.bucket_size else f"{graphs} buckets"
+            raise SettingsError(
+                f"{what} makes {graphs} graphs of {max_length} tokens, above torch's recompile limit of {limit}, after which "
+                f"it runs eagerly; use {smallest} or more tokens a bucket, or say recompile_limit={graphs}"
+            )
+        for name in ("bucket_size", "pad_multiple", "dynamic_min"):
+            if (tokens := getattr(self, name)) is not None and tokens > max_length:
+                raise SettingsError(f"{name}={tokens} is above the workload's {max_length} tokens; use less")
+        if self.dynamic_max is not None and self.dynamic_max < max_length:
+            raise SettingsError(f"dynamic_max={self.dynamic_max} is below the workload's {max_length} tokens; use that or more")
+        if self.buckets is not None and self.buckets[-1] != max_length:
+            raise SettingsError(f"buckets={spelled(self.buckets)} must end with the workload's {max_length} tokens")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the value is frozen for everyone else
+
+    def _coerce(self) -> None:
+        for name, kind in _CHOICES.items():
+            if (value := getattr(self, name)) is not None:
+                self._set(name, choice(name, kind, value))
+        for name in _SWITCHES:
+            if (value := getattr(self, name)) is not None:
+                self._set(name, switch(name, value))
+        for name, unit in _COUNTS.items():
+            if (value := getattr(self, name)) is not None:
+                self._set(name, positive(name, value, unit))
+        if self.buckets is not None:
+            self._set("buckets", lengths("buckets", self.buckets))
+        for name in ("options", "workload"):
+            if (value := getattr(self, name)) is not None:
+                self._set(name, named_values(name, value))
+        if self.parts is not None:
+            self._set("parts", read_parts(self.parts))
+        self._set("ddp", read_ddp(self.ddp))
+        if self.backend is not None:
+            refuse_unless_name("backend", self.backend)
+
+    def _refuse_compiler_fields(self) -> None:
+        for name in ("mode", "dynamic", "bucket_size", "buckets", "fullgraph", "backend", "shape_padding", "parts", "options"):
+            if getattr(self, name) not in (None, False):
+                raise SettingsError(f"scope=eager compiles no graph that {name} could act on; leave {name} out")
+        if self.cudagraphs:
+            raise SettingsError("scope=eager has no compiled graph to capture; leave cudagraphs out")
+        if self.recompile_limit is not None:
+            raise SettingsError("scope=eager compiles nothing again; leave recompile_limit out")
+        self._set("cudagraphs", None)
+        self._set("shape_padding", None)
+
+    def _settle_backend(self) -> None:
+        if self.backend in (None, INDUCTOR):
+            for name, _ in self.options or ():
+                if name in _OPTIONS_THAT_ARE_FIELDS:
+                    raise SettingsError(f"inductor.{name} is a setting of its own; use {_OPTIONS_THAT_ARE_FIELDS[name]}")
+            return
+        for name in ("mode", "shape_padding", "options", "parts"):
+            if getattr(self, name) is not None:
+                raise SettingsError(f"{name} is Inductor's and backend={self.backend} knows none; leave {name} out")
+        graphed = self.backend == "cudagraphs"
+        if self.cudagraphs not in (None, graphed):
+            raise SettingsError(f"backend={self.backend} does {'only' if graphed else 'no'} CUDA graphs; leave cudagraphs out")
+        self._set("cudagraphs", graphed)
+
+    def _settle_mode(self) -> None:
+        if self.backend in (None, INDUCTOR):
+            mode, cudagraphs = settled(self.mode, self.cudagraphs)
+            self._set("mode", mode)
+            self._set("cudagraphs", cudagraphs)
+        if self.cudagraphs and self.dynamic is Dynamic.TRUE:
+            raise SettingsError(
+                "dynamic=true makes every size symbolic, and a CUDA graph is captured for fixed sizes; "
+                "use dynamic=mark, static or buckets, or cudagraphs=off"
+            )
+
+    def _settle_padding(self) -> None:
+        self._set("padding", settled_padding(self.padding, self.scope, self.dynamic))
+        if self.padding is Padding.LONGEST:
+            self._set("pad_multiple", self.pad_multiple or DEFAULT_PAD_MULTIPLE)
+        elif self.pad_multiple is not None:
+            raise SettingsError(f"pad_multiple acts only with padding=longest, not padding={self.padding}; leave it out")
+        for name in ("bucket_size", "buckets"):
+            if self.dynamic is not Dynamic.BUCKETS and getattr(self, name) is not None:
+                raise SettingsError(f"{name} acts only with dynamic=buckets, not dynamic={self.dynamic}; leave it out")
+        if self.bucket_size and self.buckets:
+            raise SettingsError("bucket_size and buckets both say which buckets there are; leave one out")
+        if self.dynamic is Dynamic.BUCKETS and not self.buckets:
+            self._set("bucket_size", self.bucket_size or DEFAULT_BUCKET_SIZE)
+
+    def _check_bounds(self) -> None:
+        for name in ("dynamic_min", "dynamic_max"):
+            if getattr(self, name) is None:
+                continue
+            if not self.marks:
+                raise SettingsError(f"{name} is a bound for dynamic=mark, not dynamic={self.dynamic}; leave it out")
+            if self.scope is not Scope.FULL:
+                others = f"of what scope={self.scope} compiles other dimensions change with it, such as twice the length"
+                raise SettingsError(f"{name} bounds the length of a batch, and {others}; leave it out, or use scope=full")
+        if self.dynamic_min and self.dynamic_max and self.dynamic_min >= self.dynamic_max:
+            raise SettingsError(f"dynamic_min={self.dynamic_min} must be below dynamic_max={self.dynamic_max}")
+        if self.dynamic_max is not None and self.dynamic_max <= 2:
+            raise SettingsError(f"dynamic_max={self.dynamic_max} must be above 2, the least size that torch takes for dynamic")
+        if self.static_gradients and self.scope is Scope.EAGER and self.optimizer in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
+            raise SettingsError("static_gradients serves what is compiled, and nothing is; leave it out")
+
+
+_values = attrgetter(*(f.name for f in fields(CompileSettings)))

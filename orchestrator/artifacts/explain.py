@@ -1,0 +1,143 @@
+"""Why one trial's artifacts do not serve another: the components that differ, the one that decides first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.artifacts.manifest import Facts, Manifest, differences
+
+ABSENT = "(none)"
+
+OF_A_TRIAL = ("settings.", "device", "threads", "cpu_threads")
+"""How components begin that a trial decides, not the host or torch's configuration: an environment by itself has none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What is compared: an environment, or a trial, which is an environment and more."""
+
+    name: str
+    facts: Facts
+    workload: str | None = None
+    """None for an environment by itself, as are the next ones."""
+    size: str | None = None
+    settings_key: str | None = None
+    entries: frozenset[tuple[str, str]] | None = None
+    """Kinds and keys."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, name: str) -> Side:
+        """The trial that a manifest is of."""
+        return cls(
+            name=name,
+            facts=manifest.facts,
+            workload=manifest.workload,
+            size=manifest.size,
+            settings_key=manifest.settings_key,
+            entries=frozenset((entry.kind, entry.key) for entry in manifest.entries),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One component that differs."""
+
+    component: str
+    a: str
+    b: str
+    may_share: bool = False
+    """Whether artifacts may serve the other side all the same."""
+
+
+def explain(a: Side, b: Side) -> list[Difference]:
+    """Everything that keeps the artifacts of one side from serving the other, the most decisive first; none if nothing does.
+
+    First what no artifact is shared across: the environment, the workload, its size. Then the settings, whose graphs may be
+    the same or not; then, with all that equal, the entries that only one side has.
+    """
+    found = _facts(a, b)
+    if a.workload is not None and b.workload is not None:
+        found += [
+            Difference(component=name, a=mine, b=theirs)
+            for name, mine, theirs in (("workload", a.workload, b.workload), ("size", str(a.size), str(b.size)))
+            if mine != theirs
+        ]
+        known = {one.component for one in found}  # some settings are facts, too
+        found += [one for one in _settings(str(a.settings_key), str(b.settings_key)) if one.component not in known]
+    if not found and a.entries is not None and b.entries is not None:
+        found = _entries(a.entries, b.entries)
+    return found
+
+
+def sentences(a: Side, b: Side, found: Sequence[Difference]) -> list[str]:
+    """The comparison for a person: a verdict, then a line a component."""
+    if not found:
+        return [f"{a.name} and {b.name} do not differ: what one compiles serves the other."]
+    decisive = found[0].component
+    if decisive.startswith("entries"):
+        verdict = (
+            "are alike in environment, workload and settings, yet compiled different graphs: "
+            "the code of the model, of its loss or data, or its shapes differ"
+        )
+    elif all(one.may_share for one in found):
+        verdict = f"share artifacts as far as {_words(found)} leaves graphs alike"
+    else:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        verdict = f"share nothing, because {decisive.removeprefix('settings.')} differs{more}"
+    return [f"{a.name} and {b.name} {verdict}.", *(f"  {one.component}: {one.a} | {one.b}" for one in found)]
+
+
+def nearest(to: Manifest, others: Sequence[Manifest]) -> Manifest | None:
+    """The manifest that differs least from one, the newest among equals; None if there is no other."""
+    side = Side.of(to, "")
+    rest = [other for other in reversed(others) if other.id != to.id]
+    return min(rest, key=lambda other: len(explain(side, Side.of(other, ""))), default=None)
+
+
+def _facts(a: Side, b: Side) -> list[Difference]:
+    is_environment = a.workload is None or b.workload is None
+    return [
+        Difference(component=name, a=a.facts.get(name, ABSENT), b=b.facts.get(name, ABSENT))
+        for name in differences(a.facts, b.facts)
+        if not (is_environment and name.startswith(OF_A_TRIAL))
+    ]
+
+
+def _settings(a: str, b: str) -> list[Difference]:
+    if a == b:
+        return []
+    try:
+        mine, theirs = _spelled(a), _spelled(b)
+    except SettingsError:  # of another version of this project
+        return [Difference(component="settings.key", a=a, b=b, may_share=True)]
+    return [
+        Difference(component=f"settings.{name}", a=mine.get(name, ABSENT), b=theirs.get(name, ABSENT), may_share=True)
+        for name in dict.fromkeys((*mine, *theirs))
+        if mine.get(name) != theirs.get(name)
+    ]
+
+
+def _spelled(key: str) -> Mapping[str, str]:
+    return {name: str(value) for name, value in CompileSettings.parse(key).fields_that_apply().items()}
+
+
+def _entries(a: frozenset[tuple[str, str]], b: frozenset[tuple[str, str]]) -> list[Difference]:
+    found = []
+    for kind in sorted({kind for kind, _ in a ^ b}):
+        mine, theirs = ({key for of, key in side if of == kind} for side in (a, b))
+        found.append(
+            Difference(
+                component=f"entries.{kind}",
+                a=f"{len(mine - theirs)} of {len(mine)} only here",
+                b=f"{len(theirs - mine)} of {len(theirs)} only here",
+            )
+        )
+    return found
+
+
+def _words(found: Sequence[Difference]) -> str:
+    names = [one.component.removeprefix("settings.") for one in found]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,267 @@
+"""What a store knows of an artifact (`Entry`) and of who made which of them (`Manifest`). JSON only: reading one runs nothing.
+
+What makes an artifact useless or wrong elsewhere, by component: two processes may share artifacts if all of it is equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.schema.errors import CacheError
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.artifacts.signing import SigningKey
+from orchestrator.environment import Environment, fingerprint, visible_gpus
+
+Facts = Mapping[str, str]
+"""Component → value. Compared whole; a component that one side lacks differs."""
+
+DECISIVE = (
+    "torch", "triton", "cuda", "driver", "gpu", "capability", "python", "machine", "libc", "cpu", "cpu_instructions",
+)  # fmt: skip
+"""Components of the host, the one that explains most first: another torch brings another triton and configuration."""
+
+_KEPT_APART = ("attention", "matmul_precision", "autocast", "backend", "dynamic_min", "dynamic_max")
+"""Settings that are not in every key of torch's caches: what a compiled graph computes, who compiles it, and the bounds of a
+marked size, under which torch 2.13 finds a graph of narrower ones and then fails, because that graph's guard contradicts them."""
+
+
+def trial_facts(configuration: Mapping[str, str], settings: CompileSettings, *, use_gpu: bool) -> dict[str, str]:
+    """Everything that artifacts of a trial depend on.
+
+    Args:
+        configuration: as in `environment_facts`, with the workload's process settings in force.
+        settings: the trial's, which are not applied yet.
+        use_gpu: whether it runs on one.
+    """
+    own = kept_apart(settings)
+    if use_gpu:
+        own["device"] = "cuda"
+    else:  # the number of threads is in the code; `cores.bind` sets it for trials
+        threads = os.environ.get("OMP_NUM_THREADS") or configuration.get("cpu_threads", "")
+        own |= {"device": "cpu", "threads": threads}
+    return environment_facts({**configuration, **own})
+
+
+def kept_apart(settings: CompileSettings) -> dict[str, str]:
+    """Of the settings, those by which artifacts must be kept apart, because torch does not, by name."""
+    chosen = settings.to_dict()
+    return {f"settings.{name}": str(chosen[name]) for name in _KEPT_APART if chosen[name] is not None}
+
+
+def environment_facts(configuration: Mapping[str, str], environment: Environment | None = None) -> dict[str, str]:
+    """Everything an artifact of this process depends on.
+
+    Args:
+        configuration: `compile_cache.facts.configuration()`: what of torch's state decides.
+        environment: of this host; by default `fingerprint()`.
+    """
+    host = environment or fingerprint()
+    facts = {
+        "torch": host.torch,
+        "triton": host.triton,
+        "python": host.python,
+        "machine": platform.machine(),
+        "libc": "-".join(platform.libc_ver()),  # what g++ links here does not load with an older one
+        "cpu": host.cpu,
+        "cpu_instructions": _cpu_instructions(),  # the same CPU hides some of them in some virtual machines
+    }
+    if host.gpu:
+        # Of the driver the CUDA version and the branch decide; its patches change neither what it loads nor what is fastest.
+        facts |= {"cuda": host.cuda, "driver": (host.driver or "").partition(".")[0], "gpu": host.gpu}
+        facts["capability"] = _capability()
+    present = {name: value for name, value in facts.items() if value}
+    return {**{name: str(value) for name, value in configuration.items()}, **present}
+
+
+def digest(facts: Facts) -> str:
+    """The facts' name: SHA-256 of them all, in hex."""
+    return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
+
+
+def differences(a: Facts, b: Facts) -> list[str]:
+    """Components that differ, the most decisive first."""
+    rank = {name: number for number, name in enumerate(DECISIVE)}
+    differing = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
+    return sorted(differing, key=lambda name: (rank.get(name, len(rank)), name))
+
+
+@cache
+def _cpu_instructions() -> str:
+    """Digest of what this CPU can do: code made with `-march=native` dies elsewhere of an illegal instruction."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, values = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return hashlib.sha256(" ".join(sorted(values.split())).encode()).hexdigest()[:12]
+    return ""
+
+
+@cache
+def _capability() -> str:
+    """Of the GPU that this process sees first, by NVML, which does not start CUDA."""
+    pynvml.nvmlInit()
+    try:
+        visible = visible_gpus()
+        return "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(visible[0])) if visible else ""
+    except pynvml.NVMLError:
+        return ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+VERSION = 1
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One artifact in a store, without its content, which lies under its digest."""
+
+    kind: str
+    key: str
+    """Its name within the kind."""
+    digest: str
+    """SHA-256 of the content, in hex."""
+    size_bytes: int
+    cost_s: float
+    """Seconds of compiling that a hit saves."""
+    environment: str
+    """Digest of the facts under which it was made."""
+    signature: str = ""
+
+    @classmethod
+    def of(cls, artifact: Artifact, environment: str, key: SigningKey) -> Entry:
+        """The signed entry of an artifact."""
+        entry = cls(
+            kind=artifact.kind,
+            key=artifact.key,
+            digest=artifact.digest,
+            size_bytes=len(artifact.content),
+            cost_s=float(artifact.cost_s) if math.isfinite(artifact.cost_s) else 0.0,  # JSON has no other
+            environment=environment,
+        )
+        return replace(entry, signature=key.sign(entry._message()))
+
+    def problem(self, key: SigningKey, environment: str) -> str | None:
+        """Why it must not be restored here, as the end of a sentence; None if it may be, content aside."""
+        if problem := key.problem(self._message(), self.signature):
+            return problem
+        return None if self.environment == environment else "was made in another environment"
+
+    def _message(self) -> bytes:
+        return _canonical("entry", {**asdict(self), "signature": None})
+
+    def __str__(self) -> str:
+        return ascii(f"{self.kind[:20]} {self.key[:60]}")[1:-1]  # it is bound for a terminal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What one trial left behind, and under which circumstances. Signed as a whole, its entries each for themselves besides."""
+
+    facts: Facts
+    """Of the process that made the artifacts; see `keys.py`."""
+    workload: str
+    size: str
+    settings_key: str
+    maker: str
+    """Who made them: a trial's id, or where they were imported from."""
+    created_at: str = ""
+    """ISO 8601 with its UTC offset; `publish` fills it in."""
+    entries: tuple[Entry, ...] = field(default=(), repr=False)
+    signature: str = ""
+
+    @property
+    def environment(self) -> str:
+        """Digest of the facts."""
+        return digest(self.facts)
+
+    @property
+    def id(self) -> str:
+        """Its name in a store: a digest of all of it, so that two never share one."""
+        return hashlib.sha256(self.to_json()).hexdigest()[:32]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its artifacts, each content once."""
+        return sum({entry.digest: entry.size_bytes for entry in self.entries}.values())
+
+    def signed(self, key: SigningKey) -> Manifest:
+        """The same with a signature."""
+        return replace(self, signature=key.sign(self._message()))
+
+    def problem(self, key: SigningKey) -> str | None:
+        """Why it cannot be trusted, as the end of a sentence; None if it can."""
+        return key.problem(self._message(), self.signature)
+
+    def to_json(self) -> bytes:
+        """All of it, as strict JSON; the same manifest gives the same bytes."""
+        return _json({"version": VERSION, **self._values()})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Manifest:
+        """The manifest that `to_json` wrote; its signature is not looked at.
+
+        Raises:
+            CacheError: it is none, or one of another version; an end of a sentence.
+        """
+        try:
+            values = json.loads(text.decode())  # from bytes, it would guess an encoding
+            if not isinstance(values, dict):
+                raise TypeError("no JSON object")
+            if (version := values.pop("version", None)) != VERSION:
+                raise ValueError(f"version {version!r}, and this version of compile-sweep reads {VERSION}")
+            entries = tuple(_read_entry(entry) for entry in values.pop("entries"))
+            facts = values.pop("facts")
+            if not isinstance(facts, dict) or not all(isinstance(value, str) for value in (*facts.values(), *values.values())):
+                raise TypeError("a value of a wrong kind")
+            manifest = cls(facts=facts, entries=entries, **values)
+            if datetime.fromisoformat(manifest.created_at).tzinfo is None:
+                raise ValueError("a time without its UTC offset")
+            return manifest
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            words = ascii(str(error))[1:-1]  # it may quote what is anybody's, and is bound for a terminal
+            raise CacheError(f"is no manifest ({words[:100]})") from None
+
+    def _values(self) -> dict[str, Any]:
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "entries")}
+        return {**own, "facts": dict(self.facts), "entries": [asdict(entry) for entry in self.entries]}
+
+    def _message(self) -> bytes:
+        return _canonical("manifest", {**self._values(), "signature": None})
+
+
+def _read_entry(values: Mapping[str, Any]) -> Entry:
+    entry = Entry(**values)
+    texts = (entry.kind, entry.key, entry.environment, entry.signature)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("an entry's text is none")
+    if type(entry.size_bytes) is not int or entry.size_bytes < 0:
+        raise TypeError("an entry's size is none")
+    if not isinstance(entry.cost_s, int | float) or not math.isfinite(entry.cost_s):
+        raise TypeError("an entry's cost is none")
+    if not isinstance(entry.digest, str) or not DIGEST.fullmatch(entry.digest):  # it becomes a file's name
+        raise ValueError("an entry's digest is none")
+    return entry
+
+
+def _canonical(what: str, values: Mapping[str, Any]) -> bytes:
+    """What is signed; `what` keeps the signature of one thing from serving for another."""
+    return f"compile-sweep {what} {VERSION}\n".encode() + _json(values)
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,308 @@
+"""What a worker does with artifacts of other trials: restores some before it measures, publishes its own afterwards.
+
+Neither is ever part of a timed window, and neither can end a trial: whatever goes wrong is a sentence in the trial's log, and
+what is missing is compiled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.schema.errors import CacheError
+from compile_sweep.schema.record import Caches
+from compile_sweep.schema.redact import hidden
+from orchestrator.artifacts import Facts, Manifest, Selection, SigningKey, open_store, select, trial_facts
+from orchestrator.cluster.head_actors import withdrawn
+from orchestrator.config import REDIS, shown
+from orchestrator.run.trial_spec import Assignment
+
+if TYPE_CHECKING:
+    from compile_sweep.contract.base import Workload  # which loads torch, as what is imported from workloads below does
+    from compile_sweep.harness.compile_cache.transfer import CacheUse
+    from compile_sweep.harness.measure import Measurement
+    from compile_sweep.harness.warm_start import Start
+
+RESTORE_LIMIT_S = 120.0
+"""After which a trial goes on without artifacts; longer than most compiles take that they would save."""
+
+PUBLISH_LIMIT_S = 120.0
+"""After which a trial ends without having published."""
+
+_SPARE_S = 5.0
+"""Of the trial's time, left for what comes after."""
+
+Result = TypeVar("Result")
+Name = tuple[str, str]
+"""Kind and key of an artifact."""
+
+
+@dataclass(slots=True)
+class _Restored:
+    artifacts: Sequence[Artifact] = ()
+    selection: Selection | None = None
+    own: frozenset[str] = frozenset()
+    """Ids of manifests of the same settings."""
+    refused: int = 0
+    seconds: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(artifact.content) for artifact in self.artifacts)
+
+
+@dataclass(slots=True)
+class Sharing:
+    """One worker's, for one assignment. Needs torch.
+
+    Args:
+        assignment: says whether and where.
+        workload: whose process-wide settings are part of the key.
+        rank: this worker's; the first one publishes.
+    """
+
+    assignment: Assignment
+    workload: Workload
+    rank: int
+    _facts: Facts = field(default_factory=dict, init=False)
+    _restored: _Restored | None = field(default=None, init=False)
+    _use: CacheUse | None = field(default=None, init=False)
+    _faults: list[str] = field(default_factory=list, init=False)
+    """What could not be done, a sentence each."""
+
+    def restore(self, seconds_left: float) -> None:
+        """Puts artifacts in place that may help, if the trial is to begin with any; nothing may have been compiled yet.
+
+        Args:
+            seconds_left: of the trial.
+        """
+        if not (self.assignment.compiles and self._has_store):
+            return
+        began = time.perf_counter()
+        try:
+            from compile_sweep.harness.compile_cache.transfer import configuration
+
+            with self.workload.process_settings():
+                self._facts = trial_facts(configuration(), self.assignment.settings, use_gpu=self.assignment.plan.use_gpu)
+            if not self.assignment.restores:
+                return
+            self._restored = _Restored()
+            self._restored = _within(min(RESTORE_LIMIT_S, seconds_left - _SPARE_S), self._fetch)
+            self._put_in_place(self._restored)
+        except Exception as error:  # whatever it is, a compiler can do without
+            self._fault(f"restoring from {shown(str(self.assignment.plan.cache))} failed: {_sentence(error)}")
+        if self._restored is not None:
+            self._restored.seconds = time.perf_counter() - began
+            count = len(self._restored.artifacts)
+            print(f"restored {count} artifacts, {self._restored.size_bytes} bytes, in {self._restored.seconds:.2f} s", flush=True)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Counts what the compiler finds in its caches while the block lasts."""
+        with ExitStack() as watch:
+            if self.assignment.compiles:
+                try:
+                    from compile_sweep.harness.compile_cache.transfer import precompiling, watching_caches
+
+                    watch.enter_context(precompiling(self.assignment.plan.precompile))
+                    if self._is_redis:
+                        watch.enter_context(self._reaching_redis())
+                    restored = self._restored.artifacts if self._restored else ()
+                    self._use = watch.enter_context(watching_caches(restored))
+                except Exception as error:  # a torch whose caches look otherwise
+                    print(f"caches are not watched: {_sentence(error)}", flush=True)
+            yield
+
+    def publish(self, seconds_left: float) -> dict[str, Any]:
+        """Publishes what this process made, if it is the one that does; returns figures for the record.
+
+        Args:
+            seconds_left: of the trial.
+        """
+        if self.rank != 0 or not self._facts:
+            return {}
+        began = time.perf_counter()
+        try:
+            from compile_sweep.harness.compile_cache.transfer import CacheFolders, gather, precompiling
+
+            restored = self._restored.artifacts if self._restored else ()
+            with precompiling(self.assignment.plan.precompile):
+                gathered = [] if self.assignment.plan.warm_start else gather(CacheFolders.of_process(), self._use, restored)
+            artifacts = [artifact for artifact in gathered if self._is_worth_naming(artifact)]
+            left = seconds_left - _SPARE_S - (time.perf_counter() - began)
+            figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))
+        except Exception as error:  # the trial is measured, and stays so
+            self._fault(f"published nothing in {shown(str(self.assignment.plan.cache))}: {_sentence(error)}")
+            return {"cache_faults": self._faults}
+        if figures:
+            print("published " + ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+            figures["publish_s"] = time.perf_counter() - began
+        return figures
+
+    def figures(self, measured: Measurement | Start) -> dict[str, Any]:
+        """What the record says of this worker's caches, besides what was measured."""
+        use, restored = self._use, self._restored
+        found: dict[str, Any] = {"cache_faults": self._faults}
+        if use is not None:
+            found |= {"cache_hits": sum(use.hits.values()), "cache_misses": sum(use.misses.values())}
+        if restored is not None:
+            found |= {
+                "restore_s": restored.seconds,
+                "cache_restored": len(restored.artifacts),
+                "cache_restored_bytes": restored.size_bytes,
+                "cache_refused": restored.refused,
+            }
+        is_warm = self._is_redis if restored is None else bool(restored.artifacts) or self._others_may_have
+        saved_s = use.saved_s if use is not None and is_warm else None
+        found |= {"caches": str(Caches.WARM if is_warm else Caches.COLD), "cache_saved_s": saved_s}
+        if self.assignment.plan.warm_start:
+            values = measured.to_dict()
+            return {**found, "warm_start_s": found.get("restore_s", 0.0) + values["load_s"] + values["warmup_s"]}
+        compile_s = measured.to_dict()["compile_s"]
+        return {**found, "cold_equivalent_s": None if saved_s is None else compile_s + saved_s}
+
+    def _fault(self, sentence: str) -> None:
+        print(sentence, flush=True)
+        self._faults.append(sentence)
+
+    @property
+    def _has_store(self) -> bool:
+        cache = self.assignment.plan.cache
+        return cache is not None and not cache.startswith(REDIS)
+
+    @property
+    def _is_redis(self) -> bool:
+        return self.assignment.restores and not self._has_store
+
+    @property
+    def _others_may_have(self) -> bool:
+        """Whether another worker of the host, which shares its caches, may have restored what this one could not."""
+        chosen = self._restored.selection if self._restored else None
+        return self.assignment.plan.num_workers > 1 and (chosen is None or bool(chosen.entries))
+
+    @contextmanager
+    def _reaching_redis(self) -> Iterator[None]:
+        """Lets torch ask the server, in a process that takes nothing from there but what our key has signed."""
+        from compile_sweep.harness.compile_cache.redis import sealed
+        from orchestrator.artifacts.redis import URL_VARIABLE, environment_for
+
+        address = environment_for(withdrawn(str(self.assignment.plan.cache)))[URL_VARIABLE]
+        with sealed(SigningKey.load(), address) as refused:
+            try:
+                yield
+            finally:
+                if refused:
+                    print(f"refused: {len(refused)} values on the Redis server that our key has not signed", flush=True)
+
+    def _put_in_place(self, restored: _Restored) -> None:
+        from compile_sweep.harness.compile_cache.transfer import CacheFolders, restore
+
+        restore(restored.artifacts, CacheFolders.of_process())
+
+    def _fetch(self) -> _Restored:
+        plan, key = self.assignment.plan, self.assignment.settings_key
+        environment = self._manifest().environment
+        store = open_store(withdrawn(str(plan.cache)), in_cluster=plan.cache_in_cluster)
+        listing = store.manifests()
+        mine = [manifest for manifest in listing.manifests if manifest.settings_key == key]
+        selection = select(
+            mine if plan.warm_start else listing.manifests,
+            environment=environment,
+            workload=plan.workload,
+            size=plan.size,
+            settings_key=key,
+        )
+        fetched = store.fetch(selection.entries, environment)
+        for sentence in (*listing.refused, *fetched.refused):
+            print(f"refused: {sentence}", flush=True)
+        return _Restored(
+            artifacts=fetched.artifacts,
+            selection=selection,
+            own=frozenset(manifest.id for manifest in mine),
+            refused=len(listing.refused) + len(fetched.refused),
+        )
+
+    def _put(self, artifacts: Sequence[Artifact]) -> dict[str, Any]:
+        store = open_store(withdrawn(str(self.assignment.plan.cache)), in_cluster=self.assignment.plan.cache_in_cluster)
+        if self._restored is not None and self._restored.selection is not None:
+            try:
+                store.note_hits(self._restored.selection.hits(self._hit_names()))
+            except CacheError as error:  # `gc` may take for unused what was used; what was made is worth more
+                print(f"hits are not noted: {_sentence(error)}", flush=True)
+        if not artifacts:
+            return {}
+        published = store.publish(self._manifest(), artifacts)
+        return {
+            "cache_made": len(published.manifest.entries),
+            "cache_made_bytes": published.all_bytes,
+            "cache_new_bytes": published.new_bytes,
+        }
+
+    def _manifest(self) -> Manifest:
+        plan = self.assignment.plan
+        return Manifest(
+            facts=self._facts,
+            workload=plan.workload,
+            size=plan.size,
+            settings_key=self.assignment.settings_key,
+            maker=self.assignment.trial_id,
+        )
+
+    def _is_worth_naming(self, artifact: Artifact) -> bool:
+        """Whether the artifact is this setting's, and not only one that was at hand and of no use.
+
+        Of libraries and kernels it is not known who used them, so they go with the graphs they came with.
+        """
+        selection = self._restored.selection if self._restored else None
+        if self._restored is None or selection is None:
+            return True
+        owner = selection.owners.get((artifact.kind, artifact.key))
+        return owner is None or owner in self._restored.own or owner in selection.hits(self._hit_names())
+
+    def _hit_names(self) -> set[Name]:
+        """Of the restored artifacts, those that were hit. torch knows them by kind and key; ours add what guards them."""
+        if self._restored is None or self._use is None:
+            return set()
+        hit = set(self._use.hit_keys)
+        return {
+            (artifact.kind, artifact.key)
+            for artifact in self._restored.artifacts
+            if (artifact.kind, artifact.key) in hit or (artifact.kind, artifact.key.partition("/")[0]) in hit
+        }
+
+
+def _within(limit_s: float, call: Callable[[], Result]) -> Result:
+    """What the call returns, unless it takes longer.
+
+    Raises:
+        TimeoutError: it does, and is left to itself; or there is no time for it, and it does not begin.
+    """
+    if limit_s <= 0:
+        raise TimeoutError("there is no time for it")
+    outcome: list[Result] = []
+    failure: list[Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except Exception as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="compile-cache", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failure:
+        raise failure[0]
+    if not outcome:
+        raise TimeoutError(f"it took more than {limit_s:.0f} s")
+    return outcome[0]
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(hidden(str(error)).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,302 @@
+"""`ArtifactStore`: artifacts of all trials, shared. What comes out of it is verified; what is not ours is refused, never run.
+
+From what `--cache` says to a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from compile_sweep.harness.compile_cache.artifact import OF_FUNCTIONS, Artifact
+from compile_sweep.schema.errors import CacheError
+from orchestrator.artifacts.manifest import Entry, Manifest
+from orchestrator.artifacts.object_store import DurableShelf
+from orchestrator.artifacts.shelf import Shelf, Use
+from orchestrator.artifacts.signing import SigningKey
+
+GRACE = timedelta(hours=1)
+"""How long a content may lie without a manifest before `collect` takes it for rubbish: a publisher writes its manifest last."""
+
+_TRIES = 3
+"""To publish what a collection takes away meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publish put into the store."""
+
+    manifest: Manifest
+    new_entries: int
+    """Entries whose content was not there before."""
+    new_bytes: int
+    """Of contents that were not there before."""
+    all_bytes: int
+    """Of all artifacts, before any was found to be there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The store's manifests."""
+
+    manifests: tuple[Manifest, ...]
+    """Signed by our key, oldest first."""
+    refused: tuple[str, ...]
+    """One sentence for each that is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Artifacts that may be restored."""
+
+    artifacts: tuple[Artifact, ...]
+    refused: tuple[str, ...]
+    """One sentence for each entry that may not, or was not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a garbage collection removed and left."""
+
+    manifests: int
+    blobs: int
+    freed_bytes: int
+    kept_bytes: int
+    unread: int
+    """Manifests that cannot be read, for whose sake every content stayed."""
+
+
+class ArtifactStore:
+    """Content-addressed artifacts on a shelf, signed and verified here.
+
+    Any process may publish, fetch and collect at any time. A publish writes contents before the manifest that names them, so
+    a manifest that is seen is whole; one that is killed half-way leaves contents that `collect` removes. Nothing is locked:
+    names are digests.
+
+    Every method raises `CacheError`, in one sentence, if the store does not answer; nothing else. What is wrong with single
+    manifests or entries raises nothing: it is in the result's `refused`, a sentence each.
+
+    Args:
+        shelf: where the bytes are.
+        key: signs what is published; nothing else is trusted.
+    """
+
+    def __init__(self, shelf: Shelf, key: SigningKey) -> None:
+        self._shelf = shelf
+        self._key = key
+
+    @property
+    def location(self) -> str:
+        """Where it is, for sentences; without credentials."""
+        return self._shelf.location
+
+    def publish(self, manifest: Manifest, artifacts: Sequence[Artifact]) -> Published:
+        """Adds artifacts, and the manifest that says whose they are.
+
+        Of a kind and key that the store has for the same facts, the content there serves: compilers write into each
+        artifact how long it took, so that two of the same graph differ in bytes and in nothing else. Not so what is known by
+        a function of the model alone (`OF_FUNCTIONS`), of which each trial has its own.
+
+        Args:
+            manifest: who made them and under which facts; its entries, time and signature are filled in here.
+            artifacts: the first of each kind and key counts.
+        """
+        named: dict[tuple[str, str], Artifact] = {}
+        for artifact in artifacts:
+            named.setdefault((artifact.kind, artifact.key), artifact)
+        environment = manifest.environment
+        own = {name: Entry.of(artifact, environment, self._key) for name, artifact in named.items()}
+        theirs = self._entries(environment)
+        wanted = {entry.digest: entry.size_bytes for entry in [*own.values(), *(theirs[n] for n in own if n in theirs)]}
+        there, put = self._shelf.present(wanted), dict[str, int]()
+        signed: Manifest | None = None
+        for _ in range(_TRIES):
+            entries = {name: theirs[name] if name in theirs and theirs[name].digest in there else own[name] for name in own}
+            new = {entry.digest: named[name].content for name, entry in entries.items() if entry.digest not in there}
+            if new:
+                self._shelf.put_blobs(new)
+                put |= {digest: len(content) for digest, content in new.items()}
+            named_by = tuple(entries.values())
+            if signed is None or signed.entries != named_by:
+                before, made_at = signed, datetime.now(UTC).isoformat()
+                signed = replace(manifest, entries=named_by, created_at=made_at).signed(self._key)
+                self._shelf.put_manifest(signed.id, signed.to_json())
+                if before is not None:
+                    self._shelf.drop_manifests([before.id])
+            there, mine = self._shelf.present(wanted), {entry.digest for entry in named_by}
+            # A collection that looked before this manifest was there takes what only manifests named that it removed. So what
+            # was found is relied on only while another manifest names it, and else put there again, which spares it.
+            if not mine <= put.keys():
+                there &= put.keys() | self._named_by_others(signed.id)
+            if there >= mine:
+                break
+        else:
+            if signed is not None:
+                self._shelf.drop_manifests([signed.id])
+            raise CacheError(f"the cache at {self.location} loses what is published; see that no `gc` runs there over and over")
+        return Published(
+            manifest=signed,
+            new_entries=sum(entry.digest in put for entry in signed.entries),
+            new_bytes=sum(put.values()),
+            all_bytes=sum(len(artifact.content) for artifact in artifacts),
+        )
+
+    def manifests(self) -> Listing:
+        """Every manifest that our key has signed, and a sentence for each other."""
+        manifests, refused = [], []
+        for name, manifest in self._read().items():
+            if isinstance(manifest, Manifest) and self._problem(manifest) is None:
+                manifests.append(manifest)
+            else:
+                refused.append(f"manifest {ascii(name[:32])[1:-1]} {self._problem(manifest)}")
+        manifests.sort(key=lambda manifest: (datetime.fromisoformat(manifest.created_at), manifest.id))
+        return Listing(manifests=tuple(manifests), refused=tuple(refused))
+
+    def fetch(self, entries: Sequence[Entry], environment: str) -> Fetched:
+        """Artifacts of the entries, verified.
+
+        A content that does not match its digest is removed besides, so that the next publish writes it afresh.
+
+        Args:
+            entries: of manifests of this store.
+            environment: digest of the facts of the process that is to restore them.
+        """
+        artifacts, refused, damaged = [], [], set()
+        trusted = []
+        for entry in entries:
+            if problem := entry.problem(self._key, environment):
+                refused.append(f"{entry} {problem}")
+            else:
+                trusted.append(entry)
+        blobs = self._shelf.get_blobs({entry.digest: entry.size_bytes for entry in trusted})
+        for entry in trusted:
+            content = blobs.found.get(entry.digest)
+            if content is None:
+                refused.append(f"{entry} {blobs.failed.get(entry.digest, 'is not in the store any more')}")
+            elif hashlib.sha256(content).hexdigest() != entry.digest:
+                damaged.add(entry.digest)
+                refused.append(f"{entry} is damaged: its content is not what was published")
+            else:
+                artifacts.append(Artifact(kind=entry.kind, key=entry.key, content=content, cost_s=entry.cost_s))
+        if damaged:
+            self._shelf.drop_blobs(damaged)
+        return Fetched(artifacts=tuple(artifacts), refused=tuple(refused))
+
+    def note_hits(self, hits: Mapping[str, int]) -> None:
+        """Adds hits to manifests, by id: `list` shows them, and `collect` keeps what is used."""
+        self._shelf.note_hits({name: count for name, count in hits.items() if count > 0})
+
+    def uses(self) -> dict[str, Use]:
+        """Hits so far, by manifest id; those never hit are left out."""
+        return self._shelf.uses()
+
+    def remove(self, manifest_ids: Iterable[str]) -> None:
+        """Forgets manifests; `collect` then removes what no other manifest names."""
+        self._shelf.drop_manifests(manifest_ids)
+
+    def remove_refused(self) -> int:
+        """Forgets every manifest that our key has not signed; returns how many."""
+        gone = [name for name, manifest in self._read().items() if self._problem(manifest) is not None]
+        self._shelf.drop_manifests(gone)
+        return len(gone)
+
+    def collect(self, *, max_age: timedelta | None = None, max_bytes: int | None = None, grace: timedelta = GRACE) -> Collected:
+        """Removes what is old or too much, whoever signed it.
+
+        Args:
+            max_age: manifests neither made nor hit for longer go.
+            max_bytes: of contents; the manifests that were longest neither made nor hit go until the rest is no more.
+            grace: contents that never had a manifest stay this long. While there is a manifest that cannot be read, and so may
+                name any of them, all stay.
+        """
+        now = datetime.now(UTC)
+        uses, found, blobs = self._shelf.uses(), self._read(), self._shelf.blobs()
+        readable = {name: manifest for name, manifest in found.items() if isinstance(manifest, Manifest)}
+
+        def last_used(name: str) -> datetime:
+            use = uses.get(name, Use()).last_at
+            made = datetime.fromisoformat(readable[name].created_at)
+            return max(made, use) if use else made
+
+        users: dict[str, int] = {}
+        for manifest in readable.values():
+            for digest in {entry.digest for entry in manifest.entries}:
+                users[digest] = users.get(digest, 0) + 1
+        held = sum(blob.size_bytes for digest, blob in blobs.items() if digest in users)
+        gone = []
+        for name in sorted(readable, key=last_used):
+            is_old = max_age is not None and now - last_used(name) > max_age
+            is_too_much = max_bytes is not None and held > max_bytes
+            if not (is_old or is_too_much):
+                break
+            gone.append(name)
+            for digest in {entry.digest for entry in readable[name].entries}:
+                users[digest] -= 1
+                if not users[digest]:
+                    del users[digest]
+                    held -= blobs[digest].size_bytes if digest in blobs else 0
+        let_go = {entry.digest for name in gone for entry in readable[name].entries}
+        self._shelf.drop_manifests(gone)
+        left = self._read()  # afresh, since others publish meanwhile
+        unread = sum(not isinstance(manifest, Manifest) for manifest in left.values())
+        named = {entry.digest for manifest in left.values() if isinstance(manifest, Manifest) for entry in manifest.entries}
+        untouched = {digest for digest, blob in self._shelf.blobs().items() if blob == blobs.get(digest)}
+        swept = [
+            digest for digest in untouched - named if not unread and (digest in let_go or now - blobs[digest].modified_at > grace)
+        ]
+        self._shelf.drop_blobs(swept)
+        freed = sum(blobs[digest].size_bytes for digest in swept)
+        total = sum(blob.size_bytes for blob in blobs.values())
+        return Collected(manifests=len(gone), blobs=len(swept), freed_bytes=freed, kept_bytes=total - freed, unread=unread)
+
+    def _problem(self, manifest: Manifest | str) -> str | None:
+        return manifest if isinstance(manifest, str) else manifest.problem(self._key)
+
+    def _entries(self, environment: str) -> dict[tuple[str, str], Entry]:
+        """Every trusted entry made under these facts that serves any trial, the oldest of each kind and key."""
+        entries: dict[tuple[str, str], Entry] = {}
+        for manifest in self.manifests().manifests:
+            if manifest.environment == environment:
+                for entry in manifest.entries:
+                    if entry.kind not in OF_FUNCTIONS and entry.problem(self._key, environment) is None:
+                        entries.setdefault((entry.kind, entry.key), entry)
+        return entries
+
+    def _named_by_others(self, manifest_id: str) -> set[str]:
+        """Contents that any manifest names but this one."""
+        others = [one for name, one in self._read().items() if isinstance(one, Manifest) and name != manifest_id]
+        return {entry.digest for manifest in others for entry in manifest.entries}
+
+    def _read(self) -> dict[str, Manifest | str]:
+        """Every manifest by name, or why it is none."""
+        return {name: _read(name, text) for name, text in self._shelf.manifests().items()}
+
+
+def _read(name: str, text: bytes) -> Manifest | str:
+    try:
+        manifest = Manifest.from_json(text)
+    except CacheError as error:
+        return str(error)
+    return manifest if manifest.id == name else "is damaged: its name is not that of its content"
+
+
+def open_store(location: str, *, in_cluster: bool = False, key: SigningKey | None = None) -> ArtifactStore:
+    """The store at a folder or URI.
+
+    Args:
+        location: a folder, `s3://bucket/prefix`, `gs://…`, or any URI that pyarrow knows, or fsspec behind `fsspec+`.
+        in_cluster: with the cluster's memory before it; only where Ray runs. The first to open it decides on which folder
+            the cluster's actor keeps it, and only the actor's host needs to reach that.
+        key: by default the user's, made at first use.
+
+    Raises:
+        CacheError: the location is none, or the key cannot be used.
+    """
+    key = key or SigningKey.load()
+    if in_cluster:
+        from orchestrator.artifacts.cluster_memory import ClusterShelf  # only where it is asked for: it needs Ray
+
+        return ArtifactStore(ClusterShelf(location), key)
+    return ArtifactStore(DurableShelf(location), key)

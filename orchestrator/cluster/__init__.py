@@ -1,0 +1,1 @@
+"""Where trials run in a cluster, and what reaches the head from other hosts."""

@@ -1,0 +1,1 @@
+"""Deadlines, progress, cores and neighbors: keeps one trial from harming the others."""

@@ -1,0 +1,230 @@
+"""Named sweeps: a recipe is a function from the target to the candidates it would like to try, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.setting_text import Scalar
+from compile_sweep.schema.settings import Attention
+from orchestrator.plan.space import Candidate, Target, every_candidate
+
+Recipe = Callable[[Target], Iterator[Candidate]]
+
+GROUP_WINDOW = 100
+"""Batches within which the recipes group captions of like length."""
+
+_EAGER_MAX: Candidate = {"scope": "eager", "padding": "max"}
+_EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
+
+
+def quickstart(target: Target) -> Iterator[Candidate]:
+    """Five or six settings that show the trade-off in minutes, one more with several workers."""
+    yield _EAGER_MAX
+    yield _EAGER_LONGEST
+    yield {"scope": "regional"}
+    yield {"scope": "full"}
+    yield from _unsplit(target, {"scope": "full"})
+    if target.has_gpu:
+        yield {"scope": "regional", "dynamic": "auto"}
+        yield {"scope": "full", "mode": "reduce-overhead"}
+    else:
+        yield {"scope": "full", "dynamic": "mark"}
+
+
+def captioning(target: Target) -> Iterator[Candidate]:
+    """The captioning source's two tables and what goes beyond them, cheap settings first, those that tune or make graphs last."""
+    narrow = _part(target, 8)
+    marked: Candidate = {"scope": "full", "dynamic": "mark", "optimizer": "compiled"}
+    grouped: Candidate = {"group_window": GROUP_WINDOW, "attention": "unmasked", "optimizer": "fused"}
+    untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"}  # minutes of compiling for no speed here (docs/log.md)
+    one_graph: Candidate = {"inductor.triton.mix_order_reduction": "off"}  # its guard makes a second graph from 107 tokens on
+    unpadded: Candidate = {"shape_padding": "off"}  # with its guards dynamic=true makes four graphs before torch 2.13
+    yield _EAGER_MAX
+    yield _EAGER_LONGEST
+    yield {**_EAGER_LONGEST, "group_window": GROUP_WINDOW}
+    yield {"scope": "regional"}
+    yield {"scope": "regional", "dynamic": "auto"}
+    yield {"scope": "regional", "dynamic": "mark"}
+    yield {"scope": "regional", "dynamic": "auto", **grouped}
+    yield {"scope": "regional", "num_buckets": 5, **grouped}
+    yield {"scope": "regional", "dynamic": "buckets", "bucket_size": narrow}
+    yield {"scope": "regional", "num_buckets": 6}
+    yield {"scope": "full"}
+    yield {"scope": "full", "attention": "unmasked"}
+    yield {"scope": "full", "mode": "reduce-overhead"}
+    yield {"scope": "full", "optimizer": "fused"}
+    yield from _unsplit(target, {"scope": "full", "optimizer": "fused"}, {"scope": "full", "mode": "reduce-overhead"})
+    yield {"scope": "full", "optimizer": "compiled"}
+    yield {"scope": "modular"}
+    yield {"scope": "modular", "dynamic": "auto", "parts.encoder.mode": "reduce-overhead", **grouped}
+    yield {"scope": "full", "dynamic": "mark", **grouped, **one_graph}
+    yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead", **grouped, **one_graph}
+    yield {"scope": "full", "num_buckets": 3, "mode": "reduce-overhead", **grouped}
+    yield {"scope": "regional", "mode": "reduce-overhead"}
+    yield {"scope": "regional", "num_buckets": 3, "mode": "reduce-overhead", **grouped}
+    yield {"scope": "modular", "dynamic": "mark"}
+    yield {"scope": "full", "dynamic": "mark"}
+    yield marked
+    yield {"scope": "full", "dynamic": "auto"}
+    yield {"scope": "full", "dynamic": "true"}
+    yield {"scope": "full", "dynamic": "true", **one_graph, **unpadded}
+    yield {"scope": "full", "dynamic": "mark", "mode": "reduce-overhead"}
+    yield {"scope": "regional", "mode": "max-autotune", **untuned}
+    yield {"scope": "regional", "mode": "max-autotune", **untuned, "inductor.max_autotune_gemm_backends": "ATEN"}  # its own won
+    yield {"scope": "modular", "dynamic": "mark", "parts.encoder.mode": "max-autotune", **untuned}
+    yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", **untuned}
+    yield {"scope": "full", "mode": "max-autotune", "optimizer": "compiled", "static_gradients": "on", **untuned}
+    yield {"scope": "full", "mode": "max-autotune", "optimizer": "foreach_map", **untuned}
+    yield {**marked, "mode": "max-autotune", **untuned, **one_graph}
+    yield {"scope": "full", "dynamic": "true", "mode": "max-autotune-no-cudagraphs", **untuned, **one_graph, **unpadded}
+    yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "optimizer": "compiled"}
+    yield {"scope": "full", "dynamic": "buckets", "bucket_size": narrow, "mode": "max-autotune", **untuned}
+
+
+def regional(target: Target) -> Iterator[Candidate]:
+    """Full against regional compiling, the regional recipe's question: what compiling a repeated block once saves."""
+    yield _EAGER_MAX
+    yield {"scope": "full"}
+    yield {"scope": "regional"}
+
+
+def modes(target: Target) -> Iterator[Candidate]:
+    """Eager and the modes of torch.compile on one shape, the table of the benchmark's source."""
+    yield _EAGER_MAX
+    yield {"scope": "full"}
+    yield from _unsplit(target, {"scope": "full"})
+    if target.has_gpu:
+        yield {"scope": "full", "mode": "reduce-overhead"}
+        yield {"scope": "full", "mode": "max-autotune", "inductor.coordinate_descent_tuning": "off"}
+    else:
+        yield {"scope": "full", "mode": "max-autotune-no-cudagraphs"}
+
+
+def inference(target: Target) -> Iterator[Candidate]:
+    """Why compiling may not help inference, and what does: each cause switched by itself, then together."""
+    cast: Candidate = next(iter(_varied(target, "weights", "bf16")), {})
+    scopes: tuple[Candidate, ...] = ({"scope": "eager"}, {"scope": "full"}, {"scope": "regional"}, {"scope": "modular"})
+    for scope in scopes:
+        yield scope
+        yield {**scope, **cast}
+    causes = [*_varied(target, "grad_mode", "no_grad"), *_varied(target, "batch_size", 1, 8 * target.batch_size)]
+    if Attention.EAGER in target.attentions:
+        causes.append({"attention": "eager"})
+    if target.has_gpu:  # where there is an autocast to begin with
+        causes.append({"autocast": "off"})
+        causes += [{**kept, "workload.grad_mode": "no_grad"} for kept in _varied(target, "cast_cache", "kept")]
+    for cause in causes:
+        yield {"scope": "eager", **cause}
+        yield {"scope": "full", **cause}
+    for frozen in _varied(target, "weights", "frozen"):
+        yield {"scope": "full", **frozen}
+        if target.has_gpu:
+            yield {"scope": "full", "mode": "reduce-overhead", **frozen}
+    if target.max_length > 1:
+        yield {"scope": "full", "dynamic": "mark"}
+        yield {"scope": "full", "dynamic": "true"}
+    if target.has_gpu:
+        for mode in ("reduce-overhead", "max-autotune"):
+            tuned: Candidate = {"inductor.coordinate_descent_tuning": "off"} if mode == "max-autotune" else {}
+            yield {"scope": "full", "mode": mode, **tuned}
+            yield {"scope": "full", "mode": mode, **tuned, **cast}
+        yield {"scope": "modular", "mode": "reduce-overhead", **cast}
+        for other in (*_varied(target, "grad_mode", "no_grad"), *_varied(target, "batch_size", 1)):
+            yield {"scope": "full", "mode": "reduce-overhead", **other}
+
+
+def generation(target: Target) -> Iterator[Candidate]:
+    """Text written token by token: parts compiled apart, the loop left to Python, by mode, precision and batch.
+
+    Of the whole loop `scope=full` makes one graph: 64 tokens did not compile within seven minutes on an H200 (docs/log.md).
+    """
+    cast: Candidate = next(iter(_varied(target, "weights", "bf16")), {})
+    modes: list[Candidate] = [{}]
+    if target.has_gpu:
+        tuned: Candidate = {"mode": "max-autotune", "inductor.coordinate_descent_tuning": "off"}
+        modes += [{"mode": "reduce-overhead"}, tuned]
+    yield {"scope": "eager"}
+    yield {"scope": "eager", **cast}
+    for mode in modes:
+        yield {"scope": "modular", **mode}
+        yield {"scope": "modular", **mode, **cast}
+    for batch in _varied(target, "batch_size", 1, 8 * target.batch_size):
+        yield {"scope": "eager", **batch}
+        for mode in modes[:2]:
+            yield {"scope": "modular", **mode, **cast, **batch}
+    if target.has_gpu:
+        yield {"scope": "eager", "autocast": "off"}
+        yield {"scope": "modular", "mode": "reduce-overhead", "autocast": "off"}
+
+
+def vision(target: Target) -> Iterator[Candidate]:
+    """The pitfalls of compiling vision models as rows, eager and compiled: AMP, EMA, SyncBN, memory by mode and batch size."""
+    variants: list[Candidate] = [
+        {},
+        {"autocast": "off"},
+        *_varied(target, "ema", True),
+        *_varied(target, "norm", "sync"),
+        *_varied(target, "matching", "python", "greedy"),
+        *_varied(target, "batch_size", max(1, target.batch_size // 2), 2 * target.batch_size),
+    ]
+    for variant in variants:
+        yield {"scope": "eager", **variant}
+        yield {"scope": "full", **variant}
+    yield from _unsplit(target, {"scope": "full"})
+    yield {"scope": "regional"}
+    if target.has_gpu:
+        for variant in variants:
+            yield {"scope": "full", "mode": "reduce-overhead", **variant}
+
+
+def _unsplit(target: Target, *candidates: Candidate) -> Iterator[Candidate]:
+    """The candidates again where workers train together, with graphs left whole where gradients are reduced.
+
+    Two H100 trained the captioning model 1.27 times as fast so as with split graphs (docs/results.md).
+    """
+    if target.num_workers > 1 and target.trains:
+        for candidate in candidates:
+            yield {**candidate, "ddp.optimize_ddp": "no_optimization"}
+
+
+def _varied(target: Target, name: str, *values: Scalar) -> list[Candidate]:
+    """The workload's option with each of the values; none where the workload has no such option or the machine cannot run one."""
+    able = [value for value in values if target.has_gpu or (name, value) not in target.needs_gpu]
+    return [{f"workload.{name}": value} for value in able] if name in target.options else []
+
+
+def grid(target: Target) -> Iterator[Candidate]:
+    """Every combination of the settings' values."""
+    yield from every_candidate(bucket_sizes=[_part(target, count) for count in (8, 4, 2)], pad_multiples=(8,))
+
+
+def _part(target: Target, count: int) -> int:
+    """The bucket size that makes so many buckets of the longest sequence, in tokens; rounded down it would make one more."""
+    return -(-target.max_length // count)
+
+
+RECIPES: dict[str, Recipe] = {
+    "quickstart": quickstart,
+    "captioning": captioning,
+    "regional": regional,
+    "modes": modes,
+    "inference": inference,
+    "generation": generation,
+    "vision": vision,
+    "grid": grid,
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in RECIPES:
+        close = get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(RECIPES)}"
+        raise ConfigError(f"no recipe is called {name!r}; {hint}")
+    return RECIPES[name]

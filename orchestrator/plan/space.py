@@ -1,0 +1,257 @@
+"""The search space: every combination of the settings' values, less what cannot work and what this machine cannot run.
+
+Finds and builds the workload that a command names; whatever its code raises meanwhile is one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+from compile_sweep.contract.base import Workload, load_workload
+from compile_sweep.contract.options import Option, check_inference, check_options, lacks_gpu
+from compile_sweep.harness.apply import refuse_other_update_of, refuse_unknown_names
+from compile_sweep.schema.ddp_settings import check_workers
+from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
+from compile_sweep.schema.setting_text import Scalar, positive, spelled
+from compile_sweep.schema.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema.shapes import length_grouped, optimal_buckets
+
+
+def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
+    """The workload of this name, in its first size with a GPU and its last without unless one is said.
+
+    Raises:
+        WorkloadError: there is none, or it cannot be built; the message says why.
+    """
+    if ":" in name:  # a user's module is named as it would be imported from here; for others this folder's files are no code
+        sys.path.insert(0, os.getcwd())
+    found = load_workload(name)
+    with building():
+        return found(found.sizes[0 if has_gpu else -1] if size is None else size, seed)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Where a workload's own code runs before a sweep.
+
+    Raises:
+        WorkloadError: it raised something that is no sentence of ours.
+    """
+    try:
+        yield
+    except CompileSweepError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's functions may raise anything
+        raise WorkloadError(f"building the workload failed: {type(error).__name__}: {error}") from error
+
+
+Candidate = Mapping[str, Any]
+"""Fields of `CompileSettings` as a person would write them, valid or not, and `num_buckets`, which becomes `buckets`."""
+
+GRID_OPTIMIZERS = (OptimizerKind.FOREACH, OptimizerKind.FUSED, OptimizerKind.COMPILED)
+"""What the grid tries; `foreach_map` is a prototype of torch's and compiles for long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What settings must fit: the workload and the machine."""
+
+    max_length: int
+    """Tokens."""
+    has_gpu: bool
+    min_length: int = 1
+    """Tokens."""
+    batch_size: int = 1
+    row_lengths: tuple[int, ...] = ()
+    """Tokens of a fair sample of rows; empty if the workload does not say."""
+    parts: tuple[str, ...] | None = None
+    """Short names of what scope=modular compiles apart; None for any."""
+    attentions: tuple[Attention, ...] = tuple(Attention)
+    """Attention implementations the workload can run."""
+    workload: str = "workload"
+    """Its class's name, for messages."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """What settings may vary of the workload itself."""
+    trains: bool = True
+    """False for inference only."""
+    num_workers: int = 1
+    """That train together."""
+    needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)
+    """Options with the values of theirs that need a GPU, and why."""
+    refuse_optimizer: Callable[[CompileSettings], None] = lambda _: None
+    """Refuses an optimizer that would train otherwise than the workload's own."""
+
+    @classmethod
+    @building()
+    def of(cls, workload: Workload, *, has_gpu: bool, num_workers: int = 1) -> Target:
+        """What settings must fit to run this workload with so many workers a trial.
+
+        Raises:
+            WorkloadError: the workload's own code failed.
+        """
+        try:
+            row_lengths = tuple(workload.row_lengths())
+        except WorkloadError:
+            row_lengths = ()
+        return cls(
+            max_length=workload.max_length,
+            min_length=workload.min_length,
+            has_gpu=has_gpu,
+            batch_size=workload.batch_size,
+            row_lengths=row_lengths,
+            parts=tuple(name.rpartition(".")[2] for name in workload.parts()),
+            attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
+            workload=type(workload).__name__,
+            options=workload.options,
+            trains=workload.trains,
+            num_workers=num_workers,
+            needs_gpu=workload.needs_gpu,
+            refuse_optimizer=partial(refuse_other_update_of, workload),
+        )
+
+
+def _runs(workload: Workload, attention: Attention) -> bool:
+    try:
+        workload.attention_statement(attention)
+    except SettingsError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """A candidate that will not be tried."""
+
+    candidate: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Candidates sorted into what to try, in order and without repeats, and what not to."""
+
+    settings: tuple[CompileSettings, ...]
+    excluded: tuple[Excluded, ...]
+
+
+def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
+    """Sorts candidates: eager baselines first, then as given; two spellings of one setting are tried once."""
+    settings: dict[str, CompileSettings] = {}
+    excluded: dict[str, Excluded] = {}
+    for candidate in candidates:
+        text = ",".join(f"{name}={value}" for name, value in candidate.items())
+        try:
+            setting = CompileSettings.from_dict(_with_buckets(candidate, target))
+            setting.validate_for(target.max_length, target.min_length)
+            check_options(target.workload, target.options, setting)
+            if not target.trains:
+                check_inference(target.workload, setting)
+            check_workers(setting.ddp, target.num_workers, workload=target.workload, trains=target.trains, has_gpu=target.has_gpu)
+            refuse_unknown_names(setting)
+            target.refuse_optimizer(setting)
+        except SettingsError as error:
+            excluded[text] = Excluded(candidate=text, reason=str(error))
+            continue
+        if reason := unsupported(setting, target):
+            excluded[text] = Excluded(candidate=text, reason=reason)
+        else:
+            settings.setdefault(setting.key, setting)
+    ordered = sorted(settings.values(), key=lambda setting: setting.scope is not Scope.EAGER)
+    return Choice(settings=tuple(ordered), excluded=tuple(excluded.values()))
+
+
+def unsupported(settings: CompileSettings, target: Target) -> str | None:
+    """Why this machine cannot run valid settings; None if it can."""
+    if settings.claims_cudagraphs and not target.has_gpu:
+        return "CUDA graphs need a GPU, and none is visible"
+    if not target.has_gpu and (reason := lacks_gpu(target.needs_gpu, dict(settings.workload or ()))):
+        return reason
+    if settings.attention is not None and settings.attention not in target.attentions:
+        able = ", ".join(target.attentions) or "its own only, so leave attention out"
+        return f"the workload cannot run attention={settings.attention}; it can run {able}"
+    for name, _ in settings.parts or ():
+        if target.parts is not None and name.rpartition(".")[2] not in target.parts:
+            return f"the workload has no part {name!r}; use one of {', '.join(target.parts)}"
+    return None
+
+
+def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterable[str]) -> None:
+    """Refuses settings that are not of one job: the fastest of them would be the one with the least to do.
+
+    Args:
+        settings: of one sweep, and of those that it learns from.
+        job_options: what of a workload's options they must agree on.
+
+    Raises:
+        SettingsError: they differ in what a sample is.
+    """
+    every = [dict(setting.workload or ()) for setting in settings]
+    for name in sorted(job_options):
+        values = {spelled(chosen[name]) if name in chosen else "its usual value" for chosen in every}
+        if len(values) > 1:
+            raise SettingsError(
+                f"workload.{name} changes what a sample is, so settings with {' and '.join(sorted(values))} cannot be compared; "
+                "give each value a sweep and an --output of its own"
+            )
+
+
+def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
+    """The candidate with the best so many buckets for the workload's lengths in the place of their number."""
+    if "num_buckets" not in candidate:
+        return candidate
+    values = {name: value for name, value in candidate.items() if name != "num_buckets"}
+    count = positive("num_buckets", candidate["num_buckets"], "buckets")
+    for name in ("buckets", "bucket_size"):
+        if values.get(name) is not None:
+            raise SettingsError(f"num_buckets and {name} both say which buckets there are; leave one out")
+    if not target.row_lengths:
+        raise SettingsError("num_buckets needs a workload that says how long its rows are (row_lengths); give buckets=32/64/256")
+    window = positive("group_window", values.get("group_window") or 1, "batches")
+    batches = length_grouped(target.row_lengths, target.batch_size, window)
+    longest = Counter(max(target.row_lengths[row] for row in rows) for rows in batches)
+    return {"dynamic": Dynamic.BUCKETS, **values, "buckets": optimal_buckets(longest, count, target.max_length)}
+
+
+def varied(candidates: Iterable[Candidate], axes: Mapping[str, Sequence[Any]]) -> Iterator[Candidate]:
+    """Each candidate with every combination of the axes' values in the place of its own.
+
+    Args:
+        candidates: fields of settings.
+        axes: field → values to try.
+    """
+    for candidate in candidates:
+        for values in product(*axes.values()):
+            yield {**candidate, **dict(zip(axes, values, strict=True))}
+
+
+def every_candidate(bucket_sizes: Iterable[int], pad_multiples: Iterable[int]) -> Iterator[Candidate]:
+    """The grid over scope, mode, dynamic strategy, padding and optimizer, conditional ones only where they act.
+
+    The other fields keep torch's and the workload's own choice; `varied` adds any of them as an axis.
+
+    Args:
+        bucket_sizes: tokens, tried with dynamic=buckets.
+        pad_multiples: tokens, tried with padding=longest.
+    """
+    bucket_sizes, pad_multiples = tuple(bucket_sizes), tuple(pad_multiples)
+    for optimizer in GRID_OPTIMIZERS:
+        yield {"scope": Scope.EAGER, "padding": Padding.MAX, "optimizer": optimizer}
+        for multiple in pad_multiples:
+            yield {"scope": Scope.EAGER, "padding": Padding.LONGEST, "pad_multiple": multiple, "optimizer": optimizer}
+    compiled = [scope for scope in Scope if scope is not Scope.EAGER]
+    for scope, dynamic, mode, optimizer in product(compiled, Dynamic, Mode, GRID_OPTIMIZERS):
+        common: Candidate = {"scope": scope, "mode": mode, "dynamic": dynamic, "optimizer": optimizer}
+        if dynamic is Dynamic.STATIC:
+            yield common
+        elif dynamic is Dynamic.BUCKETS:
+            yield from ({**common, "bucket_size": size} for size in bucket_sizes)
+        else:
+            yield from ({**common, "pad_multiple": multiple} for multiple in pad_multiples)

@@ -1,0 +1,134 @@
+"""What a sweep has yet to run: settings without a record, members of the front to be measured cold or started warm. Pure.
+
+Which trials have to be measured again alone: those a person would choose, or might, had neighbours not disturbed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import dropwhile
+
+from compile_sweep.schema.labels import INFRASTRUCTURE, Label
+from compile_sweep.schema.record import LOST_TO_MACHINES, Caches, TrialRecord, WarmStart, standing
+from compile_sweep.schema.settings import CompileSettings, Scope
+from orchestrator.config import REDIS, CachePolicy, SweepConfig
+
+
+def counts(config: SweepConfig, record: TrialRecord) -> bool:
+    """Whether a setting was tried: where trials are to be cold, not by a warm one, nor by one that the machines ended."""
+    return record.label not in INFRASTRUCTURE and (config.caches is not CachePolicy.COLD or record.caches is Caches.COLD)
+
+
+def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:
+    """Settings without a record that counts, in order.
+
+    Args:
+        config: the sweep's.
+        done: its records.
+    """
+    recorded = {record.settings_key for record in done if counts(config, record)}
+    return [setting for setting in config.settings if setting.key not in recorded]
+
+
+def warm_members(front: Sequence[str], done: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Members of the front, by their settings keys, whose compile time is only estimated."""
+    records = standing(done)
+    return [records[key] for key in front if records[key].caches is Caches.WARM]
+
+
+def not_started(
+    config: SweepConfig, front: Sequence[str], done: Sequence[TrialRecord], starts: Sequence[WarmStart]
+) -> list[CompileSettings]:
+    """Members of the front that have artifacts to start from, and no warm start yet.
+
+    Args:
+        config: the sweep's.
+        front: settings keys.
+        done: the sweep's trials.
+        starts: its warm starts, failed ones included: a start that failed once would again.
+    """
+    if not config.warm_starts or config.cache is None:
+        return []
+    is_redis = config.cache.startswith(REDIS)
+    published = {record.settings_key for record in done if record.cache_made or (is_redis and record.caches is Caches.WARM)}
+    started = {start.settings_key for start in starts if start.label not in INFRASTRUCTURE}
+    settings = [CompileSettings.parse(key) for key in front if key in published - started]
+    return [setting for setting in settings if setting.scope is not Scope.EAGER]
+
+
+def announced_cold(members: Sequence[TrialRecord]) -> str:
+    """What is measured again cold and why, as one line."""
+    return f"measuring {_counted(members)} again, cold, because restored caches only tell about what a cold compile takes: " + (
+        "; ".join(CompileSettings.parse(member.settings_key).label for member in members)
+    )
+
+
+def announced_starts(settings: Sequence[CompileSettings]) -> str:
+    """What is started again, as one line."""
+    names = "; ".join(setting.label for setting in settings)
+    return f"starting {_counted(settings)} in a fresh process each, from its own artifacts: {names}"
+
+
+def _counted(members: Sequence[object]) -> str:
+    return f"{len(members)} member{'' if len(members) == 1 else 's'} of the front"
+
+
+MOST_ROUNDS = 3
+
+
+def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side_by_side: bool) -> list[TrialRecord]:
+    """The record that counts of each member of the front whose figures others on its host or GPU disturbed.
+
+    Args:
+        front: settings keys of the front there would be if noisy trials were as good as their figures, and those that shared
+            their GPU were on it.
+        done: the sweep's records, in order.
+        side_by_side: whether trials ran beside others; one that is noisy alone would be as noisy again.
+    """
+    records = standing(done)
+
+    def is_disturbed(record: TrialRecord) -> bool:
+        noisy_beside_others = side_by_side and record.stable is False and not _was_repeated(record, done)
+        return record.contended or record.label == Label.GPU_SHARED or noisy_beside_others
+
+    return [records[key] for key in front if is_disturbed(records[key])]
+
+
+def _was_repeated(record: TrialRecord, done: Sequence[TrialRecord]) -> bool:
+    """Whether its setting was measured again, and so alone: else only a cold trial repeats what has a record, a warm one."""
+    attempts = (other for other in done if other.settings_key == record.settings_key and other.label not in LOST_TO_MACHINES)
+    return len(list(dropwhile(lambda other: other.caches is not record.caches, attempts))) > 1
+
+
+def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:
+    """What to measure again, round by round: a front changes when its members' compile times do.
+
+    No setting is measured again twice, and there are at most three rounds.
+
+    Args:
+        members: finds those to be measured again, by the records there are when it is called.
+    """
+    repeated: set[str] = set()
+    for _ in range(MOST_ROUNDS):
+        again = [member for member in members() if member.settings_key not in repeated]
+        if not again:
+            return
+        yield again
+        repeated |= {member.settings_key for member in again}
+
+
+def announcement(members: Sequence[TrialRecord]) -> str:
+    """What is measured again and why, as one line."""
+    named = "; ".join(f"{CompileSettings.parse(member.settings_key).label} ({_waited(member)})" for member in members)
+    count = "1 member" if len(members) == 1 else f"{len(members)} members"
+    return f"measuring {count} of the front again, alone, because other trials disturbed the first measurement: {named}"
+
+
+def _waited(member: TrialRecord) -> str:
+    if member.label == Label.GPU_SHARED:
+        return "others were on its GPU"
+    if not member.contended:
+        return "its steps were noisy"
+    if member.cpu_pressure is None:
+        return "how long it waited for cores is not known"
+    return f"waited for cores {member.cpu_pressure:.0%} of the warm-up"

@@ -1,0 +1,284 @@
+"""The sweep's folder: made for a new sweep, or taken up again for a resumed one.
+
+`sweep.json` holds the configuration and the environment of the latest run, and when each earlier one started, of which commit.
+
+The configuration of a sweep that is taken up again, checked before anything goes by it: anybody may have written it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+from compile_sweep.schema import record, redact
+from compile_sweep.schema.choices import Pipeline
+from compile_sweep.schema.errors import RecordsError, SweepFolderError
+from compile_sweep.schema.setting_text import quoted
+from orchestrator.config import IDENTITY, CachePolicy, Device, Placement, SweepConfig
+from orchestrator.environment import Environment
+from orchestrator.search.proposers import Searcher
+
+SCHEMA_VERSION = 2
+LOGS = "logs"
+TRAIN_STATE = ".train-"
+"""How folders of a running trial's Ray Train state begin; a killed driver leaves them."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps other drivers of this host out of the folder, which is made, while the block lasts or until this process dies.
+
+    Raises:
+        SweepFolderError: one is at work in it, or it cannot be written.
+    """
+    _make_writable(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SweepFolderError(f"a sweep is running in {folder}; wait until it has ended, or name another --output") from None
+        except OSError:
+            pass  # a file system that locks no folders
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def begin(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
+    """Makes the folder for a new sweep. There are no records yet.
+
+    Raises:
+        SweepFolderError: the folder holds a sweep already, or cannot be written.
+    """
+    refuse(folder, config, environment, to_resume=False)
+    _make_writable(folder)
+    with _in_a_sentence(folder):
+        write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
+        (folder / record.TRIALS_FILE).touch()  # second: without sweep.json it would look like a sweep that cannot be resumed
+    return []
+
+
+def resume(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
+    """Takes the folder up again and returns what is recorded; a folder without a sweep is begun.
+
+    Raises:
+        SweepFolderError: another sweep's folder, or one begun in an environment whose figures cannot be compared.
+        RecordsError: a damaged sweep.json or trials.jsonl.
+    """
+    if not _holds(folder, record.SWEEP_FILE):
+        return begin(folder, config, environment, commit)
+    refuse(folder, config, environment, to_resume=True)
+    _make_writable(folder)
+    before = read_sweep(folder)
+    done = record.read(folder)
+    for left_behind in folder.glob(f"{TRAIN_STATE}*"):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    recorded = {trial.trial_id for trial in done} | {start.trial_id for start in record.read_warm_starts(folder)}
+    for logs in (folder / LOGS).iterdir():
+        if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
+            redact.clear_logs(logs)
+    runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
+    with _in_a_sentence(folder):
+        write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs))
+    return done
+
+
+def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_resume: bool) -> None:
+    """Refuses a folder that `begin`, or `resume`, would; writes nothing.
+
+    Raises:
+        SweepFolderError, RecordsError: as those do.
+    """
+    if not (to_resume and _holds(folder, record.SWEEP_FILE)):
+        if _holds(folder, record.SWEEP_FILE) or _holds(folder, record.TRIALS_FILE):
+            raise SweepFolderError(f"{folder} holds a sweep already; add --resume to go on with it, or name another --output")
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "Permission denied" if there.is_dir() else "Not a directory"
+            raise SweepFolderError(f"{folder} cannot be written ({why}); name another --output")
+        return
+    before = read_sweep(folder)
+    for name in IDENTITY:
+        mine, theirs = config.to_dict()[name], before["config"].get(name)
+        if mine != theirs:
+            raise SweepFolderError(
+                f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
+            )
+    for name in environment.decisive:
+        theirs, mine = before["environment"].get(name), getattr(environment, name)
+        if theirs != mine and not (name == "cpu" and only_drives(config, environment)):
+            raise SweepFolderError(
+                f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
+                "so name another --output"
+            )
+
+
+def only_drives(config: SweepConfig, environment: Environment) -> bool:
+    """Whether this host measures nothing itself: the head of a cluster that has the GPUs elsewhere."""
+    return config.device is Device.CUDA and environment.gpu is None
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """What `sweep.json` holds.
+
+    Raises:
+        RecordsError: it is damaged or of another version.
+    """
+    path = folder / record.SWEEP_FILE
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no file")
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {values['schema_version']!r}, and this version reads {SCHEMA_VERSION}")
+        for name, kind in (("config", dict), ("environment", dict), ("environment_key", str), ("started_at", str)):
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
+        if not _are_runs(runs := values.get("runs", [])):
+            raise TypeError(f"runs is {quoted(runs)}, and not a list of objects that hold text or null")
+        if not _is_text_or_null(commit := values["environment"].get("commit")):
+            raise TypeError(f"commit is {quoted(commit)}")
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+        raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None
+    return dict(values)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Publishes a JSON file whole or not at all, without secrets."""
+    text = json.dumps(redact.hidden_in(values), indent=2, allow_nan=False) + "\n"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def make_room(path: Path) -> None:
+    """Makes the folder that a file will be written to, before what goes into it is worked out.
+
+    Raises:
+        SweepFolderError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name another place") from None
+
+
+def now(seconds_ago: float = 0.0) -> str:
+    """ISO 8601 with its UTC offset, to the second."""
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
+
+
+def _are_runs(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(run, dict) and all(map(_is_text_or_null, run.values())) for run in value)
+
+
+def _is_text_or_null(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _described(config: SweepConfig, environment: Environment, commit: str | None, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": config.to_dict(),
+        "seed": config.seed,
+        "environment": {**environment.to_dict(), "commit": commit},
+        "environment_key": environment.key,
+        "started_at": now(),
+        "planned": [] if config.search.searcher else [setting.key for setting in config.settings],
+        "runs": runs,
+    }
+
+
+def _holds(folder: Path, name: str) -> bool:
+    try:
+        return (folder / name).exists()
+    except OSError as error:  # a folder that lets nobody in, a name too long
+        raise SweepFolderError(f"{folder} cannot be read ({error.strerror}); name another --output") from None
+
+
+def _make_writable(folder: Path) -> None:
+    with _in_a_sentence(folder):
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+@contextmanager
+def _in_a_sentence(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SweepFolderError(f"{folder} cannot be written ({error.strerror}); name another --output") from None
+
+
+_KINDS: Mapping[str, Any] = {
+    "recipe": str, "workload": str, "size": str, "settings": list[str], "seed": int, "device": Device, "pipeline": Pipeline,
+    "workers_per_trial": int, "max_concurrent": int, "placement": Placement, "cache": str | None, "caches": CachePolicy,
+    "precompile": bool, "compile_deadline_s": float, "trial_deadline_s": float, "storage": str | None,
+    "log_to": list[str], "search": dict,
+}  # fmt: skip
+"""What a sweep to resume is asked for, if its `sweep.json` says it."""
+
+_SEARCH_KINDS: Mapping[str, Any] = {
+    "searcher": Searcher | None, "objectives": list[str], "constraints": list[str], "stop": str | None, "num_trials": int | None,
+    "gpu_budget_s": float | None, "learn_from": list[str], "learn_anyway": bool, "prune": bool,
+}  # fmt: skip
+
+
+def stored_config(output: Path) -> dict[str, Any]:
+    """What `sweep.json` in the folder says the sweep was asked for; nothing if there is none.
+
+    Raises:
+        RecordsError: it cannot be read, or is no sweep that this version wrote.
+    """
+    path = output / record.SWEEP_FILE
+    try:
+        if not path.exists():
+            return {}
+    except OSError as error:  # a folder that lets nobody in, a name too long
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
+    config = dict(read_sweep(output)["config"])
+    for name, value in (*_misfits(config, _KINDS), *_misfits(_mapping(config.get("search")), _SEARCH_KINDS)):
+        raise RecordsError(f"{path} is no sweep this version wrote ({name} is {quoted(value)}); name another --output")
+    return config
+
+
+def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, values[name]) for name, kind in kinds.items() if name in values and not _is_of(values[name], kind))
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if isinstance(kind, UnionType):
+        return any(_is_of(value, one) for one in get_args(kind))
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_is_of(member, *get_args(kind)) for member in value)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return isinstance(value, str) and value in list(kind)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:  # JSON's numbers end nowhere
+        return False
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,131 @@
+"""What a trial is told to do: plain values, because they cross processes, and the record it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from compile_sweep.schema.labels import Verdict, was_lost_to_precompile
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings, Scope
+from orchestrator.run.sweep_folder import LOGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan:
+    """What all trials of a sweep have in common."""
+
+    folder: str
+    """The sweep's, absolute."""
+    workload: str
+    size: str
+    seed: int
+    num_workers: int
+    use_gpu: bool
+    pipeline: str
+    """resident or real."""
+    workers_at_once: int
+    """Workers of all trials that may run at the same time, into which a host's cores are divided."""
+    claimed_cpus: float
+    """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for."""
+    compile_deadline_s: float
+    trial_deadline_s: float
+    cache: str | None = None
+    """Where artifacts are kept; None for nowhere."""
+    cache_in_cluster: bool = False
+    """Whether the cluster's memory stands before it."""
+    precompile: bool = False
+    """Whether what Dynamo traced is kept too."""
+    restores: bool = False
+    """Whether a trial begins with what others left there."""
+    prunes: bool = False
+    """Whether a trial may be told to stop early."""
+    warm_start: bool = False
+    """Whether a trial only starts from its setting's own artifacts, instead of measuring it."""
+    placement: str = "pack"
+    """pack or spread."""
+    head: str | None = None
+    """Ray's name of the host that has the folder, where there may be others; None where there is one host."""
+    python_path: str = ""
+    """Folders that workers import from as the command does, where their hosts have them; written like PYTHONPATH, absolute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One trial: the plan and what is its own."""
+
+    plan: TrialPlan
+    trial_id: str
+    settings_key: str
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
+        """The assignment that `to_dict` made these values of."""
+        return cls(plan=TrialPlan(**values["plan"]), trial_id=values["trial_id"], settings_key=values["settings_key"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as Tune's and Train's configurations are."""
+        return asdict(self)
+
+    def after(self, failed: Sequence[str]) -> Assignment:
+        """What is tried after attempts that failed for these reasons: no traced functions are kept if that ended one."""
+        lost = self.plan.precompile and was_lost_to_precompile(failed)
+        return replace(self, plan=replace(self.plan, precompile=False)) if lost else self
+
+    @property
+    def settings(self) -> CompileSettings:
+        """What to measure."""
+        return CompileSettings.parse(self.settings_key)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is anything a cache could hold."""
+        return self.settings.scope is not Scope.EAGER
+
+    @property
+    def restores(self) -> bool:
+        """Whether it begins with artifacts."""
+        return self.plan.restores and self.plan.cache is not None and self.compiles
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the trial's own output goes."""
+        return Path(self.plan.folder) / LOGS / self.trial_id
+
+    def record(
+        self, verdict: Verdict, *, phase: str | None, started_at: str, wall_s: float, figures: Mapping[str, Any] | None = None
+    ) -> TrialRecord | WarmStart:
+        """The record of an attempt at this assignment.
+
+        Args:
+            verdict: what became of it.
+            phase: the last one reached, if any was.
+            started_at: ISO 8601.
+            wall_s: seconds it took.
+            figures: what a worker measured, if it did; what the record has no field for is left out.
+        """
+        kind = WarmStart if self.plan.warm_start else TrialRecord
+        values: dict[str, Any] = {
+            "trial_id": self.trial_id,
+            "settings": self.settings.to_dict(),
+            "settings_key": self.settings_key,
+            "status": verdict.status,
+            "label": verdict.label,
+            "reason": verdict.reason,
+            "phase": phase,
+            "workload": self.plan.workload,
+            "size": self.plan.size,
+            "num_workers": self.plan.num_workers,
+            "started_at": started_at,
+            "wall_s": wall_s,
+            "pipeline": self.plan.pipeline,
+            "precompile": self.plan.precompile,
+            # Of one that died it is not known whether there was anything to restore, so it is not called cold.
+            "caches": Caches.WARM if self.restores else Caches.COLD,
+            **(figures or {}),
+        }
+        values["caches"] = Caches(values["caches"])
+        known = {field.name for field in fields(kind)}
+        return kind(**{name: value for name, value in values.items() if name in known})

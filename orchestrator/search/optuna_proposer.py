@@ -1,0 +1,168 @@
+"""Optuna's samplers as proposers: ask and tell, constraints for failures, and no setting twice.
+
+The conditional space is defined by running through the candidates: field after field, a value is asked for among those that
+some candidate with the values so far has, and where there is one only, nothing is asked. A parameter's name holds its choices,
+because Optuna keeps a parameter's choices fixed. What a sampler answers was often tried before; then it is asked again, and in
+the end the untried candidate that differs from its answer in the fewest fields is tried in its place, and told of.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import numpy as np
+import numpy.typing as npt
+import optuna
+
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.objectives import Aims, Record
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.search.candidates import Candidates, Untried
+
+_POPULATION = 10
+"""Settings of a generation of NSGA-II; Optuna's 50 would leave a sweep of some dozens nothing but its random start."""
+
+_ASKS = 5
+"""How often a sampler that leaves much to chance is asked, while it answers with what was tried; one of flat space, once."""
+
+
+def tpe(seed: int) -> optuna.samplers.BaseSampler:
+    """Tree-structured Parzen estimator, for several trials at once too."""
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def nsga2(seed: int) -> optuna.samplers.BaseSampler:
+    """The genetic algorithm NSGA-II."""
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION)
+
+
+def gp(seed: int) -> optuna.samplers.BaseSampler:
+    """Gaussian processes and expected hypervolume improvement.
+
+    Raises:
+        ConfigError: scipy is not installed.
+    """
+    if find_spec("scipy") is None:
+        raise ConfigError("the searcher gp needs scipy, which is not installed; pip install scipy, or use another searcher")
+    return optuna.samplers.GPSampler(seed=seed, deterministic_objective=True)
+
+
+class Asking:
+    """Asks a sampler of Optuna's.
+
+    Args:
+        candidates: what may be proposed.
+        aims: the objectives and constraints.
+        sampler: makes the sampler.
+        seed: its seed.
+        conditional: define the space by run; else all fields are asked for at once, for samplers that know no conditions, and
+            the candidate nearest to the answer is meant.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        aims: Aims,
+        sampler: Callable[[int], optuna.samplers.BaseSampler],
+        *,
+        seed: int = 0,
+        conditional: bool = True,
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # GP says each time that a space is nearly searched
+        self._candidates = candidates
+        self._aims = aims
+        self._conditional = conditional
+        self._untried = Untried(candidates)
+        self._random = np.random.default_rng(seed)
+        self._asked: dict[str, optuna.Trial] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study = optuna.create_study(
+                sampler=sampler(seed), directions=["minimize"] * len(aims.objectives), storage=optuna.storages.InMemoryStorage()
+            )
+
+    def propose(self) -> CompileSettings | None:
+        if not len(self._untried):
+            return None
+        for _ in range(_ASKS if self._conditional else 1):
+            trial, index = self._answer()
+            if index in self._untried:
+                break
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # which samplers pass over
+        else:
+            index = self._nearest_untried(self._candidates.codes[index])
+            trial = self._at(index)
+        setting = self._untried.take(index)
+        self._asked[setting.key] = trial
+        return setting
+
+    def tell(self, record: Record) -> None:
+        key = str(record["settings_key"])
+        index = self._candidates.index(key)
+        self._untried.strike(key)
+        trial = self._asked.pop(key, None)
+        if trial is None:
+            if index is None:
+                return  # a sampler knows only the candidates' values
+            trial = self._at(index)
+        losses = self._aims.losses(record)
+        for number, violation in enumerate(self._aims.violations(record)):
+            trial.set_constraint(str(number), violation)
+        self._study.tell(trial, losses if losses is not None else self._worst())
+
+    def _worst(self) -> tuple[float, ...]:
+        """Losses for a trial that reached none: no better than any so far. Its violation tells the sampler that it failed."""
+        told = [trial.values for trial in self._study.get_trials(deepcopy=False) if trial.values is not None]
+        return tuple(map(max, zip(*told, strict=True))) if told else (0.0,) * len(self._aims.objectives)
+
+    def _at(self, index: int) -> optuna.Trial:
+        """A trial at this candidate."""
+        row = self._candidates.codes[index]
+        matching = np.arange(len(self._candidates))
+        fixed = {}
+        for column, name in enumerate(self._candidates.names):
+            choices = self._choices(matching, column)
+            matching = self._narrowed(matching, column, int(row[column]))
+            if len(choices) > 1:
+                fixed[_parameter(name, choices)] = self._candidates.values[column][int(row[column])]
+        self._study.enqueue_trial(fixed)
+        return self._answer()[0]
+
+    def _answer(self) -> tuple[optuna.Trial, int]:
+        """The sampler's next trial and the candidate it suggests."""
+        with np.errstate(invalid="ignore"):  # GP divides by zero, to no harm, where all it could try promises the same
+            trial = self._study.ask()
+            return trial, self._suggested(trial)
+
+    def _suggested(self, trial: optuna.Trial) -> int:
+        """The candidate whose values the trial suggests, or the nearest."""
+        matching = np.arange(len(self._candidates))
+        row = np.full(len(self._candidates.names), -1, dtype=np.int32)
+        for column, name in enumerate(self._candidates.names):
+            choices = self._choices(matching, column)
+            value = trial.suggest_categorical(_parameter(name, choices), choices) if len(choices) > 1 else choices[0]
+            row[column] = self._candidates.values[column].index(value)
+            matching = self._narrowed(matching, column, int(row[column]))
+        if self._conditional:
+            return int(matching[0])
+        return self._nearest(row, np.arange(len(self._candidates)))
+
+    def _choices(self, matching: npt.NDArray[np.intp], column: int) -> list[str]:
+        values = self._candidates.values[column]
+        return [values[code] for code in np.unique(self._candidates.codes[matching, column])]
+
+    def _narrowed(self, matching: npt.NDArray[np.intp], column: int, code: int) -> npt.NDArray[np.intp]:
+        return matching[self._candidates.codes[matching, column] == code] if self._conditional else matching
+
+    def _nearest_untried(self, row: npt.NDArray[np.int32]) -> int:
+        return self._nearest(row, self._untried.indices())
+
+    def _nearest(self, row: npt.NDArray[np.int32], among: npt.NDArray[np.intp]) -> int:
+        distance = (self._candidates.codes[among] != row).sum(axis=1)
+        return int(self._random.choice(among[distance == distance.min()]))
+
+
+def _parameter(name: str, choices: list[str]) -> str:
+    return f"{name} of {'|'.join(choices)}"

@@ -1,0 +1,122 @@
+"""Searchers by name.
+
+Proposers that learn nothing: every candidate in order, or in any order.
+
+The contract of everything that proposes settings.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Protocol
+
+from compile_sweep.schema.objectives import Aims, Record
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.search.candidates import Candidates, Untried
+from orchestrator.search.gain import GainPerSecond
+
+
+class InOrder:
+    """Proposes candidates one after the other.
+
+    Args:
+        candidates: what may be proposed.
+        seed: shuffles them; None keeps them in the order they came in, which is a grid's.
+    """
+
+    def __init__(self, candidates: Candidates, *, seed: int | None = None) -> None:
+        self._untried = Untried(candidates)
+        self._order = list(range(len(candidates)))
+        if seed is not None:
+            random.Random(seed).shuffle(self._order)
+        self._order.reverse()
+
+    def propose(self) -> CompileSettings | None:
+        while self._order:
+            if (index := self._order.pop()) in self._untried:
+                return self._untried.take(index)
+        return None
+
+    def tell(self, record: Record) -> None:
+        self._untried.strike(str(record["settings_key"]))
+
+
+class Proposer(Protocol):
+    """Says what to try next, and learns from what became of it.
+
+    Several proposals may be out at once, and results may come in any order. No setting is proposed twice, whatever became of
+    it, nor one that was told of before it could be. With the same seed, candidates and results, proposals are the same.
+    """
+
+    def propose(self) -> CompileSettings | None:
+        """The next setting; None if there is none left."""
+        ...
+
+    def tell(self, record: Record) -> None:
+        """Learns from a finished attempt.
+
+        Args:
+            record: fields of a `TrialRecord`, as `dataclasses.asdict` gives them; `settings_key`, `status` and `wall_s` are
+                needed, figures that were not reached may be missing. Failures and stopped trials are told as well. A setting
+                that was never proposed, such as one from an earlier sweep, counts as tried from then on.
+        """
+        ...
+
+
+class Searcher(StrEnum):
+    """Who says what to try next."""
+
+    GRID = "grid"
+    """Every candidate in order."""
+    RANDOM = "random"
+    """Every candidate in any order."""
+    TPE = "tpe"
+    """Optuna's tree-structured Parzen estimator."""
+    NSGA2 = "nsga2"
+    """Optuna's genetic algorithm."""
+    GP = "gp"
+    """Optuna's Gaussian processes; about a second a proposal."""
+    GAIN = "gain"
+    """Expected hypervolume gain for each second; see `gain.py`."""
+
+
+def make_proposer(
+    name: Searcher,
+    candidates: Candidates,
+    aims: Aims,
+    *,
+    max_length: int,
+    min_length: int = 1,
+    seed: int = 0,
+    known_good: Iterable[CompileSettings] = (),
+) -> Proposer:
+    """The proposer of this name, at its beginning.
+
+    Args:
+        name: which.
+        candidates: what it may propose.
+        aims: the objectives and constraints.
+        max_length: of the workload, in tokens.
+        min_length: of the workload, in tokens.
+        seed: decides whatever is left to chance.
+        known_good: settings from elsewhere to begin with; only `gain` does.
+    """
+    match name:
+        case Searcher.GRID:
+            return InOrder(candidates)
+        case Searcher.RANDOM:
+            return InOrder(candidates, seed=seed)
+        case Searcher.GAIN:
+            lengths = {"max_length": max_length, "min_length": min_length}
+            return GainPerSecond(candidates, aims, **lengths, seed=seed, known_good=known_good)
+    from orchestrator.search import optuna_proposer as samplers  # half a second, and most sweeps need none of them
+
+    match name:
+        case Searcher.TPE:
+            return samplers.Asking(candidates, aims, samplers.tpe, seed=seed)
+        case Searcher.NSGA2:
+            return samplers.Asking(candidates, aims, samplers.nsga2, seed=seed)
+        case Searcher.GP:
+            return samplers.Asking(candidates, aims, samplers.gp, seed=seed, conditional=False)

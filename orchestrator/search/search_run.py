@@ -1,0 +1,220 @@
+"""A search while it runs: the proposer with what it may learn from, what was spent, and whether that is enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.config import SweepConfig
+from orchestrator.environment import Environment
+from orchestrator.run import remaining
+from orchestrator.run.sweep_folder import only_drives
+from orchestrator.search import (
+    Budget,
+    Candidates,
+    Learned,
+    Left,
+    Origin,
+    Outlook,
+    Spending,
+    StableFront,
+    learn_from,
+    make_proposer,
+)
+from orchestrator.search.gain import good_elsewhere
+
+MOST_REFUSED = 20
+"""Proposals in a row that do not fit in the budget, after which none is expected to."""
+
+_TOO_LITTLE_LEFT = "no setting fits in what is left of the budget"
+
+
+def learned_for(config: SweepConfig, environment: Environment) -> Learned:
+    """What the sweeps that a configuration names have to teach it.
+
+    Raises:
+        ConfigError: one of them has no records, or is of another workload or environment.
+        RecordsError: one cannot be read.
+    """
+    if not config.search.learn_from:
+        return Learned()
+    origin = Origin(
+        workload=config.workload,
+        size=config.size,
+        environment_key=None if only_drives(config, environment) else environment.key,
+        num_workers=config.workers_per_trial,
+        pipeline=str(config.pipeline),
+    )
+    folders = [Path(folder) for folder in config.search.learn_from]
+    try:
+        return learn_from(folders, origin, config.search.aims, force=config.search.learn_anyway)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("force it to", "add --learn-anyway to")) from None
+
+
+class Search:
+    """One run of a sweep's search.
+
+    Args:
+        config: the sweep's, with a searcher.
+        folder: the sweep's, whose records are told to the proposer, earlier ones first.
+        max_length: of the workload, in tokens.
+        learned: what earlier sweeps teach.
+        expected_s: seconds a trial will probably take.
+        stopping: whether a person has asked the sweep to finish.
+        min_length: of the workload, in tokens.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        folder: Path,
+        max_length: int,
+        learned: Learned,
+        expected_s: Callable[[CompileSettings], float],
+        stopping: Callable[[], bool],
+        min_length: int = 1,
+    ) -> None:
+        search = config.search
+        if search.searcher is None:
+            raise ConfigError("a sweep without a searcher tries its settings in order")
+        self._search, self._workers, self._expected_s = search, config.workers_per_trial, expected_s
+        self._counts = partial(remaining.counts, config)
+        self._max_length, self._min_length, self._stopping = max_length, min_length, stopping
+        self._candidates = Candidates(config.settings)
+        self._fresh = records.follow(folder).fresh
+        self._fresh_starts = records.follow_warm_starts(folder).fresh
+        self._began = time.monotonic()
+        self._tried: set[str] = set()
+        self._under_way: dict[str, float] = {}
+        self._refused = 0
+        self._told = list(learned.records)
+        self._spending = Spending(
+            search.aims,
+            rule=StableFront.parse(search.stop) if search.stop else None,
+            budget=Budget(time_s=config.time_budget_s, gpu_s=search.gpu_budget_s),
+        )
+        self.proposer = make_proposer(
+            search.searcher,
+            self._candidates,
+            search.aims,
+            max_length=max_length,
+            min_length=min_length,
+            seed=config.seed,
+            known_good=[*learned.known_good, *good_elsewhere(f"{config.workload} {config.size}")],
+        )
+        for row in learned.records:
+            self.proposer.tell(row)
+
+    def new_records(self) -> Iterable[TrialRecord]:
+        """Records the proposer has yet to be told of; they are counted."""
+        for record in self._fresh():
+            row = asdict(record)
+            self._under_way.pop(record.settings_key, None)
+            if not self._counts(record):  # its setting is still to be tried, by this run or a later one
+                self._spending.spend(row)
+                continue
+            # One that was tried was measured again, by an earlier run: no news for the rule that ends a search.
+            (self._spending.spend if record.settings_key in self._tried else self._spending.tell)(row)
+            self._told.append(row)
+            self._tried.add(record.settings_key)
+            yield record
+
+    def why_enough(self) -> str | None:
+        """Why no further trial should start; None if one may."""
+        if self._stopping():
+            return "it was stopped"
+        if self._search.num_trials is not None and len(self._tried | self._under_way.keys()) >= self._search.num_trials:
+            return f"{self._search.num_trials} trial{'s were' if self._search.num_trials > 1 else ' was'} asked for"
+        if self._refused >= MOST_REFUSED:
+            return _TOO_LITTLE_LEFT
+        return self._spending.reason_to_stop(time.monotonic() - self._began)
+
+    def may_start(self, setting: CompileSettings) -> bool:
+        """Whether a proposal fits in the budget; one that does is under way from then on."""
+        fits = self.may_take(setting, self._expected_s(setting))
+        self._refused = 0 if fits else self._refused + 1
+        return fits
+
+    def may_take(self, setting: CompileSettings, expected_s: float) -> bool:
+        """The same of any trial: a member of the front that is measured again, or started warm, was not proposed."""
+        if not self.allows(expected_s):
+            return False
+        self._under_way[setting.key] = expected_s * self._workers
+        return True
+
+    def allows(self, expected_s: float) -> bool:
+        """Whether a trial that takes so long fits in the budget, beside those under way."""
+        return self._spending.allows(
+            expected_s,
+            num_workers=self._workers,
+            elapsed_s=time.monotonic() - self._began,
+            under_way_gpu_s=sum(self._under_way.values()),
+        )
+
+    def catch_up(self) -> None:
+        """Tells the proposer of the records there are. No trial is under way."""
+        for record in self.new_records():
+            self.proposer.tell(asdict(record))
+        self._under_way.clear()
+        self.count_repeats()
+
+    def count_repeats(self) -> None:
+        """Counts what trials took that were not proposed. Only while none that was is under way: the proposer is not told."""
+        repeats: list[TrialRecord | WarmStart] = [*self._fresh(), *self._fresh_starts()]
+        for record in repeats:
+            self._spending.spend(asdict(record))
+            self._under_way.pop(record.settings_key, None)
+
+    def left(self) -> Left | None:
+        """What settings that were not tried are expected to add to the hypervolume; None if there are none, or no front."""
+        untried = self._untried()
+        if not len(untried) or not self._search.aims.usable_losses(self._told):
+            return None
+        lengths = {"max_length": self._max_length, "min_length": self._min_length}
+        outlook = Outlook(self._candidates, self._search.aims, **lengths)
+        for row in self._told:
+            outlook.tell(row)
+        return outlook.left(untried)
+
+    def complaint(self) -> str | None:
+        """Why no trial is of any use, if none is: a constraint that none keeps, say."""
+        try:
+            self._search.aims.refuse_infeasible(self._told)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def _untried(self) -> npt.NDArray[np.intp]:
+        """Places of the candidates of which nothing is known."""
+        told = {str(row["settings_key"]) for row in self._told}
+        return np.array([place for place, key in enumerate(self._candidates.keys) if key not in told], dtype=np.intp)
+
+    def _is_short_of_budget(self) -> bool:
+        """Whether proposals did not fit in the budget, or none was asked for because none would."""
+        untried = [self._candidates.settings[place] for place in self._untried()]
+        return self._refused > 0 or (bool(untried) and not any(self.allows(self._expected_s(setting)) for setting in untried))
+
+    def outcome(self) -> str:
+        """How it ended, as one line."""
+        why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else "there is nothing left to try")
+        words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
+        if (left := self.left()) is not None and np.isfinite(left.by_one):
+            adds = f"add {left.by_one:.1%} to" if left.by_one < 1 else "more than double"
+            words += f"; of those not tried the best is expected to {adds} the hypervolume"
+            words += f", all of them to add at most {left.at_most:.1%}" if left.at_most < 1 else ""  # a larger bound says nothing
+        return words
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

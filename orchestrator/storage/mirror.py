@@ -1,0 +1,346 @@
+"""Results at a URI: a cluster's nodes need no file system in common, and a sweep outlives the machine that ran it.
+
+The sweep's folder on the head stays what everything reads and writes. While the sweep runs, what changes in it is copied to the
+storage, and a sweep taken up again begins by bringing back what the folder lacks. The storage then holds the same files by the
+same names, so `aws s3 cp --recursive` brings home a folder like any other; names that begin with a dot are left out.
+
+One driver at a time may write. A copy lags the folder by about `EVERY_S`, or by what copying takes if that is longer: a head that
+is lost takes with it at most the trials that ended within that time, and they run again. Nothing is ever removed from a storage.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+from pyarrow.fs import FileSystem
+
+from compile_sweep.schema.errors import CompileSweepError, StorageError, SweepFolderError
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
+from orchestrator.config import HIDDEN
+from orchestrator.run.sweep_folder import LOGS
+from orchestrator.storage import filesystem
+
+VARIABLE = "COMPILE_SWEEP_STORAGE"
+"""Where a cluster keeps results: the URI below which each sweep has a folder, and the cache one, unless the command line says
+otherwise."""
+
+NOWHERE = "none"
+"""What `--storage` says for keeping results in the sweep's folder alone."""
+
+EVERY_S = 2.0
+LOGS_OF_RECORDS = (TRIALS_FILE, WARM_STARTS_FILE)
+_LAST_TRIES = 3
+_AT_ONCE = 8
+_RESTS = 4
+"""Times as long as a look at the folder and its copy take, the copying rests, so that it takes little from what is measured."""
+
+
+State = tuple[int, int]
+"""Of a file as it was copied: when it was last written, in ns, and its size."""
+
+
+def normalized(location: str) -> str:
+    """The URI or folder of a storage as it means the same from any folder of this host.
+
+    Raises:
+        StorageError: results cannot be kept there.
+    """
+    try:
+        return filesystem.normalized(location)
+    except ValueError as error:
+        raise StorageError(f"no results {error}") from None
+
+
+def below(base: str, name: str) -> str:
+    """A folder of the storage at a URI, whose options stay at its end."""
+    path, mark, options = base.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+def chosen(given: str | None, stored: Mapping[str, Any], output: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Where a sweep's results are kept; None for nowhere.
+
+    Args:
+        given: on the command line.
+        stored: configuration of the sweep that is taken up again, if one is.
+        output: the sweep's folder.
+        environ: where the cluster says what is usual in it.
+
+    Raises:
+        StorageError: results cannot be kept there, or the password was not written down.
+    """
+    if given == NOWHERE:
+        return None
+    if given is not None:
+        return _apart(normalized(given), output)
+    if HIDDEN in str(stored.get("storage")):
+        raise StorageError(f"the password of {stored['storage']} was not written down; give --storage again")
+    if "storage" in stored:
+        return None if stored["storage"] is None else str(stored["storage"])
+    base = environ.get(VARIABLE)
+    location = below(normalized(base), output.absolute().name) if base else None
+    if location is None or _place(location) == _place(str(output)):  # the sweep's folder lies where the cluster keeps results
+        return None
+    return _apart(location, output)
+
+
+def _apart(location: str, output: Path) -> str:
+    """The location, which is no copy of the sweep's folder in that folder itself, however either is spelled.
+
+    Raises:
+        StorageError: it is.
+    """
+    place = _place(location)
+    if place is not None and place.is_relative_to(os.path.realpath(output)):
+        raise StorageError(f"{location} lies in the sweep's own folder, whose copy it would be; name another --storage")
+    return location
+
+
+def _place(location: str) -> Path | None:
+    """The folder of this host that a location is, through all links; None if it is none."""
+    scheme, colon, rest = location.partition("://")
+    if colon and scheme.removeprefix(filesystem.FSSPEC) != "file":
+        return None
+    return Path(os.path.realpath(unquote(rest.partition("?")[0]) if colon else location))  # which a loop of links does not end
+
+
+class Storage:
+    """The copy of one sweep's folder.
+
+    Args:
+        location: a folder or URI, for this sweep alone.
+        folder: the sweep's.
+    """
+
+    def __init__(self, location: str, folder: Path) -> None:
+        self.uri, self._folder = normalized(location), folder  # the URI with the credentials it may hold
+        self._copied: dict[str, State] = {}
+
+    @property
+    def location(self) -> str:
+        """The URI for people, without credentials."""
+        return filesystem.without_credentials(self.uri)
+
+    def holds_sweep(self) -> bool:
+        """Whether there is one.
+
+        Raises:
+            StorageError: the storage does not answer.
+        """
+        try:
+            return bool(self._filesystem.get_file_info(f"{self._root}/{SWEEP_FILE}").is_file)
+        except Exception as error:  # each library has its own
+            raise self._unusable(error) from None
+
+    def refuse_another(self) -> None:
+        """Keeps a new sweep from being copied over one.
+
+        Raises:
+            SweepFolderError: there is one.
+            StorageError: the storage does not answer, or is a folder that cannot be written to.
+        """
+        try:
+            filesystem.refuse_no_folder(*self._opened, to_write=True)
+        except Exception as error:  # each library has its own
+            raise self._unusable(error) from None
+        if self.holds_sweep():
+            raise SweepFolderError(
+                f"{self.location} holds a sweep already; add --resume to go on with it, or name another --storage or --output"
+            )
+
+    def bring_back(self) -> int:
+        """Copies to the folder what it lacks of the sweep in the storage; returns how many files.
+
+        Raises:
+            StorageError: the storage does not answer, or names a file outside of the folder.
+            SweepFolderError: the folder has records that are not those of the storage.
+        """
+        try:
+            sizes = self._sizes()
+            if SWEEP_FILE not in sizes:
+                return 0
+            names = list(sizes)
+            behind = [name for name in LOGS_OF_RECORDS if name in names and self._is_behind(name)]
+            lacking = [name for name in names if name not in LOGS_OF_RECORDS and not (self._folder / name).exists()]
+            if behind and SWEEP_FILE not in lacking:
+                lacking.append(SWEEP_FILE)  # another head went on with it
+            with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="storage") as pool:
+                list(pool.map(self._fetch, [name for name in lacking if name != SWEEP_FILE]))
+            for name in (*[name for name in lacking if name == SWEEP_FILE], *behind):  # last what makes it look like a sweep
+                self._fetch(name)
+            self._note_logs(sizes)
+        except CompileSweepError:
+            raise
+        except Exception as error:  # each library has its own
+            raise self._unusable(error) from None
+        return len(lacking) + len(behind)
+
+    def copy(self) -> int:
+        """Copies what changed in the folder since the last call; returns how many files.
+
+        Raises:
+            StorageError: the storage does not answer; the rest is copied by the next call.
+        """
+        count = 0
+        try:
+            for name in self._local_names():
+                path = self._folder / name
+                with suppress(FileNotFoundError):  # replaced or removed meanwhile: the next call sees what became of it
+                    state = _state(path)
+                    if self._copied.get(name) == state:
+                        continue
+                    content = _content(path)
+                    filesystem.write_whole(self._filesystem, self._root, name, content)
+                    self._copied[name] = state
+                    count += 1
+        except Exception as error:  # each library has its own
+            raise self._unusable(error) from None
+        return count
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Copies while the block lasts, and once more when it ends, however it does.
+
+        A storage that does not answer is asked again; it does not disturb the sweep.
+
+        Raises:
+            StorageError: at the end, if something could not be copied.
+        """
+        ended = threading.Event()
+
+        def follow() -> None:
+            took_s = 0.0
+            while not ended.wait(max(EVERY_S, _RESTS * took_s)):
+                began = time.monotonic()
+                self._try()
+                took_s = time.monotonic() - began
+
+        thread = threading.Thread(target=follow, name="storage", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._finish()
+
+    def _finish(self) -> None:
+        for _ in range(_LAST_TRIES - 1):
+            if self._try():
+                return
+        try:
+            self.copy()
+        except StorageError as error:
+            raise StorageError(f"{error}; the sweep is whole in {self._folder}, and --resume copies it again") from None
+
+    def _try(self) -> bool:
+        try:
+            self.copy()
+        except StorageError:
+            return False
+        return True
+
+    @cached_property
+    def _opened(self) -> tuple[FileSystem, str]:
+        return filesystem.opened(self.uri)
+
+    @property
+    def _filesystem(self) -> FileSystem:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
+
+    def _sizes(self) -> dict[str, int]:
+        """Size of each file of the storage, by its path in it."""
+        files = filesystem.files(self._filesystem, self._root)
+        sizes = {str(info.path)[len(self._root) :].lstrip("/"): int(info.size) for info in files}
+        for name in sizes:
+            if not _is_inside(name):
+                raise StorageError(f"{self.location} names a file {name!r}, which no sweep has; nothing was brought back")
+        return {name: size for name, size in sizes.items() if _is_copied(name)}
+
+    def _note_logs(self, sizes: Mapping[str, int]) -> None:
+        """Takes logs that are as long there as here for copied: they only grow, and a sweep has thousands."""
+        for name, size in sizes.items():
+            path = self._folder / name
+            if name.startswith(f"{LOGS}/") and path.is_file() and path.stat().st_size == size:
+                self._copied[name] = _state(path)
+
+    def _local_names(self) -> list[str]:
+        """Files of the folder that are copied: first what a sweep cannot be taken up without."""
+        found = [path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        names = [path.as_posix() for path in found if _is_copied(path.as_posix())]
+        first = (SWEEP_FILE, *LOGS_OF_RECORDS)
+        return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name))
+
+    def _is_behind(self, name: str) -> bool:
+        """Whether the storage's log has records after all of the folder's."""
+        path = self._folder / name
+        mine = path.read_bytes() if path.exists() else b""
+        theirs = self._read(name)
+        if theirs.startswith(mine):
+            return len(theirs) > len(mine) or not path.exists()
+        if mine.startswith(theirs):
+            return False
+        raise SweepFolderError(
+            f"{self._folder} and {self.location} hold different records in {name}; name another --output, or another --storage"
+        )
+
+    def _read(self, name: str) -> bytes:
+        with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
+            return bytes(file.read())
+
+    def _fetch(self, name: str) -> None:
+        content, path = self._read(name), self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+
+    def _unusable(self, error: BaseException) -> StorageError:
+        return StorageError(f"the storage at {self.location} cannot be used: {filesystem.brief(error)}")
+
+
+def _state(path: Path) -> State:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def _content(path: Path) -> bytes:
+    """All of a file; of a log of records whole lines only."""
+    with path.open("rb") as file:
+        if path.name in LOGS_OF_RECORDS:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        return file.read()
+
+
+def _is_copied(name: str) -> bool:
+    """Whether a file is part of what a sweep leaves: no temporary file, no state of Ray Train."""
+    parts = PurePosixPath(name).parts
+    return not any(part.startswith(".") for part in parts) and parts[0] != "parts"
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name from a listing stays in the folder that it is joined to."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name

@@ -1,0 +1,203 @@
+"""Where trials are logged to besides the sweep's folder, as `--log-to` spells it.
+
+What trackers are told of a trial, made from its record. Pure.
+
+What trackers are told of the sweep that trials belong to, read from its `sweep.json`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import TrialRecord, WarmStart
+from compile_sweep.schema.setting_text import flattened, spelled
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.config import HIDDEN, shown
+from orchestrator.run import sweep_folder
+
+
+class Service(StrEnum):
+    """What takes them."""
+
+    MLFLOW = "mlflow"
+    """A tracking server's or database's URI, or a folder, which then holds an SQLite store and its artifacts."""
+    TENSORBOARD = "tensorboard"
+    """A folder of event files."""
+    WANDB = "wandb"
+    """A project, or ENTITY/PROJECT."""
+
+
+_PROJECT = re.compile(r"([\w.-]+/)?[\w.-]+")
+_LIKE = "mlflow:http://HOST:5000, mlflow:DIR, tensorboard:DIR or wandb:PROJECT"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """One place that trials are logged to."""
+
+    service: Service
+    where: str
+    """A URI, an absolute folder, or a project. It may hold a password; `str` hides it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Destination:
+        """The place that `SERVICE:WHERE` names.
+
+        Raises:
+            ConfigError: it names none.
+        """
+        name, colon, where = text.strip().partition(":")
+        if name not in list(Service) or not colon or not where.strip():
+            raise ConfigError(f"--log-to {shown(text)!r} names no place; write it like {_LIKE}")
+        if HIDDEN in where:
+            raise ConfigError(f"the password of --log-to {shown(text)} was not written down; give --log-to again")
+        service, where = Service(name), where.strip()
+        if service is Service.WANDB:
+            if not _PROJECT.fullmatch(where):
+                raise ConfigError(f"--log-to {shown(text)} is no W&B project; write wandb:PROJECT or wandb:ENTITY/PROJECT")
+        elif "://" not in where and not where.startswith("databricks"):
+            try:
+                where = str(Path(where).expanduser().absolute())
+            except RuntimeError:
+                raise ConfigError(f"--log-to {shown(text)} is no folder, for no user is called so; name another") from None
+        elif service is Service.TENSORBOARD:
+            raise ConfigError(f"--log-to {shown(text)} is no folder, and TensorBoard's event files go to one")
+        return cls(service, where)
+
+    @property
+    def spelled(self) -> str:
+        """What `parse` reads back, password and all."""
+        return f"{self.service}:{self.where}"
+
+    def __str__(self) -> str:
+        return shown(self.spelled)
+
+
+SERIES = ("step_ms", "eager_step_ms")
+"""Fields with a figure for every step."""
+
+_NOT_FIGURES = ("settings", "trial_id", "settings_key", "source", "schema_version")
+
+
+class LoggedTrial(NamedTuple):
+    """A trial, or a start from artifacts, as every tracker takes it."""
+
+    trial_id: str
+    name: str
+    """Short text for a person."""
+    is_warm_start: bool
+    is_ok: bool
+    params: dict[str, str]
+    """The setting's fields."""
+    metrics: dict[str, float]
+    """The record's figures that are finite, under their fields' names; an interval's ends as `_low` and `_high`, what is by
+    phase or the like under dotted names."""
+    series: dict[str, list[float]]
+    """A figure for every step."""
+    tags: dict[str, str]
+    """What else the record says: status, label, reason, workload, device, …"""
+    source: str | None
+    """The setting as Python."""
+    began_at: datetime | None
+    wall_s: float
+
+
+def entry_of(record: TrialRecord | WarmStart) -> LoggedTrial:
+    """The record as trackers take it."""
+    setting = CompileSettings.from_dict(record.settings)
+    is_warm_start = isinstance(record, WarmStart)
+    metrics: dict[str, float] = {}
+    tags = {"kind": "warm-start" if is_warm_start else "trial", "settings_key": record.settings_key, "trial_id": record.trial_id}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value is None or field.name in _NOT_FIGURES or field.name in SERIES:
+            continue
+        _sort_in(field.name, value, metrics, tags)
+    return LoggedTrial(
+        trial_id=record.trial_id,
+        name=("warm start: " if is_warm_start else "") + setting.label,
+        is_warm_start=is_warm_start,
+        is_ok=str(record.status) == "ok",
+        params={name: spelled(value) for name, value in flattened(setting.fields_that_apply())},
+        metrics=metrics,
+        series={name: values for name in SERIES if (values := [one for one in getattr(record, name, []) if math.isfinite(one)])},
+        tags=tags,
+        source=getattr(record, "source", None),
+        began_at=_instant(record.started_at),
+        wall_s=record.wall_s,
+    )
+
+
+def _sort_in(name: str, value: Any, metrics: dict[str, float], tags: dict[str, str]) -> None:
+    """Puts a field's value among the figures or among the tags; empty ones nowhere."""
+    if isinstance(value, bool):
+        tags[name] = "true" if value else "false"
+    elif isinstance(value, int | float):
+        if math.isfinite(value):
+            metrics[name] = float(value)
+    elif isinstance(value, tuple) and len(value) == 2:
+        for end, one in zip(("low", "high"), value, strict=True):
+            _sort_in(f"{name.removesuffix('_ci95')}_{end}", one, metrics, tags)
+    elif isinstance(value, dict):
+        for inner, one in flattened(value):
+            if one is not None:
+                _sort_in(f"{name}.{inner}", one, metrics, tags)
+    elif isinstance(value, list | tuple):
+        if value:
+            tags[name] = "\n".join(map(str, value))
+    elif str(value):
+        tags[name] = str(value)
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+_IN_THE_FOLDER = ("settings", "excluded")
+"""Fields of a configuration that are too long to show."""
+
+
+class SweepFacts(NamedTuple):
+    """A sweep."""
+
+    name: str
+    """Its folder's name."""
+    identity: str
+    """The same for every run of one sweep, and for no other's."""
+    what: str
+    """Workload and size, fit for a name in a tracker."""
+    config: dict[str, str]
+    environment: dict[str, str]
+
+
+def facts_of(output: Path) -> SweepFacts:
+    """What the folder's `sweep.json` says.
+
+    Raises:
+        RecordsError: there is none, or it is not what this version writes.
+    """
+    sweep: dict[str, Any] = sweep_folder.read_sweep(output)
+    config, environment = dict(sweep["config"]), dict(sweep["environment"])
+    name = output.absolute().name
+    first = next(iter(sweep.get("runs", [])), sweep)  # each run of a sweep says when it itself began
+    return SweepFacts(
+        name=name,
+        identity=f"{name} {first.get('started_at', '')}".strip(),
+        what="-".join(str(config[key]).replace(":", ".") for key in ("workload", "size") if config.get(key)),
+        config=_words({key: value for key, value in config.items() if key not in _IN_THE_FOLDER}),
+        environment=_words(environment),
+    )
+
+
+def _words(values: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in flattened(values) if value not in (None, "", [])}

@@ -1,0 +1,146 @@
+"""What the sweep's command prints before and after its trials."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from compile_sweep.schema.choices import Pipeline
+from compile_sweep.schema.record import Status, TrialRecord
+from orchestrator.config import CachePolicy, Placement, SweepConfig, shown
+from orchestrator.environment import Environment
+from orchestrator.plan.estimates import expected_s
+from orchestrator.run import remaining
+
+_AFTERWARDS = {
+    CachePolicy.COLD: "",
+    CachePolicy.SHARED: ": compile times are warm, cold ones estimated",
+    CachePolicy.AUTO: ": compile times are warm, and the front is measured again cold",
+}
+
+
+def machine(environment: Environment) -> str:
+    """The processors of a machine in a few words."""
+    if environment.gpu is None:
+        return f"{environment.cores} CPU cores"
+    return environment.gpu if environment.num_gpus == 1 else f"{environment.num_gpus} × {environment.gpu}"
+
+
+def show_plan(
+    console: Console, config: SweepConfig, max_length: int, done: Sequence[TrialRecord], *, min_length: int = 1
+) -> None:
+    """Prints what would run, what would not and why, and an estimate."""
+    left = remaining.left(config, done)
+    if config.search.searcher is not None:
+        _show_search(console, config, len(left))
+        return
+    recorded = len({record.settings_key for record in done} - {setting.key for setting in left})
+    loader = " with its own loader" if config.pipeline is Pipeline.REAL else ""
+    console.print(f"recipe {config.recipe}: {config.workload} ({config.size}){loader}, {len(left)} settings", highlight=False)
+    table = Table("setting", "graphs", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    seconds = 0.0
+    for setting in left:
+        cold = config.caches is CachePolicy.COLD
+        expected = min(expected_s(setting, max_length, done, min_length=min_length, cold=cold), config.trial_deadline_s)
+        seconds += expected
+        table.add_row(escape(setting.label), str(setting.num_graphs(max_length, min_length)), f"{expected:.0f} s")
+    console.print(table)
+    if recorded:
+        console.print(f"{recorded} recorded already", highlight=False)
+    for reason, count in Counter(excluded.reason for excluded in config.excluded).most_common():
+        example = next(excluded.candidate for excluded in config.excluded if excluded.reason == reason)
+        console.print(f"excluded {count}, for example {example}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    budget = f", within a budget of {config.time_budget_s:g} s" if config.time_budget_s else ""
+    confirming = (
+        ", then members of the front that met contention again, alone" if config.confirm and config.max_concurrent > 1 else ""
+    )
+    caches = f"caches {config.caches}, artifacts in {shown(config.cache)}" if config.cache else "artifacts are not kept"
+    console.print(f"{caches}{_AFTERWARDS[config.caches]}", markup=False, highlight=False, soft_wrap=True)
+    if config.storage:
+        console.print(f"results are copied to {shown(config.storage)}", markup=False, highlight=False, soft_wrap=True)
+    if config.placement is Placement.SPREAD:
+        console.print("each trial has a host to itself", highlight=False)
+    minutes = seconds / 60 / min(config.max_concurrent, max(1, len(left)))
+    console.print(
+        f"estimate: {minutes:.1f} min, {config.max_concurrent} at once{confirming}{budget}", highlight=False, soft_wrap=True
+    )
+
+
+def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
+    search = config.search
+    budgets = [
+        f"{search.num_trials} trials" if search.num_trials else "",
+        f"{config.time_budget_s:g} s" if config.time_budget_s else "",
+        f"{search.gpu_budget_s:g} GPU-seconds" if search.gpu_budget_s else "",
+        search.stop or "",
+    ]
+    aims = search.aims
+    told = f", within {', '.join(map(str, search.constraints))}" if search.constraints else ""
+    for line in (
+        f"recipe {config.recipe}: {config.workload} ({config.size}), {num_left} of {len(config.settings)} settings left to "
+        "choose from",
+        f"searcher {search.searcher}: {', '.join(map(str, aims.objectives))}{told}",
+        f"until {' or '.join(filter(None, budgets)) or 'all of them were tried'}, {config.max_concurrent} at once, trials are "
+        f"{'' if search.prune else 'not '}stopped early",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryRow:
+    """One setting worth naming at the end."""
+
+    what: str
+    setting: str
+    samples_per_s: float
+    compile_s: float | None
+    """Cold; None if it is only estimated."""
+    cold_equivalent_s: float | None
+    """That estimate."""
+    warm_start_s: float | None
+    """None if none was made."""
+    speedup: float | None
+
+
+def show_summary(
+    console: Console, rows: Sequence[SummaryRow], counts: Mapping[Status, int], *, remarks: Sequence[str] = ()
+) -> None:
+    """Prints the settings worth naming, how many trials ended how, and what else a person must know of them."""
+    starts = ["warm start s"] if any(row.warm_start_s is not None for row in rows) else []
+    headings = ("", "setting", "samples/s", "compile s", *starts, "over eager")
+    table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        compile_s = _number(row.compile_s) if row.compile_s is not None else f"≈ {_number(row.cold_equivalent_s)}"
+        speedup = "–" if row.speedup is None else f"{row.speedup:.2f}×"
+        started = [_number(row.warm_start_s)] * len(starts)
+        table.add_row(row.what, escape(row.setting), f"{row.samples_per_s:,.1f}", compile_s, *started, speedup)
+    if rows:
+        console.print(table)
+    else:
+        console.print("no trial gave a usable result; the reasons are in the report")
+    always = (Status.OK, Status.INFEASIBLE, Status.FAILED)
+    ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status if status in always or counts.get(status))
+    console.print(f"trials: {ended}", highlight=False)
+    for remark in remarks:
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_search(console: Console, outcome: str, complaint: str | None, again: str | None) -> None:
+    """Prints how a search ended, what is wrong with its aims if anything is, and how to go on if there is anything to try."""
+    for line in filter(None, (outcome, complaint, f"go on with: {again}" if again else None)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_warnings(console: Console, complaints: Iterable[str]) -> None:
+    """Prints what went wrong and did not end the sweep; libraries and paths may say it with brackets."""
+    for complaint in complaints:
+        console.print(f"warning: {complaint}", markup=False, soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"
