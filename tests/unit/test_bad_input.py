@@ -59,7 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--workload", "translation"], "no workload is called 'translation'; use one of captioning"),
         (["--workload", "no_such_module:Workload"], "importing no_such_module failed: ModuleNotFoundError"),
         (["--workload", "workloads.captioning:Translation"], "Translation in workloads.captioning is no subclass"),
-        (["--workload", "pathlib:Path"], "Path in pathlib is no subclass of workloads.Workload"),
+        (["--workload", "pathlib:Path"], "Path in pathlib is no subclass of compile_sweep.Workload"),
         (["--settings"], "--settings has no value; give one or more, or leave it out"),
         (["--settings", "--num-trials", "3"], "--settings has no value; give one or more, or leave it out"),
         (["--settings", ""], "--settings '' is no setting; write it like scope=regional,dynamic=auto"),
