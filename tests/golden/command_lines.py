@@ -242,3 +242,40 @@ BAD_INPUT: Mapping[str, Sequence[str]] = {
         "picture nowhere",
     ],
 }
+
+DETECTION, GAIN = "results/h200-workloads/detection", "results/search/live-captioning-tiny-cpu/gain"
+ONE, ALL = "results/h200-scaling/sweep/one", "results/h200-scaling/sweep/all"
+WORKERS = "results/h100-workers/segmentation/workers-2"
+
+RESULTS: Mapping[str, Sequence[str]] = {
+    "results/recommend.txt": [
+        f"recommend {CAPTIONING} --restarts 10 --price-per-gpu-hour 4 --markdown",
+        f"recommend {CAPTIONING} --steps 20k 1M --starts warm --start-overhead-s 60 --nodes 4 --gpus-per-node 8",
+        f"recommend {CAPTIONING} --steps 2e5 --starts first-cold --restarts 3 --constraint peak_memory_bytes<=20GiB",
+        f"recommend {CAPTIONING} --steps 1M --constraint compile_s<=30 --constraint samples_per_s>=1000",
+        f"recommend {WORKERS} --steps 50k --price-per-gpu-hour 2.5",
+    ],
+    "results/compare.txt": [
+        f"compare {ONE} {ALL}",
+        f"compare {ONE} {ALL} --markdown --output compare.html",
+        f"compare {ALL} {ONE} --fail-on compile_s>+15% --fail-on samples_per_s<-3% --fail-on graph_breaks>0",
+        f"compare {ONE} {ALL} --fail-on peak_memory_bytes>1GiB --fail-on failures --fail-on numerics",
+        f"compare {GAIN} {GAIN.replace('gain', 'random')} --fail-on recompiles --fail-on breaks",
+    ],
+    "results/simulate.txt": [
+        f"simulate {CAPTIONING} --searcher grid random gain --seeds 2",
+        f"simulate {GAIN} --searcher tpe nsga2 gp --seeds 1",
+        f"simulate {GAIN} --searcher random gain --seeds 3 --prune --at-once 2 --constraint compile_s<=60",
+        f"simulate {CAPTIONING} --searcher gain --seeds 2 --stop 'front stable for 6 trials' --objective samples_per_s:max",
+        f"tables {CAPTIONING} table",
+        "simulate table --searcher random --seeds 1 --gpu-budget-s 3000 --target 0.9",
+    ],
+}
+
+EXPORTED = (
+    f"export {CAPTIONING} --steps 1M --no-rerun",
+    f"export {DETECTION} --steps 20k --no-rerun --only best --constraint compile_s<=60",
+    f"export {WORKERS} --no-rerun --only best --output there",
+)
+
+REPORTED = (CAPTIONING, GAIN, WORKERS)

@@ -51,6 +51,7 @@ UNSTEADY: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"[ \t]+$", ""),
     (r"(--processes INT +\(default: )\d+", r"\1<cores>"),
     (r"Expected one of \((.*?)\)", lambda found: f"Expected one of {', '.join(sorted(found[1].split(', ')))}"),  # it is a set
+    (r"(% +[\d.]+ +)[\d,]+$", r"\1<sweeps/min>"),  # a table of simulate
 )
 """What differs from run to run or from machine to machine, and what stands for it."""
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pandas as pd
 import pytest
-from command_lines import BAD_INPUT, ON_CPU, ON_GPU
-from golden import check, run
+from command_lines import ALL, BAD_INPUT, EXPORTED, ON_CPU, ON_GPU, ONE, REPORTED, RESULTS
+from golden import check, normalized, run
+from page_digest import columns_of, data_of, shortened, words_of
 
 
 @pytest.mark.usefixtures("here", "no_gpu")
@@ -23,3 +28,51 @@ def test_what_is_printed_with_a_gpu(name: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_what_is_refused_and_why(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     check(name, "\n".join(run(line, capsys) for line in BAD_INPUT[name]))
+
+
+@pytest.mark.usefixtures("results", "no_gpu")
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_committed_records_come_to(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(name, "\n".join(run(line, capsys) for line in RESULTS[name]))
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(("name", "words", "every"), [("table", "", 1), ("recommend", "--steps 100k", 4)])
+def test_what_committed_sweeps_come_to(
+    results: Path, name: str, words: str, every: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweeps = sorted(log.parent.relative_to(results.parent) for log in results.rglob("trials.jsonl"))[::every]
+    printed = "\n".join(run(f"{name} {sweep} {words}".rstrip(), capsys) for sweep in sweeps)
+    check(f"results/{name}_of_sweeps.txt", printed)
+
+
+@pytest.mark.usefixtures("results", "no_gpu")
+@pytest.mark.parametrize("line", EXPORTED)
+def test_what_is_exported_of_committed_records(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, folder, *words = line.split()
+    into = Path(words[-1]) if "--output" in words else Path(folder)
+    name = f"results/export/{Path(folder).name}"
+    check(f"{name}.txt", run(line, capsys))
+    check(f"{name}.best.py.txt", (into / "best.py").read_text(encoding="utf-8"))
+    said = json.loads((into / "best.json").read_text(encoding="utf-8"))
+    check(f"{name}.best.json", json.dumps(shortened(said), indent=2, ensure_ascii=False) + "\n")
+    for form, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
+        if (path := into / f"trials.{form}").exists():
+            check(f"{name}.{form}.txt", columns_of(read(path)))
+
+
+@pytest.mark.usefixtures("results", "no_gpu")
+@pytest.mark.parametrize("folder", REPORTED)
+def test_what_is_reported_of_committed_records(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run(f"report {folder}", capsys)
+    page = Path(folder, "report.html").read_text(encoding="utf-8")
+    name = folder.removeprefix("results/").replace("/", "_")
+    check(f"results/report/{name}.txt", f"{printed}\n{normalized(words_of(page))}")
+    check(f"results/report/{name}.json", normalized(data_of(page)))
+
+
+@pytest.mark.usefixtures("results", "no_gpu")
+def test_what_the_page_of_a_comparison_says(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run(f"compare {ONE} {ALL} --fail-on compile_s>+15% --output compare.html", capsys)
+    page = Path("compare.html").read_text(encoding="utf-8")
+    check("results/compare_page.txt", f"{printed}\n{normalized(words_of(page))}")

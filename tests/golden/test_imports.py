@@ -1,0 +1,45 @@
+"""Which modules each kind of process loads, ours and the heavy ones of others: what makes a start slow shows here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from golden import REPOSITORY, check
+from loaded_modules import loaded
+
+DRY_RUN = """
+import contextlib, io
+from orchestrator.sweep import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main([{words}, "--size", "tiny", "--dry-run"]) == 0
+"""
+
+PROCESSES = {
+    "analysis": "import analysis",
+    "report": "import analysis.report",
+    "dry_run": DRY_RUN.format(words='"quickstart"'),
+    "dry_run_without_transformers": DRY_RUN.format(words='"modes", "--workload", "layers"'),
+    "trial": "import orchestrator.run.trial",
+    "worker": "import orchestrator.run.worker",
+    "alone": "import compile_sweep.harness.run_one",
+}
+"""What a process of each kind begins with. What a worker has loaded by the time it measures is in `sweeps/`."""
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_what_a_process_loads(name: str) -> None:
+    code = f"{PROCESSES[name]}\nimport json, sys; print(json.dumps(list(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    check(f"imports/{name}.json", loaded(json.loads(run.stdout)))
