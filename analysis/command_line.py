@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compile_sweep.schema.errors import CompileSweepError, ConfigError, refuse_no_text, sentence
+from compile_sweep.schema.errors import CompileSweepError, ConfigError, check_utf8, one_line_message
 
 READER_GONE, USAGE_ERROR = 1, 2
 
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, of words that are text."""
         words = sys.argv[1:] if args is None else args
-        refuse_no_text(words)
+        check_utf8(words)
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -45,7 +45,7 @@ def run(command: Callable[[], int]) -> int:
         code = command()
         sys.stdout.flush()
     except CompileSweepError as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
+        print(f"error: {one_line_message(error)}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:  # `| head` has read enough; Python would try again to write the rest as it ends, and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

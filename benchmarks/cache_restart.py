@@ -181,7 +181,7 @@ def take(job: Job) -> None:
     import torch  # behind the binding
 
     from compile_sweep.contract.base import load_workload
-    from compile_sweep.harness.compile_cache.transfer import watching_caches
+    from compile_sweep.harness.compile_cache.transfer import watch_caches
     from compile_sweep.harness.measurement import Protocol
     from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
     from compile_sweep.harness.warm_start import restart as start
@@ -208,7 +208,7 @@ def take(job: Job) -> None:
     sharing.restore(LIMIT_S)
     steps = 1 if job.kind in (Kind.PHASES, Kind.PROFILE) else job.steps
     protocol = Protocol(compared_steps=steps, visits=0, cudagraph_visits=0)
-    with sharing.watching(), watching_caches() as use:
+    with sharing.watching(), watch_caches() as use:
         started = start(workload, assignment.settings, device=device, protocol=protocol, on_phase=on_phase)
     figures = {**started.to_dict(), "import_s": imported_s, "hits": use.hits, "misses": use.misses}
     if job.kind is Kind.COLD:

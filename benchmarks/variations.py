@@ -18,7 +18,7 @@ import tyro
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import Status, TrialRecord, read
-from compile_sweep.schema.setting_text import spelled
+from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
 from orchestrator import cli
 
@@ -61,11 +61,13 @@ def table_of(records: Sequence[TrialRecord], *, num_workers: int | None = None) 
 
 def _place(record: TrialRecord, *, with_workers: bool) -> tuple[str, str]:
     settings = CompileSettings.from_dict(record.settings)
-    varied = [f"{name}={spelled(value)}" for name, value in settings.workload or ()]
+    varied = [f"{name}={format_value(value)}" for name, value in settings.workload or ()]
     varied += [f"{name}={value}" for name in ("autocast", "attention", "matmul_precision") if (value := getattr(settings, name))]
     usual = CompileSettings(scope=settings.scope, dynamic=settings.dynamic)
     varied += [
-        f"{name}={spelled(value)}" for name in _FURTHER if (value := getattr(settings, name)) not in (None, getattr(usual, name))
+        f"{name}={format_value(value)}"
+        for name in _FURTHER
+        if (value := getattr(settings, name)) not in (None, getattr(usual, name))
     ]
     if settings.dynamic not in (None, Dynamic.STATIC):
         varied.append(f"dynamic={settings.dynamic}")

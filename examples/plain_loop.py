@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from best import OPTIMIZER_OPTIONS, make_step, padded_length  # the sweep's
 
-from compile_sweep.contract.from_model import ModelAndLoss, own_loss
+from compile_sweep.contract.from_model import ModelAndLoss, model_loss
 from examples.bring_your_own import Texts, gpt2, texts
 
 
@@ -16,7 +16,7 @@ def main(steps: int = 20) -> list[float]:
     """Trains and returns the losses."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    model = ModelAndLoss(gpt2(), own_loss).to(device)  # what the sweep compiled: the model with its loss
+    model = ModelAndLoss(gpt2(), model_loss).to(device)  # what the sweep compiled: the model with its loss
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, **OPTIMIZER_OPTIONS)
     step = make_step(model, optimizer)
     pad = Texts().padded

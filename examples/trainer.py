@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainingArguments
 
-from compile_sweep.contract.from_model import IGNORED, ModelAndLoss, own_loss
+from compile_sweep.contract.from_model import IGNORE_INDEX, ModelAndLoss, model_loss
 from examples.bring_your_own import WORDS, Texts, gpt2
 
 
@@ -25,7 +25,7 @@ class SweptTrainer(Trainer):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        whole = ModelAndLoss(self.model, own_loss)
+        whole = ModelAndLoss(self.model, model_loss)
         self.compiled = best.compile_model(whole)
         self.in_place = self.compiled is whole  # scope regional or modular: the model itself is what is compiled
         if not self.in_place and self.args.world_size > 1:  # its gradients would not be averaged
@@ -62,7 +62,7 @@ def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     ids = [row["input_ids"] for row in rows]
     batch = {
         "input_ids": pad_sequence(ids, batch_first=True),
-        "labels": pad_sequence(ids, batch_first=True, padding_value=IGNORED),
+        "labels": pad_sequence(ids, batch_first=True, padding_value=IGNORE_INDEX),
     }
     return Texts().padded(batch, best.padded_length)
 

@@ -216,9 +216,9 @@ def _export(options: ExportOptions) -> int:
     if not fetched.artifacts:
         raise CacheError(f"nothing of {options.name} can be read from {store.location}, the first because {fetched.refused[0]}"
                          if fetched.refused else f"{options.name} has no artifacts")  # fmt: skip
-    from compile_sweep.harness.compile_cache.transfer import bundle  # which loads torch
+    from compile_sweep.harness.compile_cache.transfer import make_bundle  # which loads torch
 
-    content = bundle(fetched.artifacts)
+    content = make_bundle(fetched.artifacts)
     part = options.file.parent / f".{options.file.name}.part"
     try:
         part.write_bytes(content)
@@ -249,11 +249,11 @@ def _import(options: ImportOptions) -> int:
         raise CacheError(f"{options.file} cannot be read ({error.strerror})") from None
     store = _open(options, may_be_new=True)
     from compile_sweep.contract.base import load_workload  # which loads torch, as the next do
-    from compile_sweep.harness.compile_cache.bundles import split
-    from compile_sweep.harness.compile_cache.transfer import configuration
+    from compile_sweep.harness.compile_cache.bundles import split_bundle
+    from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
     try:
-        artifacts = split(content)
+        artifacts = split_bundle(content)
     except Exception as error:  # torch's reader has no errors of its own
         raise CacheError(f"{options.file} {_NO_ARTIFACTS}: {ascii(str(error))[1:-1][:200]}") from None
     if not artifacts:
@@ -263,7 +263,7 @@ def _import(options: ImportOptions) -> int:
     kind, use_gpu = load_workload(options.workload), bool(fingerprint().gpu)
     workload = kind(options.size or kind.sizes[0 if use_gpu else -1], 0)
     with workload.process_settings():
-        facts = trial_facts(configuration(), settings, use_gpu=use_gpu)
+        facts = trial_facts(torch_configuration(), settings, use_gpu=use_gpu)
     published = store.publish(
         Manifest(
             facts=facts,
@@ -300,13 +300,13 @@ def _explain(options: ExplainOptions) -> int:
 def _here(other: Side | None) -> Side:
     """This environment, as the process of a trial of the other side's workload has it; a user's is not imported for that."""
     from compile_sweep.contract.base import BUILT_IN, load_workload  # which loads torch, as the next does
-    from compile_sweep.harness.compile_cache.transfer import configuration
+    from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
     with ExitStack() as settled:
         if other is not None and other.workload in BUILT_IN:
             kind = load_workload(other.workload)
             settled.enter_context(kind(kind.sizes[0], 0).process_settings())
-        return Side(name=HERE, facts=environment_facts(configuration()))
+        return Side(name=HERE, facts=environment_facts(torch_configuration()))
 
 
 def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Side:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from compile_sweep.schema.errors import CompileSweepError, refuse_no_text, sentence
+from compile_sweep.schema.errors import CompileSweepError, check_utf8, one_line_message
 
 Options = TypeVar("Options")
 Command = TypeVar("Command")
@@ -32,7 +32,7 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str]) -> Option
         UsageError: an unknown option or a value of the wrong kind.
         ConfigError: a word that is no text.
     """
-    refuse_no_text(arguments)
+    check_utf8(arguments)
     _refuse_no_value(options, arguments)
     complaint = io.StringIO()
     try:
@@ -90,7 +90,7 @@ def run(command: Callable[[], int]) -> int:
         with _ending_in_order():
             return command()
     except CompileSweepError as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
+        print(f"error: {one_line_message(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

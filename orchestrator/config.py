@@ -45,7 +45,7 @@ MOST_AT_ONCE = 10_000
 """Ray counts what workers claim in ten-thousandths: of more, none could have its share."""
 
 
-HIDDEN = redact.HIDDEN
+HIDDEN = redact.REDACTED
 """Stands for a cache's user and password wherever its address is written down."""
 
 
@@ -247,7 +247,7 @@ def check_seed(seed: int) -> None:
 
 def shown(cache: str) -> str:
     """A cache's address without the user and password it may hold."""
-    return redact.without_credentials(cache)
+    return redact.redact_uri(cache)
 
 
 def _flag(name: str) -> str:

@@ -22,7 +22,7 @@ from compile_sweep.schema import record
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.labels import Label
-from compile_sweep.schema.setting_text import read_pairs
+from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
 from orchestrator.config import (
@@ -347,7 +347,7 @@ def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
 def _given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Target) -> Choice:
     if not all(map(str.strip, spelled)):
         raise ConfigError(f"{option} '' is no setting; write it like scope=regional,dynamic=auto")
-    chosen = choose(varied((dict(read_pairs(setting)) for setting in spelled), _axes(vary)), target)
+    chosen = choose(varied((dict(parse_pairs(setting)) for setting in spelled), _axes(vary)), target)
     if chosen.excluded:
         raise ConfigError(f"{option} {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
     return chosen

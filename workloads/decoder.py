@@ -22,7 +22,7 @@ from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import Attention, CompileSettings
 from workloads.captioning.captions import FIRST_WORD, START
-from workloads.captioning.model import SIZES, build
+from workloads.captioning.model import CAPTIONING_SIZES, build_captioning_model
 from workloads.synthetic import INFERENCE_OPTIONS, Synthetic
 
 NEW_TOKENS = {"base": 64, "tiny": 6}
@@ -118,7 +118,7 @@ class Decoder(Synthetic):
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:
         super().__init__(size, seed)
-        self.dimensions = SIZES[size]
+        self.dimensions = CAPTIONING_SIZES[size]
         self.batch_size = self.dimensions.batch_size
         self.new_tokens = NEW_TOKENS[size]
 
@@ -135,7 +135,7 @@ class Decoder(Synthetic):
             )
 
     def make_model(self) -> nn.Module:
-        return Generation(build(self.dimensions, self.seed).model, self.new_tokens)
+        return Generation(build_captioning_model(self.dimensions, self.seed).model, self.new_tokens)
 
     def tensors(self, length: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         side = self.dimensions.image_pixels

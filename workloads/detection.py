@@ -28,7 +28,7 @@ CLASS_COST, CORNER_COST, OVERLAP_COST = 1.0, 5.0, 2.0
 """The paper's weights, of the assignment and of the loss alike."""
 
 
-def costs(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+def matching_costs(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     """What it costs that a query answers for an object, (batch, queries, objects); arguments as `DetectionLoss` takes them."""
     classes = logits.softmax(-1).gather(2, labels.unsqueeze(1).expand(-1, logits.size(1), -1))
     one, other = boxes.unsqueeze(2).expand(-1, -1, labels.size(1), -1), targets.unsqueeze(1).expand(-1, boxes.size(1), -1, -1)
@@ -107,7 +107,7 @@ class DetectionSize:
     pool_batches: int
 
 
-SIZES = {
+DETECTION_SIZES = {
     "small": DetectionSize(
         layers=12, width=384, heads=6, image_height=512, image_width=864, patch_pixels=16, queries=100, classes=91, objects=7,
         batch_size=8, pool_batches=10,
@@ -143,7 +143,7 @@ class DetectionLoss(nn.Module):
             targets: (batch, objects, 4), as boxes.
         """
         logits, boxes = logits.float(), boxes.float()
-        queries = MATCHINGS[self.matching](costs(logits.detach(), boxes.detach(), labels, targets))
+        queries = MATCHINGS[self.matching](matching_costs(logits.detach(), boxes.detach(), labels, targets))
         nothing = logits.size(-1) - 1
         classes = torch.full(logits.shape[:2], nothing, device=logits.device).scatter(1, queries, labels)
         weights = torch.ones(nothing + 1, device=logits.device, dtype=logits.dtype)
@@ -184,12 +184,12 @@ class DetectionModel(nn.Module):
 class Detection(ImageTraining):
     """YOLOS trained on synthetic images of COCO's size; EMA, matching and batch size may vary."""
 
-    sizes = tuple(SIZES)
+    sizes = tuple(DETECTION_SIZES)
     options: ClassVar[Mapping[str, Option]] = {**ImageTraining.options, "matching": tuple(MATCHINGS)}
 
     def __init__(self, size: str = "small", seed: int = 0) -> None:
         super().__init__(size, seed)
-        self.dimensions = SIZES[size]
+        self.dimensions = DETECTION_SIZES[size]
         self.batch_size = self.dimensions.batch_size
         self.pool_batches = self.dimensions.pool_batches
 

@@ -36,7 +36,7 @@ class Gpt2Size:
     pool_batches: int = 20
 
 
-SIZES = {
+GPT2_SIZES = {
     "xl": Gpt2Size(layers=48, width=1600, heads=25),
     "large": Gpt2Size(layers=36, width=1280, heads=20),
     "medium": Gpt2Size(layers=24, width=1024, heads=16),
@@ -91,13 +91,13 @@ _OWN_CHOICES = {Attention.SDPA: "sdpa", Attention.EAGER: "eager"}
 class Gpt2(Synthetic):
     """GPT-2 trained on random tokens, tiny to 1.5 billion parameters."""
 
-    sizes = tuple(SIZES)
+    sizes = tuple(GPT2_SIZES)
     options: ClassVar[Mapping[str, Option]] = {"batch_size": int}
     attentions: ClassVar[Mapping[Attention, str]] = _OWN_CHOICES
 
     def __init__(self, size: str = "xl", seed: int = 0) -> None:
         super().__init__(size, seed)
-        self.dimensions = SIZES[size]
+        self.dimensions = GPT2_SIZES[size]
         self.batch_size = self.dimensions.batch_size
         self.max_length = self.dimensions.length
         self.pool_batches = self.dimensions.pool_batches

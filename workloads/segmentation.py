@@ -16,7 +16,7 @@ from compile_sweep.contract.options import Option
 from compile_sweep.schema.setting_text import Scalar
 from workloads.synthetic import ImageTraining
 
-IGNORED = 255
+IGNORED_PIXEL = 255
 """Label of a pixel that counts for nothing, in Cityscapes."""
 
 
@@ -35,7 +35,7 @@ class SegmentationSize:
     pool_batches: int
 
 
-SIZES = {
+SEGMENTATION_SIZES = {
     "b0": SegmentationSize(
         depths=(2, 2, 2, 2), widths=(32, 64, 160, 256), heads=(1, 2, 5, 8), decoder_width=256,
         height=512, width=1024, classes=19, batch_size=8, pool_batches=10,
@@ -58,7 +58,7 @@ class PixelLoss(nn.Module):
             labels: (batch, height, width), `IGNORED` where nothing is labelled.
         """
         enlarged = interpolate(logits.float(), size=labels.shape[-2:], mode="bilinear", align_corners=False)
-        return cross_entropy(enlarged, labels, ignore_index=IGNORED)
+        return cross_entropy(enlarged, labels, ignore_index=IGNORED_PIXEL)
 
 
 class SegmentationModel(nn.Module):
@@ -92,7 +92,7 @@ class SegmentationModel(nn.Module):
 class Segmentation(ImageTraining):
     """SegFormer trained on synthetic images of Cityscapes' size; EMA, SyncBN and batch size may vary."""
 
-    sizes = tuple(SIZES)
+    sizes = tuple(SEGMENTATION_SIZES)
     options: ClassVar[Mapping[str, Option]] = {**ImageTraining.options, "norm": ("batch", "sync")}
     needs_gpu: ClassVar[Mapping[tuple[str, Scalar], str]] = {
         ("norm", "sync"): "torch synchronises batch normalisation between CUDA devices alone; use workload.norm=batch"
@@ -100,7 +100,7 @@ class Segmentation(ImageTraining):
 
     def __init__(self, size: str = "b0", seed: int = 0) -> None:
         super().__init__(size, seed)
-        self.dimensions = SIZES[size]
+        self.dimensions = SEGMENTATION_SIZES[size]
         self.batch_size = self.dimensions.batch_size
         self.pool_batches = self.dimensions.pool_batches
 
@@ -113,5 +113,5 @@ class Segmentation(ImageTraining):
         labels = torch.randint(size.classes + 1, (self.batch_size, size.height, size.width), generator=generator)
         return {
             "pixel_values": torch.randn(self.batch_size, 3, size.height, size.width, generator=generator),
-            "labels": labels.masked_fill(labels == size.classes, IGNORED),
+            "labels": labels.masked_fill(labels == size.classes, IGNORED_PIXEL),
         }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload
 from compile_sweep.contract.inspect_model import repeated_blocks
-from compile_sweep.contract.options import Option, lacks_gpu
+from compile_sweep.contract.options import Option, gpu_requirement
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import Autocast, CompileSettings
@@ -72,7 +72,7 @@ class Synthetic(Workload):
         return deepcopy(self._untrained)
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
-        if device.type == "cpu" and (reason := lacks_gpu(self.needs_gpu, self.chosen)):
+        if device.type == "cpu" and (reason := gpu_requirement(self.needs_gpu, self.chosen)):
             raise SettingsError(reason)
         length = policy.padded(self.max_length)
         return [self._batch(length, number, rank, device) for number in range(self.pool_batches)]

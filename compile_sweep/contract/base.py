@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from compile_sweep.contract.options import Option, check_inference, check_options, usual
+from compile_sweep.contract.options import Option, check_inference, check_options, default_options
 from compile_sweep.harness.source import optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
@@ -37,7 +37,7 @@ BUILT_IN = {
 }
 """Short names of the workloads that come with the project."""
 
-ENTRY_POINTS = "compile_sweep.workloads"
+ENTRY_POINT_GROUP = "compile_sweep.workloads"
 """Group of the entry points by which an installed package gives its workloads short names."""
 
 
@@ -105,7 +105,7 @@ class Workload(ABC):
             raise WorkloadError(f"{type(self).__name__} has no size {size!r}; use one of {', '.join(self.sizes)}")
         self.size = size
         self.seed = seed
-        self.chosen = usual(self.options)
+        self.chosen = default_options(self.options)
 
     def under(self, settings: CompileSettings) -> Self:
         """This workload in the form that the settings ask for; itself where that is the form it has.
@@ -114,7 +114,7 @@ class Workload(ABC):
             SettingsError: the settings do not fit the workload.
         """
         self.validate(settings)
-        wanted = {**usual(self.options), **dict(settings.workload or ())}
+        wanted = {**default_options(self.options), **dict(settings.workload or ())}
         if wanted == dict(self.chosen):
             return self
         made = type(self)(self.size, self.seed)
@@ -222,7 +222,7 @@ class Workload(ABC):
         return torch.optim.Adam(model.parameters(), lr=self.learning_rate, **options)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_ddp(model: nn.Module) -> nn.Module:
     """The model itself, without the `DistributedDataParallel` that several workers put around it."""
     inner: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     return inner
@@ -230,7 +230,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def named_workloads() -> dict[str, str]:
     """Short names of workloads and where each is, `package.module:Class`: the project's own and those of installed packages."""
-    return {**{point.name: point.value for point in entry_points(group=ENTRY_POINTS)}, **BUILT_IN}
+    return {**{point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}, **BUILT_IN}
 
 
 def load_workload(name: str) -> type[Workload]:

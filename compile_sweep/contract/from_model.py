@@ -20,7 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload
-from compile_sweep.contract.inspect_model import Changes, changes, changing_arguments, is_plain, repeated_blocks
+from compile_sweep.contract.inspect_model import (
+    BatchChanges,
+    find_batch_changes,
+    find_dynamic_arguments,
+    is_safe_to_copy,
+    repeated_blocks,
+)
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.harness.source import optimizer_options
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
@@ -30,13 +36,13 @@ from compile_sweep.schema.shapes import ShapePolicy
 ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[[int], Mapping[str, Tensor]]
 LossFn = Callable[[nn.Module, dict[str, Any]], Any]
-MakeOptimizer = Callable[..., torch.optim.Optimizer]
+OptimizerFn = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer over parameters, as the classes of `torch.optim` do; what takes `foreach=` or `fused=` is given it."""
 
 MODEL = "model"
 """Name of the user's model inside the module that is measured."""
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """What whole numbers called labels or targets are padded with: no loss, for torch's and for Hugging Face's functions."""
 
 _LABELS = ("label", "labels", "target", "targets")
@@ -55,7 +61,7 @@ class ModelAndLoss(nn.Module):
         self.model = model
         self.loss_fn = loss_fn
         found = getattr(type(model), "loss_function", None)
-        if loss_fn is own_loss and isinstance(found, property) and found.fset:
+        if loss_fn is model_loss and isinstance(found, property) and found.fset:
             # transformers looks its loss up in each forward, and logs where the name says nothing, which breaks a graph.
             found.fset(model, model.loss_function)
 
@@ -67,13 +73,13 @@ class ModelAndLoss(nn.Module):
         return found
 
 
-def own_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """The loss that a model of Hugging Face's computes when its batch holds labels."""
     loss: Tensor = model(**batch).loss
     return loss
 
 
-def outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
+def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
     """What the model returns."""
     return model(**batch)
 
@@ -91,7 +97,7 @@ def WorkloadFromModel(
     parts: Sequence[str] | None = None,
     dynamic: Mapping[str, Sequence[int]] | None = None,
     pad_with: Mapping[str, float] | None = None,
-    optimizer_fn: MakeOptimizer | None = None,
+    optimizer_fn: OptimizerFn | None = None,
     autocast: torch.dtype | None = torch.bfloat16,
 ) -> type[ModelWorkload]:
     """The class of a workload; give it a name in your module, and `--workload my_module:THAT_NAME` finds it.
@@ -117,14 +123,14 @@ def WorkloadFromModel(
     values: dict[str, Any] = {
         "model_fn": staticmethod(model_fn),
         "batch_fn": staticmethod(batch_fn),
-        "loss_fn": staticmethod(loss_fn or (own_loss if trains else outputs)),
+        "loss_fn": staticmethod(loss_fn or (model_loss if trains else model_outputs)),
         "trains": trains,
         "pool_batches": num_batches,
-        "told_length": max_length,
-        "told_shortest": min_length,
-        "told_regions": regions,
-        "told_parts": parts,
-        "told_dynamic": dynamic,
+        "declared_max_length": max_length,
+        "declared_min_length": min_length,
+        "declared_regions": regions,
+        "declared_parts": parts,
+        "declared_dynamic": dynamic,
         "pad_with": dict(pad_with or {}),
         "optimizer_fn": staticmethod(optimizer_fn or partial(torch.optim.Adam, lr=1e-4)),
         "autocast": autocast,
@@ -142,12 +148,12 @@ class ModelWorkload(Workload):
     model_fn: ClassVar[ModelFn]
     batch_fn: ClassVar[BatchFn]
     loss_fn: ClassVar[LossFn]
-    optimizer_fn: ClassVar[MakeOptimizer]
-    told_length: ClassVar[int | None]
-    told_shortest: ClassVar[int | None]
-    told_regions: ClassVar[Sequence[str] | None]
-    told_parts: ClassVar[Sequence[str] | None]
-    told_dynamic: ClassVar[Mapping[str, Sequence[int]] | None]
+    optimizer_fn: ClassVar[OptimizerFn]
+    declared_max_length: ClassVar[int | None]
+    declared_min_length: ClassVar[int | None]
+    declared_regions: ClassVar[Sequence[str] | None]
+    declared_parts: ClassVar[Sequence[str] | None]
+    declared_dynamic: ClassVar[Mapping[str, Sequence[int]] | None]
     pad_with: ClassVar[Mapping[str, float]]
     autocast: ClassVar[torch.dtype | None]
 
@@ -158,12 +164,12 @@ class ModelWorkload(Workload):
         self._handed_out: ref[nn.Module] | None = None
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
-        self._changes: Changes = changes(self._raw(0), self.told_dynamic)
+        self._changes: BatchChanges = find_batch_changes(self._raw(0), self.declared_dynamic)
         for name in sorted(self.pad_with.keys() - self._raw(0)[0].keys()):
             raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(self._raw(0)[0])}")
         self.batch_size = self._changes.samples
-        self.max_length = self.told_length or max(self._changes.lengths)
-        self.min_length = self.told_shortest or min(self.max_length, *self._changes.lengths)
+        self.max_length = self.declared_max_length or max(self._changes.lengths)
+        self.min_length = self.declared_min_length or min(self.max_length, *self._changes.lengths)
         if self.min_length > self.max_length:
             raise WorkloadError(f"min_length={self.min_length} is above the longest batch's {self.max_length}; use less")
 
@@ -204,13 +210,13 @@ class ModelWorkload(Workload):
 
     def regions(self, model: nn.Module) -> Sequence[str]:
         inner = model.get_submodule(MODEL)
-        names = repeated_blocks(inner) if self.told_regions is None else self.told_regions
+        names = repeated_blocks(inner) if self.declared_regions is None else self.declared_regions
         return _inside(inner, names, "regions")
 
     def parts(self) -> Sequence[str]:
-        if self.told_parts is None:
+        if self.declared_parts is None:
             return [MODEL]
-        return _inside(self.build_model().get_submodule(MODEL), self.told_parts, "parts")
+        return _inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
 
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         if module == "":
@@ -221,7 +227,7 @@ class ModelWorkload(Workload):
             model = self.build_model()
             names = list(dict.fromkeys([module, *self.regions(model), *self.parts()]))
             short, long = (self._padded(self._raw(0)[0], length) for length in self._two_lengths())
-            self._dims = {**self._dims, **changing_arguments(model, names, short, long)}
+            self._dims = {**self._dims, **find_dynamic_arguments(model, names, short, long)}
         return self._dims[module]
 
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
@@ -259,7 +265,7 @@ class ModelWorkload(Workload):
         return self._padded(batch, wanted)
 
     @property
-    def found(self) -> Changes:
+    def found(self) -> BatchChanges:
         """How the batches change."""
         return self._changes
 
@@ -312,13 +318,13 @@ class ModelWorkload(Workload):
 
     def _padding(self, name: str, tensor: Tensor) -> float:
         is_label = name.lower() in _LABELS and tensor.dtype in (torch.int32, torch.int64)
-        return self.pad_with.get(name, IGNORED if is_label else 0)
+        return self.pad_with.get(name, IGNORE_INDEX if is_label else 0)
 
 
 def _copied(model: nn.Module) -> nn.Module | None:
     """A copy; None where there can be none, or it would share what is attached: a closure's weights, say."""
     try:
-        return deepcopy(model) if is_plain(model) else None
+        return deepcopy(model) if is_safe_to_copy(model) else None
     except Exception:  # what stands in the way of a copy, a lock for one, may raise anything
         return None
 
@@ -339,11 +345,15 @@ def _check_told(workload: type[ModelWorkload]) -> None:
 
     Not when it is called: one wrong workload of a module would hide the others.
     """
-    numbers = {"num_batches": workload.pool_batches, "max_length": workload.told_length, "min_length": workload.told_shortest}
+    numbers = {
+        "num_batches": workload.pool_batches,
+        "max_length": workload.declared_max_length,
+        "min_length": workload.declared_min_length,
+    }
     for name, number in numbers.items():
         if number is not None and not (isinstance(number, Integral) and not isinstance(number, bool) and number >= 1):
             raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is no whole number of 1 or more")
-    dynamic = workload.told_dynamic
+    dynamic = workload.declared_dynamic
     if dynamic is not None and not (isinstance(dynamic, Mapping) and all(map(_are_dimensions, dynamic.values()))):
         raise WorkloadError(
             f"dynamic={dynamic!r} of WorkloadFromModel does not give tensors their dimensions; write dynamic={{'ids': (1,)}}"
@@ -354,7 +364,7 @@ def _are_dimensions(dims: Any) -> bool:
     return isinstance(dims, Sequence) and all(isinstance(dim, Integral) for dim in dims)
 
 
-def _options_for(make: MakeOptimizer, kind: OptimizerKind) -> dict[str, bool]:
+def _options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
     """What of a kind's options the optimizer takes and leaves open.
 
     Raises:

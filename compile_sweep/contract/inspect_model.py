@@ -51,7 +51,7 @@ def _are_equal(modules: Iterable[nn.Module]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class BatchChanges:
     """How the tensors of a workload's batches change from one to the next."""
 
     length: Dims
@@ -64,7 +64,9 @@ class Changes:
     """Size of the first dimension of most tensors."""
 
 
-def changes(batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequence[int]] | None = None) -> Changes:
+def find_batch_changes(
+    batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequence[int]] | None = None
+) -> BatchChanges:
     """Compares batches of the same workload.
 
     Args:
@@ -110,7 +112,7 @@ def changes(batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequen
             if (name, dim) not in main:
                 others.setdefault(name, {})[dim] = max(sizes)
     lengths = [max(batch[name].size(dim) for name, dim in main) for batch in batches] if main else [1] * len(batches)
-    return Changes(length=dims, lengths=lengths, others=others, samples=samples)
+    return BatchChanges(length=dims, lengths=lengths, others=others, samples=samples)
 
 
 def _if_samples_come_later(batches: Sequence[Mapping[str, Tensor]]) -> str:
@@ -132,7 +134,7 @@ def _shapes(batch: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
 
 
-def changing_arguments(
+def find_dynamic_arguments(
     model: nn.Module, modules: Sequence[str], short: Mapping[str, Tensor], long: Mapping[str, Tensor]
 ) -> dict[str, Dims]:
     """For each module, the dimensions of its forward's tensor arguments that differ between two runs of the model.
@@ -192,7 +194,7 @@ def _tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield from _tensors_in(named, f"{prefix}{name}.")
 
 
-def is_plain(model: nn.Module) -> bool:
+def is_safe_to_copy(model: nn.Module) -> bool:
     """Whether nothing is attached to the model that might belong to it alone: hooks, or a forward in the place of its class's."""
     of_modules = any(
         "forward" in vars(module)

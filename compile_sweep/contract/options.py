@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import Scalar, nearest, positive, spelled
+from compile_sweep.schema.setting_text import Scalar, format_value, parse_count, suggest
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind
 
 Option = Sequence[Scalar] | type[int]
 """The values it takes, the usual one first; `int` for any whole number of 1 or more, with a usual one of the workload's own."""
 
 
-def usual(options: Mapping[str, Option]) -> dict[str, Scalar]:
+def default_options(options: Mapping[str, Option]) -> dict[str, Scalar]:
     """The usual value of each option that names its values."""
     return {name: values[0] for name, values in options.items() if not isinstance(values, type)}
 
@@ -30,17 +30,17 @@ def check_options(workload: str, options: Mapping[str, Option], settings: Compil
     """
     for name, value in settings.workload or ():
         if name not in options:
-            hint = nearest(name, options) if options else "leave it out"
+            hint = suggest(name, options) if options else "leave it out"
             raise SettingsError(f"the workload {workload} has no option {name!r} to vary; {hint}")
         values = options[name]
         if isinstance(values, type):
-            positive(f"workload.{name}", value, "them")
+            parse_count(f"workload.{name}", value, "them")
         elif not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values):
-            able = ", ".join(map(spelled, values))
-            raise SettingsError(f"workload.{name}={spelled(value)} is none of what {workload} takes; use one of {able}")
+            able = ", ".join(map(format_value, values))
+            raise SettingsError(f"workload.{name}={format_value(value)} is none of what {workload} takes; use one of {able}")
 
 
-def lacks_gpu(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping[str, Scalar]) -> str | None:
+def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping[str, Scalar]) -> str | None:
     """Why a machine without a GPU cannot run a workload in this form; None if it can.
 
     Args:
@@ -49,7 +49,7 @@ def lacks_gpu(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping[str, 
     """
     for (name, value), why in needs_gpu.items():
         if chosen.get(name) == value:
-            return f"workload.{name}={spelled(value)} needs a GPU: {why}"
+            return f"workload.{name}={format_value(value)} needs a GPU: {why}"
     return None
 
 

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compile_sweep.contract.base import Batch, Workload, unwrapped
+from compile_sweep.contract.base import Batch, Workload, unwrap_ddp
 from compile_sweep.harness.distributed import num_workers
 from compile_sweep.harness.outputs import digest, tensors_of
-from compile_sweep.harness.precision import precision_put_back
+from compile_sweep.harness.precision import preserve_precision
 from compile_sweep.harness.source import Facts, autocast_of, to_source
 from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import Scalar, nearest, spelled
+from compile_sweep.schema.setting_text import Scalar, format_value, suggest
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
 
 _WRAPPERS_MODULE = "torch.nn.parallel.distributed"
@@ -140,7 +140,7 @@ def applied(
     with ExitStack() as undo:
         if facts.process_statements:  # executed with the rest of the source, they must not outlast it
             undo.enter_context(workload.under(settings).process_settings())
-        undo.enter_context(precision_put_back())
+        undo.enter_context(preserve_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
         undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
         undo.enter_context(reducing_put_back())
@@ -167,7 +167,7 @@ def source_for(
 
 def _facts(settings: CompileSettings, workload: Workload, model: nn.Module, device: torch.device, num_workers: int) -> Facts:
     workload = workload.under(settings)
-    inner = unwrapped(model)
+    inner = unwrap_ddp(model)
     names: list[str] = [""]
     if settings.scope is Scope.REGIONAL:
         names = list(workload.regions(inner))
@@ -207,7 +207,7 @@ def refuse_unknown_names(settings: CompileSettings) -> None:
         _refuse_other_type(name, value)
     backends = torch._dynamo.list_backends(exclude_tags=()) if settings.backend else []
     if settings.backend and settings.backend not in backends:
-        raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {nearest(settings.backend, backends)}")
+        raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {suggest(settings.backend, backends)}")
 
 
 def _refuse_other_type(name: str, value: Scalar) -> None:
@@ -218,7 +218,7 @@ def _refuse_other_type(name: str, value: Scalar) -> None:
     kind = get_origin(wanted)  # None of plain types; of unions, torch checks nothing either
     if kind in (list, dict, tuple, set) or (kind is None and not isinstance(value, wanted)):
         able = _WRITTEN.get(wanted, f"leave it out: a setting spells no {getattr(kind or wanted, '__name__', wanted)}")
-        raise SettingsError(f"inductor.{name}={spelled(value)} is none of what Inductor takes there; {able}")
+        raise SettingsError(f"inductor.{name}={format_value(value)} is none of what Inductor takes there; {able}")
 
 
 _WRITTEN = {
@@ -264,7 +264,7 @@ def refuse_other_update_of(workload: Workload, settings: CompileSettings) -> Non
 
 
 def _nearest_of_many(name: str, known: list[str]) -> str:
-    hint = nearest(name, known)
+    hint = suggest(name, known)
     return hint if hint.startswith("did you mean") else "torch._inductor.list_options() names them"
 
 

@@ -122,7 +122,7 @@ class PhaseClock:
 
 
 @contextmanager
-def timing_phases() -> Iterator[PhaseClock]:
+def record_phases() -> Iterator[PhaseClock]:
     """Charges every compile inside the block to its phases."""
     clock = PhaseClock()
     find_logger = getattr(dynamo, "get_chromium_event_logger", None)

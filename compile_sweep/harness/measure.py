@@ -29,19 +29,19 @@ from compile_sweep.contract.base import Batch, Workload
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory, steady
 from compile_sweep.harness.apply import TrainStep, applied
-from compile_sweep.harness.compile_phases import PhaseClock, timing_phases
-from compile_sweep.harness.diagnostics.capture import Diagnostics, watching
+from compile_sweep.harness.compile_phases import PhaseClock, record_phases
+from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
 from compile_sweep.harness.measurement import Measurement, Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
-from compile_sweep.harness.numerics.check import check
-from compile_sweep.harness.numerics.references import eager_reference, model_on, recorded
-from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, recorder_of
-from compile_sweep.harness.pipeline import RealPasses, as_pipeline, real_passes
+from compile_sweep.harness.numerics.check import check_numerics
+from compile_sweep.harness.numerics.references import build_model_on, eager_reference, record_run
+from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
+from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
 from compile_sweep.harness.steady import Limits, Window
 from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.ddp_settings import check_workers
+from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import ShapePolicy
@@ -141,14 +141,14 @@ def measure(
         SettingsError: the settings do not fit the workload.
         WorkloadError: there is no such pipeline, or the workload has no loader for it.
     """
-    source_of_batches = as_pipeline(pipeline)
+    source_of_batches = parse_pipeline(pipeline)
     workload = workload.under(settings)
-    check_workers(
+    check_ddp_workers(
         settings.ddp, num_workers(), workload=type(workload).__name__, trains=workload.trains, has_gpu=device.type == "cuda"
     )
     with workload.process_settings():
         on_phase(Phase.BUILDING)
-        memory.begin(device)
+        memory.reset_peaks(device)
         policy = settings.shape_policy(workload.max_length)
         run = _Run(
             workload=workload,
@@ -165,13 +165,13 @@ def measure(
 
 def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[dict[str, float]], None]) -> Measurement:
     workload, device = run.workload, run.device
-    model = model_on(workload, device)
+    model = build_model_on(workload, device)
     optimizer = workload.optimizer(model, run.settings.optimizer)
     warmup_batches = warm_up_batches(workload, run.settings, run.pool, rank=run.rank, device=device, protocol=run.protocol)
-    recorder = recorder_of(workload, model, steps=run.protocol.compared_steps)
+    recorder = make_recorder(workload, model, steps=run.protocol.compared_steps)
     expected = Expectation.of(run.settings, workload, model, optimizer)
     seed_all(workload.seed)
-    with watching(expected) as diagnostics, applied(run.settings, workload, model, optimizer, device) as step:
+    with capture_diagnostics(expected) as diagnostics, applied(run.settings, workload, model, optimizer, device) as step:
         source = step.source
         _synchronize(device)
         on_phase(Phase.WARMING_UP)
@@ -183,7 +183,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     del step, model, optimizer, expected
     torch._dynamo.reset()
     memory.free(device)
-    numerics = check(
+    numerics = check_numerics(
         workload,
         run.settings,
         run.compared,
@@ -199,7 +199,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
 
 def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequence[Batch], device: torch.device) -> _WarmUp:
     first_step_s = 0.0
-    with timing_phases() as phases:
+    with record_phases() as phases:
         started = time.perf_counter()
         for index, batch in enumerate(batches):
             recorder.step(step, batch)
@@ -214,7 +214,7 @@ def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequ
         lengths=largest_everywhere([batch.length for batch in batches], device),
         trajectory=recorder.trajectory(),
         phases=phases,
-        peaks=memory.peaks(device),
+        peaks=memory.read_peaks(device),
     )
 
 
@@ -236,10 +236,10 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryPeaks], None]) -> _Steady:
-    memory.begin(run.device)
+    memory.reset_peaks(run.device)
     with _undisturbed():
         window = steady.first_pass(step, run.pool, run.device)
-    peaks = memory.peaks(run.device)
+    peaks = memory.read_peaks(run.device)
     on_first_pass(window, peaks)
     several = num_workers() > 1
     eager: Trajectory | None = None
@@ -262,7 +262,7 @@ def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryP
 def _grown_beside_eager(run: _Run, step: TrainStep, window: Window) -> Trajectory:
     """Fills the window, with blocks of eager steps unless they are too slow, and returns the first steps of the eager model."""
     with eager_reference(run.workload, run.settings, run.device) as (model, eager_step):
-        trajectory = recorded(run.workload, model, eager_step, run.compared)
+        trajectory = record_run(run.workload, model, eager_step, run.compared)
         window.chosen = _for_reference(run, eager_step)
         if window.chosen:
             with _undisturbed():

@@ -46,13 +46,13 @@ class PrivatePools:
     """Of those held, what the allocator counts as allocated."""
 
 
-def begin(device: torch.device) -> None:
+def reset_peaks(device: torch.device) -> None:
     """Starts a new peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peaks(device: torch.device) -> MemoryPeaks:
+def read_peaks(device: torch.device) -> MemoryPeaks:
     """The figures since the last `begin`."""
     if device.type != "cuda":
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB

@@ -33,7 +33,7 @@ def tensors_of(outputs: Any) -> list[Tensor]:
 
 
 @torch.no_grad()
-def sampled(outputs: Sequence[Tensor]) -> Tensor:
+def sample_elements(outputs: Sequence[Tensor]) -> Tensor:
     """Chosen elements of the outputs, the same for equal shapes, in float32; of complex numbers both parts."""
     return torch.cat([_elements(_real(tensor).reshape(-1)).float() for tensor in outputs])
 
@@ -41,7 +41,7 @@ def sampled(outputs: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def digest(outputs: Sequence[Tensor]) -> Tensor:
     """Root mean square of the chosen elements; infinite where one of them is."""
-    return rms(sampled(outputs))
+    return rms(sample_elements(outputs))
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def rms(elements: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def without_infinities(elements: Tensor) -> Tensor:
+def zero_infinities(elements: Tensor) -> Tensor:
     """The elements with 0 for infinite ones, which masked scores have by right."""
     return torch.where(elements.isinf(), 0.0, elements)
 
@@ -63,7 +63,7 @@ def any_nan(outputs: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def infinities(outputs: Sequence[Tensor]) -> Tensor:
+def count_infinities(outputs: Sequence[Tensor]) -> Tensor:
     """How many elements of each output are inf, and how many -inf, one after the other, on their device."""
     return torch.stack([(_real(tensor) == value).sum() for tensor in outputs for value in (torch.inf, -torch.inf)])
 

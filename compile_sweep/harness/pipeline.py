@@ -24,7 +24,7 @@ from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.shapes import ShapePolicy
 
 
-def as_pipeline(name: str) -> Pipeline:
+def parse_pipeline(name: str) -> Pipeline:
     """The pipeline of that name.
 
     Raises:
@@ -79,13 +79,13 @@ def real_passes(
         samples, tokens = samples + batch.samples, tokens + batch.tokens
         return step(batch)
 
-    with closing(on_device(_endless(workload, policy, rank), device)) as stream:
+    with closing(prefetch_to_device(_endless(workload, policy, rank), device)) as stream:
         timed(step, islice(stream, steps), [], device)
         step_ms = [timed(counted, islice(stream, steps), [], device) for _ in range(passes)]
     return RealPasses(step_ms=step_ms, samples=samples, tokens=tokens)
 
 
-def on_device(batches: Iterable[Batch], device: torch.device) -> Generator[Batch]:
+def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Generator[Batch]:
     """The same batches on the device; on CUDA each is copied by a stream of its own while the step before it runs.
 
     The next batch is asked of the loader before this one is handed out, because its copy must be under way by then. A loader

@@ -21,24 +21,24 @@ def matmul_precision() -> str:
     """Of matrix products, as `torch.set_float32_matmul_precision` calls it; of GPU and CPU the less precise."""
     if (told := _matmul_told()) is not None:
         return told
-    found = {_NAMED.get(value) for name, value in precisions().items() if name.endswith("matmul")}
+    found = {_NAMED.get(value) for name, value in fp32_precisions().items() if name.endswith("matmul")}
     return next((name for name in ("medium", "high") if name in found), "highest")
 
 
-def convolutions_take_tf32() -> bool:
+def convolutions_allow_tf32() -> bool:
     """Whether cuDNN may compute convolutions in TF32."""
     told = _cudnn_told()
-    return precisions()["cuda.conv"] == "tf32" if told is None else told
+    return fp32_precisions()["cuda.conv"] == "tf32" if told is None else told
 
 
-def newer_precisions() -> Mapping[str, str] | None:
+def fp32_precision_overrides() -> Mapping[str, str] | None:
     """`precisions` where the older functions do not say all of it; None where they do."""
-    found = precisions()
+    found = fp32_precisions()
     by_older = _matmul_told() is not None and _cudnn_told() is not None
     return None if by_older and {found["mkldnn.conv"], found["mkldnn.rnn"]} == {"none"} else found
 
 
-def precisions() -> dict[str, str]:
+def fp32_precisions() -> dict[str, str]:
     """ieee, tf32, bf16, or none where nothing was set, by back-end and kind of operation."""
     return {name: str(of.fp32_precision) for name, of in _places().items()}
 
@@ -53,9 +53,9 @@ def use_full_precision() -> None:
 
 
 @contextmanager
-def precision_put_back() -> Iterator[None]:
+def preserve_precision() -> Iterator[None]:
     """After the block, float32 is computed as before it."""
-    matmul, cudnn, before = _matmul_told(), _cudnn_told(), precisions()
+    matmul, cudnn, before = _matmul_told(), _cudnn_told(), fp32_precisions()
     try:
         yield
     finally:

@@ -15,9 +15,9 @@ from typing import Any
 from compile_sweep.harness import source_ddp
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.part_settings import part_of
+from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
-from compile_sweep.schema.shapes import length_grouped
+from compile_sweep.schema.shapes import group_by_length
 
 _DYNAMIC_ARGUMENT = {
     Dynamic.STATIC: "False",
@@ -183,7 +183,7 @@ def _names(names: Sequence[str]) -> str:
 def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     if settings.group_window is not None:
         yield f"# Batches: rows = length_grouped(row_lengths, batch_size, window={settings.group_window})"
-        yield inspect.getsource(length_grouped).rstrip() + "\n\n"
+        yield inspect.getsource(group_by_length).rstrip() + "\n\n"
     lengths = settings.shape_policy(facts.max_length).lengths()
     yield "def padded_length(longest: int) -> int:"
     yield '    """Tokens to pad a batch to whose longest row has `longest` tokens."""'
@@ -233,7 +233,7 @@ def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         if name not in (*facts.targets, *short):
             raise SettingsError(f"parts.{name}: the workload {facts.workload} has no such part; use {', '.join(short)}")
     for name, dims in facts.targets.items():
-        part = part_of(settings.parts, name)
+        part = settings_of_part(settings.parts, name)
         if part.compile is False:
             continue
         dynamic = part.dynamic or settings.dynamic

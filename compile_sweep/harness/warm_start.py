@@ -18,11 +18,11 @@ import torch
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import applied
-from compile_sweep.harness.compile_phases import timing_phases
+from compile_sweep.harness.compile_phases import record_phases
 from compile_sweep.harness.distributed import num_workers
 from compile_sweep.harness.measure import warm_up_batches
 from compile_sweep.harness.measurement import Protocol
-from compile_sweep.schema.ddp_settings import check_workers
+from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.settings import CompileSettings
 
@@ -69,7 +69,7 @@ def restart(
         SettingsError: the settings do not fit the workload.
     """
     workload = workload.under(settings)
-    check_workers(
+    check_ddp_workers(
         settings.ddp, num_workers(), workload=type(workload).__name__, trains=workload.trains, has_gpu=device.type == "cuda"
     )
     with workload.process_settings():
@@ -85,7 +85,7 @@ def restart(
             _synchronize(device)
             loaded = time.perf_counter()
             on_phase(Phase.WARMING_UP)
-            with timing_phases() as phases:
+            with record_phases() as phases:
                 started = time.perf_counter()
                 step(batches[0])
                 _synchronize(device)

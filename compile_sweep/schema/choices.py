@@ -106,7 +106,7 @@ WITH_CUDAGRAPHS = {
 WITHOUT_CUDAGRAPHS = {graphed: plain for plain, graphed in WITH_CUDAGRAPHS.items()}
 
 
-def settled(given: Mode | None, cudagraphs: bool | None) -> tuple[Mode, bool]:
+def resolve_mode(given: Mode | None, cudagraphs: bool | None) -> tuple[Mode, bool]:
     """The mode and whether it uses CUDA graphs, from whichever of the two a person named.
 
     Raises:

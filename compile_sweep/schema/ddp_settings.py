@@ -13,7 +13,7 @@ from typing import Any
 
 from compile_sweep.schema.choices import Scope
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import Scalar, choice, nearest, positive, shortened, spelled, switch
+from compile_sweep.schema.setting_text import Scalar, format_value, parse_choice, parse_count, parse_switch, suggest, truncate
 
 USUAL_POWERSGD_RANK = 1
 FIRST_POWERSGD_STEP = 2
@@ -109,13 +109,13 @@ class DdpSettings:
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
             if (value := getattr(self, name)) is not None:
-                self._set(name, choice(f"ddp.{name}", kind, _mode(value) if name == "optimize_ddp" else value))
+                self._set(name, parse_choice(f"ddp.{name}", kind, _mode(value) if name == "optimize_ddp" else value))
         for name, unit in _COUNTS.items():
             if (value := getattr(self, name)) is not None:
-                self._set(name, positive(f"ddp.{name}", value, unit))
+                self._set(name, parse_count(f"ddp.{name}", value, unit))
         for name in _SWITCHES:
             if (value := getattr(self, name)) is not None:
-                self._set(name, switch(f"ddp.{name}", value))
+                self._set(name, parse_switch(f"ddp.{name}", value))
         self._check()
         for name, usual in _USUAL.items():
             if getattr(self, name) == usual:
@@ -157,9 +157,9 @@ class DdpSettings:
     @property
     def label(self) -> str:
         """Short text for a person."""
-        return ", ".join(f"{name.replace('_', ' ')} {spelled(value)}" for name, value in self.to_dict().items())
+        return ", ".join(f"{name.replace('_', ' ')} {format_value(value)}" for name, value in self.to_dict().items())
 
-    def of_eager(self) -> DdpSettings | None:
+    def for_eager(self) -> DdpSettings | None:
         """The same reduction where nothing is compiled; None if torch's own choice is all that is left."""
         return _or_none(replace(self, optimize_ddp=None, around=None))
 
@@ -168,7 +168,7 @@ class DdpSettings:
         return self if self.compression is Compression.POWERSGD else _or_none(replace(self, compression=None))
 
 
-def read_ddp(value: Any) -> DdpSettings | None:
+def parse_ddp(value: Any) -> DdpSettings | None:
     """Settings from a mapping of fields; None if torch's own choice is all they say.
 
     Raises:
@@ -177,15 +177,15 @@ def read_ddp(value: Any) -> DdpSettings | None:
     if value is None or isinstance(value, DdpSettings):
         return None if value is None else _or_none(value)
     if not isinstance(value, Mapping):
-        raise SettingsError(f"ddp={shortened(value)} is no setting of the workers; write it like ddp.bucket_cap_mb=100")
+        raise SettingsError(f"ddp={truncate(value)} is no setting of the workers; write it like ddp.bucket_cap_mb=100")
     names = [f.name for f in fields(DdpSettings)]
     for name in value:
         if name not in names:
-            raise SettingsError(f"ddp.{name} is no setting of the workers; {nearest(str(name), names)}")
+            raise SettingsError(f"ddp.{name} is no setting of the workers; {suggest(str(name), names)}")
     return _or_none(DdpSettings(**{str(name): one for name, one in value.items()}))
 
 
-def check_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, static_gradients: bool | None) -> None:
+def check_ddp_with_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, static_gradients: bool | None) -> None:
     """Refuses what does not go with the other fields of the same settings.
 
     Raises:
@@ -221,7 +221,9 @@ _NEEDS_NCCL = (Compression.BF16, Compression.POWERSGD)
 gloo runs on threads of its own: messages of two buckets met each other, and the process was aborted."""
 
 
-def check_workers(ddp: DdpSettings | None, num_workers: int, *, workload: str, trains: bool = True, has_gpu: bool = True) -> None:
+def check_ddp_workers(
+    ddp: DdpSettings | None, num_workers: int, *, workload: str, trains: bool = True, has_gpu: bool = True
+) -> None:
     """Refuses settings of workers that these workers cannot follow.
 
     Args:
@@ -237,7 +239,7 @@ def check_workers(ddp: DdpSettings | None, num_workers: int, *, workload: str, t
     if ddp is None:
         return
     name, value = next(iter(ddp.to_dict().items()))
-    word = f"ddp.{name}={spelled(value)}"
+    word = f"ddp.{name}={format_value(value)}"
     if not trains:
         raise SettingsError(f"the workload {workload} only infers and has no gradients to reduce; leave {word} out")
     if num_workers == 1:

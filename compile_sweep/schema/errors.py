@@ -65,7 +65,7 @@ class TrackingError(CompileSweepError):
     """A place of --log-to that does not answer, or lets nobody in."""
 
 
-def refuse_no_text(words: Iterable[str]) -> None:
+def check_utf8(words: Iterable[str]) -> None:
     """Refuses words of a command line that can be neither printed nor written down.
 
     Raises:
@@ -76,8 +76,8 @@ def refuse_no_text(words: Iterable[str]) -> None:
             raise ConfigError(f"{word[:_SHOWN]!a} is no text in UTF-8; write it so, and rename the file if it is one's name")
 
 
-def sentence(error: BaseException) -> str:
+def one_line_message(error: BaseException) -> str:
     """What an error says, on one line of a terminal: without secrets, and what is not to be seen as Python writes it."""
-    words = " ".join(redact.hidden(str(error)).split())
+    words = " ".join(redact.redact_text(str(error)).split())
     seen = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in words)
     return seen if len(seen) <= _LONGEST else f"{seen[:_LONGEST]}…"

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from compile_sweep.schema import redact
 from compile_sweep.schema.errors import RecordsError
-from compile_sweep.schema.setting_text import quoted
+from compile_sweep.schema.setting_text import quote_value
 
 Record = TypeVar("Record")
 
@@ -28,7 +28,7 @@ _DEEPEST = 16
 
 def written(values: Mapping[str, Any]) -> str:
     """One line of strict JSON: no bare NaN or infinity (they become null), no line break, no secret."""
-    return json.dumps(_writable(redact.hidden_in(values)), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(_writable(redact.redact_json(values)), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
         if kind == _INTERVAL and values.get(name) is not None:
             low, high = values[name]
             if not all(_is_of(end, float | None) for end in (low, high)):
-                raise TypeError(f"{name} is {quoted(values[name])}")
+                raise TypeError(f"{name} is {quote_value(values[name])}")
             # null: it was not finite, which an upper end is that the steps do not bound
             values[name] = None if low is None else (float(low), math.inf if high is None else float(high))
     for name, value in values.items():
         if not _is_of(value, kinds[name]) or (isinstance(value, dict) and not _is_sound(value, _DEEPEST)):
-            raise TypeError(f"{name} is {quoted(value)}")
+            raise TypeError(f"{name} is {quote_value(value)}")
     return values
 
 

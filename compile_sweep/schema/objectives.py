@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import Caches, Status, TrialRecord
-from compile_sweep.schema.setting_text import nearest
+from compile_sweep.schema.setting_text import suggest
 
 Record = Mapping[str, Any]
 """Fields of a `TrialRecord`, by name; what a mapping does not hold counts as not reached."""
@@ -299,7 +299,7 @@ def hypervolume(points: Iterable[Losses], reference: Losses) -> float:
 
 def _check_field(name: str, where: str) -> None:
     if name not in FIELDS:
-        raise ConfigError(f"{where}: no numeric field of a record is called {name!r}; {nearest(name, FIELDS)}")
+        raise ConfigError(f"{where}: no numeric field of a record is called {name!r}; {suggest(name, FIELDS)}")
 
 
 def _scale(name: str, unit: str, text: str) -> float:

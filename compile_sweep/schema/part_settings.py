@@ -10,7 +10,7 @@ from typing import Any
 from compile_sweep.schema.choices import WITHOUT_CUDAGRAPHS, Dynamic, Mode
 from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import choice, mapping, nearest, refuse_unless_name, shortened, switch
+from compile_sweep.schema.setting_text import as_mapping, check_name, parse_choice, parse_switch, suggest, truncate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class PartSettings:
     def __post_init__(self) -> None:
         for name, kind in (("mode", Mode), ("dynamic", Dynamic)):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, choice(f"parts.….{name}", kind, value))
+                object.__setattr__(self, name, parse_choice(f"parts.….{name}", kind, value))
         if self.compile is not None:
-            object.__setattr__(self, "compile", None if switch("parts.….compile", self.compile) else False)
+            object.__setattr__(self, "compile", None if parse_switch("parts.….compile", self.compile) else False)
         if self.compile is False and (self.mode or self.dynamic):
             raise SettingsError("a part with compile=off is not compiled; leave out its mode and dynamic")
         _refuse_symbolic_graphs("", self.mode, self.dynamic)
 
-    def check_beside(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
+    def check_against_whole(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
         """Refuses what cannot be combined with the fields of the whole that this part takes.
 
         Args:
@@ -66,7 +66,7 @@ def _refuse_symbolic_graphs(where: str, mode: Mode | None, dynamic: Dynamic | No
         raise SettingsError(f"{where}dynamic=true and CUDA graphs exclude each other in a part too; use dynamic=mark or static")
 
 
-def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
+def parse_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
     """Parts by name from a mapping of mappings, one with dotted names (`encoder.mode`), or pairs; None if there are none.
 
     Raises:
@@ -74,7 +74,7 @@ def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
     """
     names = [f.name for f in fields(PartSettings)]
     found: dict[str, dict[str, Any]] = {}
-    for name, value in mapping("parts", values).items():
+    for name, value in as_mapping("parts", values).items():
         if isinstance(value, PartSettings):
             found.setdefault(str(name), {}).update(value.to_dict())
         elif isinstance(value, Mapping):
@@ -83,27 +83,27 @@ def read_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
             part, dot, field = str(name).rpartition(".")
             if not dot or field not in names:
                 raise SettingsError(
-                    f"parts.{shortened(name)} is no setting of a part; {nearest(field, names)}, as in parts.encoder.mode"
+                    f"parts.{truncate(name)} is no setting of a part; {suggest(field, names)}, as in parts.encoder.mode"
                 )
             found.setdefault(part, {})[field] = value
     parts = []
     for name, taken in sorted(found.items()):
-        refuse_unless_name("parts", name)
+        check_name("parts", name)
         for field in taken:
             if field not in names:
-                raise SettingsError(f"parts.{name}.{shortened(field)} is no setting of a part; {nearest(str(field), names)}")
+                raise SettingsError(f"parts.{name}.{truncate(field)} is no setting of a part; {suggest(str(field), names)}")
         if (made := PartSettings(**taken)) != PartSettings():
             parts.append((name, made))
     return tuple(parts) or None
 
 
-def part_of(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> PartSettings:
+def settings_of_part(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> PartSettings:
     """The settings of a module that is a part: under its dotted name, or under the last component of it."""
     by_name = dict(parts or ())
     return by_name.get(module) or by_name.get(module.rpartition(".")[2]) or PartSettings()
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A setting's value as JSON holds it."""
     if isinstance(value, StrEnum):
         return str(value)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-HIDDEN = "***"
+REDACTED = "***"
 """Stands for what is secret wherever it is written down."""
 
 _SHORTEST = 8
@@ -34,13 +34,13 @@ _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
 _kept: set[str] = set()
 
 
-def keep(secret: str) -> None:
+def register_secret(secret: str) -> None:
     """Has a secret that stands in no environment variable hidden from now on, as long as this process lives."""
     if len(secret) >= _SHORTEST:
         _kept.add(secret)
 
 
-def without_credentials(address: str) -> str:
+def redact_uri(address: str) -> str:
     """A URI whose user and password, and options that are named like a secret, are hidden; a path is left as it is.
 
     Whoever pastes a key does not quote it: one that holds `@` or `/` is hidden as well.
@@ -52,11 +52,11 @@ def without_credentials(address: str) -> str:
     port = authority.rpartition("]")[2].partition(":")[2]
     is_cut = authority.startswith(":") or (port and not port.isdigit())  # by a slash that is the password's
     if "@" in authority or (is_cut and "@" in rest):
-        rest = f"{HIDDEN}@{rest.rpartition('@')[2]}"
-    return f"{scheme}://" + _PARAMETER.sub(lambda found: found[1] + HIDDEN, rest)
+        rest = f"{REDACTED}@{rest.rpartition('@')[2]}"
+    return f"{scheme}://" + _PARAMETER.sub(lambda found: found[1] + REDACTED, rest)
 
 
-def known(environ: Mapping[str, str] = os.environ) -> list[str]:
+def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
     """What is known to be secret, the longest first: one may be a part of another."""
     found = set(_kept)
     for name, value in environ.items():
@@ -85,14 +85,14 @@ def _spellings(secret: str) -> Iterator[str]:
         yield from (quote(secret), quote(secret, safe=""), quote_plus(secret))
 
 
-def hidden(text: str, environ: Mapping[str, str] = os.environ) -> str:
+def redact_text(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """The text without secrets."""
-    return _without(text, known(environ))
+    return _without(text, known_secrets(environ))
 
 
-def hidden_in(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
+def redact_json(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
     """A JSON value without secrets."""
-    secrets = known(environ)
+    secrets = known_secrets(environ)
 
     def cleared(inner: Any) -> Any:
         if isinstance(inner, str):
@@ -104,19 +104,19 @@ def hidden_in(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
     return cleared(value)
 
 
-def clear_logs(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
+def redact_logs(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Takes secrets out of the files of a folder that nobody writes any more."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        clear_log(path, environ)
+        redact_log(path, environ)
 
 
-def clear_log(path: Path, environ: Mapping[str, str] = os.environ) -> None:
+def redact_log(path: Path, environ: Mapping[str, str] = os.environ) -> None:
     """The same of one file; one that cannot be looked over is left."""
     with suppress(OSError):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_LOG_BYTES:
             return
         found = path.read_bytes().decode("utf-8", "surrogateescape")
-        if (cleared := hidden(found, environ)) != found:
+        if (cleared := redact_text(found, environ)) != found:
             part = path.with_name(f".{path.name}.part")
             part.write_bytes(cleared.encode("utf-8", "surrogateescape"))
             part.replace(path)
@@ -124,7 +124,7 @@ def clear_log(path: Path, environ: Mapping[str, str] = os.environ) -> None:
 
 def _without(text: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
-        text = text.replace(secret, HIDDEN)
+        text = text.replace(secret, REDACTED)
     if "://" in text:
-        text = _ADDRESS.sub(lambda found: without_credentials(found[0]), text)
-    return _AWS_KEY.sub(HIDDEN, text)
+        text = _ADDRESS.sub(lambda found: redact_uri(found[0]), text)
+    return _AWS_KEY.sub(REDACTED, text)

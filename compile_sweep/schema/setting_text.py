@@ -18,7 +18,7 @@ _MOST = 2**63
 _SHOWN = 80
 
 
-def choice(name: str, kind: type[StrEnum], value: object) -> Any:
+def parse_choice(name: str, kind: type[StrEnum], value: object) -> Any:
     """The member of `kind` that `value` names.
 
     Raises:
@@ -28,12 +28,10 @@ def choice(name: str, kind: type[StrEnum], value: object) -> Any:
         return kind(str(value))
     except ValueError:
         options = [str(member) for member in kind]
-        raise SettingsError(
-            f"{name}={shortened(value)} is none of {', '.join(options)}; {nearest(str(value), options)}"
-        ) from None
+        raise SettingsError(f"{name}={truncate(value)} is none of {', '.join(options)}; {suggest(str(value), options)}") from None
 
 
-def switch(name: str, value: object) -> bool:
+def parse_switch(name: str, value: object) -> bool:
     """True for on, False for off.
 
     Raises:
@@ -43,10 +41,10 @@ def switch(name: str, value: object) -> bool:
         return value
     if isinstance(value, str) and value in ("on", "off", "true", "false"):
         return value in ("on", "true")
-    raise SettingsError(f"{name}={shortened(value)} is neither on nor off")
+    raise SettingsError(f"{name}={truncate(value)} is neither on nor off")
 
 
-def positive(name: str, value: object, unit: str) -> int:
+def parse_count(name: str, value: object, unit: str) -> int:
     """A whole number of 1 or more, also from text.
 
     Raises:
@@ -55,11 +53,11 @@ def positive(name: str, value: object, unit: str) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SettingsError(f"{name}={shortened(value)} is no number of {unit}; use a whole number of 1 or more")
+        raise SettingsError(f"{name}={truncate(value)} is no number of {unit}; use a whole number of 1 or more")
     return value
 
 
-def lengths(name: str, value: object) -> tuple[int, ...]:
+def parse_lengths(name: str, value: object) -> tuple[int, ...]:
     """Ascending lengths in tokens, from a list or from text such as 32/64/256.
 
     Raises:
@@ -67,14 +65,14 @@ def lengths(name: str, value: object) -> tuple[int, ...]:
     """
     if isinstance(value, str):
         value = value.split("/")
-    if not isinstance(value, Iterable) or not (found := tuple(positive(name, one, "tokens") for one in value)):
-        raise SettingsError(f"{name}={shortened(value)} are no lengths; write them like 32/64/256")
+    if not isinstance(value, Iterable) or not (found := tuple(parse_count(name, one, "tokens") for one in value)):
+        raise SettingsError(f"{name}={truncate(value)} are no lengths; write them like 32/64/256")
     if list(found) != sorted(set(found)):
-        raise SettingsError(f"{name}={shortened(spelled(found))} must ascend; write each length once, the shortest first")
+        raise SettingsError(f"{name}={truncate(format_value(found))} must ascend; write each length once, the shortest first")
     return found
 
 
-def option_value(value: object) -> Scalar:
+def parse_option(value: object) -> Scalar:
     """A compiler option's value: on and off are switches, digits are numbers, the rest is text.
 
     Raises:
@@ -86,22 +84,22 @@ def option_value(value: object) -> Scalar:
         return value
     if isinstance(value, int | float) and -_MOST <= value < _MOST:  # not of NaN, which equals nothing
         return value
-    raise SettingsError(f"{quoted(value)} is no value of an option; use on, off, a number or text of one line")
+    raise SettingsError(f"{quote_value(value)} is no value of an option; use on, off, a number or text of one line")
 
 
-def named_values(field: str, values: object) -> tuple[tuple[str, Scalar], ...] | None:
+def parse_options(field: str, values: object) -> tuple[tuple[str, Scalar], ...] | None:
     """Options by name, sorted, from a mapping or pairs; None if there are none.
 
     Raises:
         SettingsError: no mapping, or a name or a value that no option has.
     """
-    found = {str(name): option_value(value) for name, value in mapping(field, values).items()}
+    found = {str(name): parse_option(value) for name, value in as_mapping(field, values).items()}
     for name in found:
-        refuse_unless_name(field, name)
+        check_name(field, name)
     return tuple(sorted(found.items())) or None
 
 
-def mapping(field: str, values: object) -> dict[Any, Any]:
+def as_mapping(field: str, values: object) -> dict[Any, Any]:
     """A mapping as JSON or a person's pairs hold it.
 
     Raises:
@@ -111,20 +109,20 @@ def mapping(field: str, values: object) -> dict[Any, Any]:
         return dict(values)
     if isinstance(values, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in values):
         return dict(values)
-    raise SettingsError(f"{field}={shortened(values)} names nothing; write {field}.NAME=value")
+    raise SettingsError(f"{field}={truncate(values)} names nothing; write {field}.NAME=value")
 
 
-def refuse_unless_name(field: str, name: object) -> None:
+def check_name(field: str, name: object) -> None:
     """Refuses what cannot be the name of an option, a part or a back-end: names stand in keys, and in source between quotes.
 
     Raises:
         SettingsError: it cannot.
     """
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise SettingsError(f"{quoted(name)} is no name that {field} takes; names are letters, digits, _, - and dots")
+        raise SettingsError(f"{quote_value(name)} is no name that {field} takes; names are letters, digits, _, - and dots")
 
 
-def gathered(values: Mapping[str, Any], fields: Sequence[str], dotted: Mapping[str, str]) -> dict[str, Any]:
+def group_by_field(values: Mapping[str, Any], fields: Sequence[str], dotted: Mapping[str, str]) -> dict[str, Any]:
     """Values by field; those under dotted names, such as `parts.encoder.mode`, in a mapping under the field they belong to.
 
     Args:
@@ -140,20 +138,20 @@ def gathered(values: Mapping[str, Any], fields: Sequence[str], dotted: Mapping[s
         first, dot, inner = str(name).partition(".")
         field = dotted.get(first, "") if dot else first
         if field not in fields:
-            raise SettingsError(f"no setting is called {quoted(name)}; {nearest(str(name), fields)}")
-        taken[field] = {**mapping(field, taken.get(field) or {}), inner: value} if dot else value
+            raise SettingsError(f"no setting is called {quote_value(name)}; {suggest(str(name), fields)}")
+        taken[field] = {**as_mapping(field, taken.get(field) or {}), inner: value} if dot else value
     return taken
 
 
-def shortened(value: object) -> str:
+def truncate(value: object) -> str:
     """What was given, for a sentence: no longer than half a line, whatever it was."""
     words = str(value)
     return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
 
 
-def quoted(value: object) -> str:
+def quote_value(value: object) -> str:
     """The same as Python writes it: of text it shows where it begins and ends, and what cannot be seen."""
-    return shortened(repr(value))
+    return truncate(repr(value))
 
 
 def _read(text: str) -> str | int | float | bool:
@@ -167,7 +165,7 @@ def _read(text: str) -> str | int | float | bool:
     return text
 
 
-def spelled(value: object) -> str:
+def format_value(value: object) -> str:
     """The value as a key writes it; `parse` reads it back."""
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -176,16 +174,16 @@ def spelled(value: object) -> str:
     return quote(str(value), safe="/-_.:+ ")
 
 
-def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Names and values, those of a mapping inside a mapping under dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", item) for inner, item in flattened(value))
+            yield from ((f"{name}.{inner}", item) for inner, item in flatten(value))
         else:
             yield name, value
 
 
-def read_pairs(text: str) -> Iterator[tuple[str, str]]:
+def parse_pairs(text: str) -> Iterator[tuple[str, str]]:
     """Each `field=value` of a list separated by commas, a field at most once.
 
     Raises:
@@ -196,14 +194,14 @@ def read_pairs(text: str) -> Iterator[tuple[str, str]]:
         name, equals, value = part.partition("=")
         name = name.strip()
         if not equals:
-            raise SettingsError(f"{quoted(part)} is no setting; write field=value, for example scope=full")
+            raise SettingsError(f"{quote_value(part)} is no setting; write field=value, for example scope=full")
         if name in seen:
-            raise SettingsError(f"the setting {quoted(name)} is given twice; give it once")
+            raise SettingsError(f"the setting {quote_value(name)} is given twice; give it once")
         seen.add(name)
         yield name, unquote(value.strip())
 
 
-def nearest(word: str, options: Iterable[str]) -> str:
+def suggest(word: str, options: Iterable[str]) -> str:
     """A hint at what was probably meant."""
     options = list(options)
     close = get_close_matches(word[:_SHOWN], options, n=1)

@@ -26,25 +26,25 @@ from compile_sweep.schema.choices import (
     OptimizerKind,
     Padding,
     Scope,
-    settled,
+    resolve_mode,
 )
-from compile_sweep.schema.ddp_settings import DdpSettings, check_scope, read_ddp
+from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_with_scope, parse_ddp
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.part_settings import PartSettings, plain, read_parts
+from compile_sweep.schema.part_settings import PartSettings, parse_parts, to_json_value
 from compile_sweep.schema.setting_text import (  # fmt: skip
     Scalar,
-    choice,
-    flattened,
-    gathered,
-    lengths,
-    named_values,
-    positive,
-    read_pairs,
-    refuse_unless_name,
-    spelled,
-    switch,
+    check_name,
+    flatten,
+    format_value,
+    group_by_field,
+    parse_choice,
+    parse_count,
+    parse_lengths,
+    parse_options,
+    parse_pairs,
+    parse_switch,
 )
-from compile_sweep.schema.shapes import ShapePolicy, policy
+from compile_sweep.schema.shapes import ShapePolicy, make_policy
 
 if TYPE_CHECKING:
     pass
@@ -65,7 +65,7 @@ _CLASH = {
 }
 
 
-def settled_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None) -> Padding:
+def resolve_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None) -> Padding:
     """The padding, from the one that a person named, if any, and the strategy it goes with.
 
     Raises:
@@ -83,7 +83,7 @@ def settled_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None
 DEFAULT_PAD_MULTIPLE = 8
 
 
-def label_of(settings: CompileSettings) -> str:
+def describe(settings: CompileSettings) -> str:
     """The settings in words."""
     words: list[str] = [settings.scope]
     if settings.mode is not None:
@@ -91,7 +91,7 @@ def label_of(settings: CompileSettings) -> str:
     if settings.backend is not None:
         words.append(f"backend {settings.backend}")
     if settings.dynamic is Dynamic.BUCKETS:
-        words.append(f"buckets {spelled(settings.buckets)}" if settings.buckets else f"buckets of {settings.bucket_size}")
+        words.append(f"buckets {format_value(settings.buckets)}" if settings.buckets else f"buckets of {settings.bucket_size}")
     elif settings.dynamic is not None:
         words.append(f"dynamic={settings.dynamic}" if settings.dynamic is Dynamic.TRUE else settings.dynamic)
     words += [f"{name} {part.label}" for name, part in settings.parts or ()]
@@ -108,7 +108,8 @@ def label_of(settings: CompileSettings) -> str:
         if (value := getattr(settings, name)) is not None:
             words.append(f"{name.replace('_', ' ')} {value}")
     words += [
-        f"{name.rpartition('.')[2]}={spelled(value)}" for name, value in (*(settings.options or ()), *(settings.workload or ()))
+        f"{name.rpartition('.')[2]}={format_value(value)}"
+        for name, value in (*(settings.options or ()), *(settings.workload or ()))
     ]
     if settings.ddp is not None:
         words.append(settings.ddp.label)
@@ -253,11 +254,11 @@ class CompileSettings:
             if self.parts is not None and self.scope is not Scope.MODULAR:
                 raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
             for name, part in self.parts or ():
-                part.check_beside(name, self.mode, self.dynamic)
+                part.check_against_whole(name, self.mode, self.dynamic)
         self._settle_padding()
         self._check_bounds()
         if self.ddp is not None:
-            check_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients)
+            check_ddp_with_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients)
         for name, usual in _USUAL.items():
             if getattr(self, name) == usual:
                 self._set(name, None)
@@ -275,7 +276,7 @@ class CompileSettings:
         Raises:
             SettingsError: an unknown field or value, or a combination that cannot work.
         """
-        return cls(**gathered(values, [f.name for f in fields(cls)], _DOTTED))
+        return cls(**group_by_field(values, [f.name for f in fields(cls)], _DOTTED))
 
     @classmethod
     def parse(cls, text: str) -> CompileSettings:
@@ -284,18 +285,18 @@ class CompileSettings:
         Raises:
             SettingsError: as `from_dict`, and for text that is no list of `field=value`.
         """
-        return cls.from_dict(dict(read_pairs(text)))
+        return cls.from_dict(dict(parse_pairs(text)))
 
     @property
     def key(self) -> str:
         """Canonical text: the same for equal settings, different for different ones, readable by `parse`."""
         named = {INDUCTOR if name == "options" else name: value for name, value in self.fields_that_apply().items()}
-        return ",".join(f"{name}={spelled(value)}" for name, value in flattened(named))
+        return ",".join(f"{name}={format_value(value)}" for name, value in flatten(named))
 
     @property
     def label(self) -> str:
         """Short text for a person, without what is usual."""
-        return label_of(self)
+        return describe(self)
 
     @property
     def claims_cudagraphs(self) -> bool:
@@ -325,7 +326,7 @@ class CompileSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field with a JSON value; None where the field does not apply or torch's own choice is kept."""
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: to_json_value(getattr(self, f.name)) for f in fields(self)}
 
     def fields_that_apply(self) -> dict[str, Any]:
         """`to_dict` without the fields that are None."""
@@ -336,16 +337,18 @@ class CompileSettings:
         buckets = self.buckets or (self.bucket_size if self.padding is Padding.BUCKETS else None)
         multiple = self.pad_multiple if self.padding is Padding.LONGEST else None
         window, shortest = self.group_window, self.shortest
-        return policy(max_length, multiple=multiple, buckets=buckets, shortest=shortest, min_length=min_length, window=window)
+        return make_policy(
+            max_length, multiple=multiple, buckets=buckets, shortest=shortest, min_length=min_length, window=window
+        )
 
-    def eager_twin(self) -> CompileSettings:
+    def eager_counterpart(self) -> CompileSettings:
         """Eager settings of the same precision: what a run under these is compared with, on the same batches.
 
         Its attention is the workload's own, because another implementation must give the same numbers. Gradients are reduced
         as they are here.
         """
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
-        ddp = self.ddp.of_eager() if self.ddp is not None else None
+        ddp = self.ddp.for_eager() if self.ddp is not None else None
         return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
 
     def num_graphs(self, max_length: int, min_length: int = 1) -> int:
@@ -376,7 +379,7 @@ class CompileSettings:
         if self.dynamic_max is not None and self.dynamic_max < max_length:
             raise SettingsError(f"dynamic_max={self.dynamic_max} is below the workload's {max_length} tokens; use that or more")
         if self.buckets is not None and self.buckets[-1] != max_length:
-            raise SettingsError(f"buckets={spelled(self.buckets)} must end with the workload's {max_length} tokens")
+            raise SettingsError(f"buckets={format_value(self.buckets)} must end with the workload's {max_length} tokens")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the value is frozen for everyone else
@@ -384,23 +387,23 @@ class CompileSettings:
     def _coerce(self) -> None:
         for name, kind in _CHOICES.items():
             if (value := getattr(self, name)) is not None:
-                self._set(name, choice(name, kind, value))
+                self._set(name, parse_choice(name, kind, value))
         for name in _SWITCHES:
             if (value := getattr(self, name)) is not None:
-                self._set(name, switch(name, value))
+                self._set(name, parse_switch(name, value))
         for name, unit in _COUNTS.items():
             if (value := getattr(self, name)) is not None:
-                self._set(name, positive(name, value, unit))
+                self._set(name, parse_count(name, value, unit))
         if self.buckets is not None:
-            self._set("buckets", lengths("buckets", self.buckets))
+            self._set("buckets", parse_lengths("buckets", self.buckets))
         for name in ("options", "workload"):
             if (value := getattr(self, name)) is not None:
-                self._set(name, named_values(name, value))
+                self._set(name, parse_options(name, value))
         if self.parts is not None:
-            self._set("parts", read_parts(self.parts))
-        self._set("ddp", read_ddp(self.ddp))
+            self._set("parts", parse_parts(self.parts))
+        self._set("ddp", parse_ddp(self.ddp))
         if self.backend is not None:
-            refuse_unless_name("backend", self.backend)
+            check_name("backend", self.backend)
 
     def _refuse_compiler_fields(self) -> None:
         for name in ("mode", "dynamic", "bucket_size", "buckets", "fullgraph", "backend", "shape_padding", "parts", "options"):
@@ -429,7 +432,7 @@ class CompileSettings:
 
     def _settle_mode(self) -> None:
         if self.backend in (None, INDUCTOR):
-            mode, cudagraphs = settled(self.mode, self.cudagraphs)
+            mode, cudagraphs = resolve_mode(self.mode, self.cudagraphs)
             self._set("mode", mode)
             self._set("cudagraphs", cudagraphs)
         if self.cudagraphs and self.dynamic is Dynamic.TRUE:
@@ -439,7 +442,7 @@ class CompileSettings:
             )
 
     def _settle_padding(self) -> None:
-        self._set("padding", settled_padding(self.padding, self.scope, self.dynamic))
+        self._set("padding", resolve_padding(self.padding, self.scope, self.dynamic))
         if self.padding is Padding.LONGEST:
             self._set("pad_multiple", self.pad_multiple or DEFAULT_PAD_MULTIPLE)
         elif self.pad_multiple is not None:

@@ -32,7 +32,7 @@ class _Grouping:
     """Batches; rows of like length within so many batches are batched together. 1 takes rows as they come."""
 
     def batches(self, row_lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-        return length_grouped(row_lengths, batch_size, self.window)
+        return group_by_length(row_lengths, batch_size, self.window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class PadToBuckets(_Grouping):
         return tuple(bucket for bucket in self.buckets if bucket >= self.min_length)
 
 
-def policy(
+def make_policy(
     max_length: int,
     *,
     multiple: int | None,
@@ -112,7 +112,7 @@ def policy(
     return PadToMax(max_length=max_length, window=window or 1)
 
 
-def length_grouped(row_lengths: Sequence[int], batch_size: int, window: int) -> list[list[int]]:
+def group_by_length(row_lengths: Sequence[int], batch_size: int, window: int) -> list[list[int]]:
     """Indices of the rows of each batch; rows of like length share one, within windows of so many batches.
 
     The batches of a window come in random order, the same in every call, so that training does not go from short to long.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from compile_sweep.harness.compile_cache.artifact import OF_FUNCTIONS
+from compile_sweep.harness.compile_cache.artifact import FUNCTION_KEYED_KINDS
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts.manifest import Entry, Manifest
@@ -70,7 +70,7 @@ def select(
         further = {
             (entry.kind, entry.key): entry
             for entry in manifest.entries
-            if (entry.kind, entry.key) not in chosen and (is_own or entry.kind not in OF_FUNCTIONS)
+            if (entry.kind, entry.key) not in chosen and (is_own or entry.kind not in FUNCTION_KEYED_KINDS)
         }
         larger = contents | {entry.digest: entry.size_bytes for entry in further.values()}
         if sum(larger.values()) <= max_bytes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.schema.errors import CacheError
 from compile_sweep.schema.record import Caches
-from compile_sweep.schema.redact import hidden
+from compile_sweep.schema.redact import redact_text
 from orchestrator.artifacts import Facts, Manifest, Selection, SigningKey, open_store, select, trial_facts
 from orchestrator.cluster.head_actors import withdrawn
 from orchestrator.config import REDIS, shown
@@ -24,7 +24,7 @@ from orchestrator.run.trial_spec import Assignment
 
 if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload  # which loads torch, as what is imported from workloads below does
-    from compile_sweep.harness.compile_cache.transfer import CacheUse
+    from compile_sweep.harness.compile_cache.transfer import CacheUsage
     from compile_sweep.harness.measure import Measurement
     from compile_sweep.harness.warm_start import Start
 
@@ -71,7 +71,7 @@ class Sharing:
     rank: int
     _facts: Facts = field(default_factory=dict, init=False)
     _restored: _Restored | None = field(default=None, init=False)
-    _use: CacheUse | None = field(default=None, init=False)
+    _use: CacheUsage | None = field(default=None, init=False)
     _faults: list[str] = field(default_factory=list, init=False)
     """What could not be done, a sentence each."""
 
@@ -85,10 +85,10 @@ class Sharing:
             return
         began = time.perf_counter()
         try:
-            from compile_sweep.harness.compile_cache.transfer import configuration
+            from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
             with self.workload.process_settings():
-                self._facts = trial_facts(configuration(), self.assignment.settings, use_gpu=self.assignment.plan.use_gpu)
+                self._facts = trial_facts(torch_configuration(), self.assignment.settings, use_gpu=self.assignment.plan.use_gpu)
             if not self.assignment.restores:
                 return
             self._restored = _Restored()
@@ -107,13 +107,13 @@ class Sharing:
         with ExitStack() as watch:
             if self.assignment.compiles:
                 try:
-                    from compile_sweep.harness.compile_cache.transfer import precompiling, watching_caches
+                    from compile_sweep.harness.compile_cache.transfer import enable_precompile, watch_caches
 
-                    watch.enter_context(precompiling(self.assignment.plan.precompile))
+                    watch.enter_context(enable_precompile(self.assignment.plan.precompile))
                     if self._is_redis:
                         watch.enter_context(self._reaching_redis())
                     restored = self._restored.artifacts if self._restored else ()
-                    self._use = watch.enter_context(watching_caches(restored))
+                    self._use = watch.enter_context(watch_caches(restored))
                 except Exception as error:  # a torch whose caches look otherwise
                     print(f"caches are not watched: {_sentence(error)}", flush=True)
             yield
@@ -128,11 +128,13 @@ class Sharing:
             return {}
         began = time.perf_counter()
         try:
-            from compile_sweep.harness.compile_cache.transfer import CacheFolders, gather, precompiling
+            from compile_sweep.harness.compile_cache.transfer import CacheFolders, enable_precompile, gather_artifacts
 
             restored = self._restored.artifacts if self._restored else ()
-            with precompiling(self.assignment.plan.precompile):
-                gathered = [] if self.assignment.plan.warm_start else gather(CacheFolders.of_process(), self._use, restored)
+            with enable_precompile(self.assignment.plan.precompile):
+                gathered = (
+                    [] if self.assignment.plan.warm_start else gather_artifacts(CacheFolders.of_process(), self._use, restored)
+                )
             artifacts = [artifact for artifact in gathered if self._is_worth_naming(artifact)]
             left = seconds_left - _SPARE_S - (time.perf_counter() - began)
             figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))
@@ -188,11 +190,11 @@ class Sharing:
     @contextmanager
     def _reaching_redis(self) -> Iterator[None]:
         """Lets torch ask the server, in a process that takes nothing from there but what our key has signed."""
-        from compile_sweep.harness.compile_cache.redis import sealed
+        from compile_sweep.harness.compile_cache.redis import sealed_redis
         from orchestrator.artifacts.redis import URL_VARIABLE, environment_for
 
         address = environment_for(withdrawn(str(self.assignment.plan.cache)))[URL_VARIABLE]
-        with sealed(SigningKey.load(), address) as refused:
+        with sealed_redis(SigningKey.load(), address) as refused:
             try:
                 yield
             finally:
@@ -200,9 +202,9 @@ class Sharing:
                     print(f"refused: {len(refused)} values on the Redis server that our key has not signed", flush=True)
 
     def _put_in_place(self, restored: _Restored) -> None:
-        from compile_sweep.harness.compile_cache.transfer import CacheFolders, restore
+        from compile_sweep.harness.compile_cache.transfer import CacheFolders, restore_artifacts
 
-        restore(restored.artifacts, CacheFolders.of_process())
+        restore_artifacts(restored.artifacts, CacheFolders.of_process())
 
     def _fetch(self) -> _Restored:
         plan, key = self.assignment.plan, self.assignment.settings_key
@@ -304,5 +306,5 @@ def _within(limit_s: float, call: Callable[[], Result]) -> Result:
 
 
 def _sentence(error: Exception) -> str:
-    text = " ".join(hidden(str(error)).split())
+    text = " ".join(redact_text(str(error)).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from compile_sweep.harness.compile_cache.artifact import OF_FUNCTIONS, Artifact
+from compile_sweep.harness.compile_cache.artifact import FUNCTION_KEYED_KINDS, Artifact
 from compile_sweep.schema.errors import CacheError
 from orchestrator.artifacts.manifest import Entry, Manifest
 from orchestrator.artifacts.object_store import DurableShelf
@@ -260,7 +260,7 @@ class ArtifactStore:
         for manifest in self.manifests().manifests:
             if manifest.environment == environment:
                 for entry in manifest.entries:
-                    if entry.kind not in OF_FUNCTIONS and entry.problem(self._key, environment) is None:
+                    if entry.kind not in FUNCTION_KEYED_KINDS and entry.problem(self._key, environment) is None:
                         entries.setdefault((entry.kind, entry.key), entry)
         return entries
 

@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.experimental import internal_kv
 
-from compile_sweep.schema.redact import HIDDEN, without_credentials
+from compile_sweep.schema.redact import REDACTED, redact_uri
 
 HEAD = "node:__internal_head__"
 """Ray's name of what the head alone has one of."""
@@ -64,7 +64,7 @@ _NAMESPACE = b"compile-sweep"
 
 def deposit(address: str) -> str:
     """Keeps an address as long as the cluster lives; returns what may be written down. Ray must be initialised."""
-    shown = without_credentials(address)
+    shown = redact_uri(address)
     if shown != address:
         internal_kv._internal_kv_put(shown, address, overwrite=True, namespace=_NAMESPACE)
     return shown
@@ -76,7 +76,7 @@ def withdrawn(shown: str) -> str:
     Raises:
         LookupError: nobody has deposited it there.
     """
-    if HIDDEN not in shown:
+    if REDACTED not in shown:
         return shown
     found = internal_kv._internal_kv_get(shown, namespace=_NAMESPACE)
     if found is None:

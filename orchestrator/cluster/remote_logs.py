@@ -79,7 +79,7 @@ class LogBook:
             Where the log begins in the head's file.
         """
         for secret in secrets:
-            redact.keep(secret)
+            redact.register_secret(secret)
         start = self._size(trial_id, rank) if start is None else start
         self._open[trial_id, rank] = Unfinished(rank=rank, host=host, path=path, start=start)
         return start
@@ -95,7 +95,7 @@ class LogBook:
     def end(self, trial_id: str, rank: int) -> None:
         """It is complete."""
         self._open.pop((trial_id, rank), None)
-        redact.clear_log(self._path(trial_id, rank))  # others of the trial are still written
+        redact.redact_log(self._path(trial_id, rank))  # others of the trial are still written
 
     def unfinished(self, trial_id: str) -> list[Unfinished]:
         """Logs of a trial that are not."""
@@ -189,7 +189,7 @@ def _sending(trial_id: str, rank: int, host: str, path: Path) -> Iterator[None]:
     def send() -> None:
         nonlocal start, sent
         # Also where nothing is new: from a book that does not know of it, `collect` would not learn of a crash's last words.
-        book, known = _find_log_book(), redact.known()
+        book, known = _find_log_book(), redact.known_secrets()
         asked: Any = book.begin.remote(trial_id, rank, host, str(path), known, start)
         start = ray.get(asked, timeout=FETCH_S)
         with path.open("rb") as log:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from compile_sweep.contract.base import Workload, load_workload, named_workloads
 from compile_sweep.schema.errors import WorkloadError
-from compile_sweep.schema.setting_text import spelled
+from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.recipes import RECIPES
 
@@ -43,7 +43,7 @@ def workloads() -> Iterator[Line]:
 
 def _options(kind: type[Workload]) -> str:
     """What may vary in the workload, for `workload.NAME=value`."""
-    values = {name: "N" if isinstance(able, type) else "|".join(map(spelled, able)) for name, able in kind.options.items()}
+    values = {name: "N" if isinstance(able, type) else "|".join(map(format_value, able)) for name, able in kind.options.items()}
     return f" Options: {', '.join(f'{name}={able}' for name, able in values.items())}." if values else ""
 
 

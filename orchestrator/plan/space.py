@@ -16,13 +16,13 @@ from itertools import product
 from typing import Any
 
 from compile_sweep.contract.base import Workload, load_workload
-from compile_sweep.contract.options import Option, check_inference, check_options, lacks_gpu
+from compile_sweep.contract.options import Option, check_inference, check_options, gpu_requirement
 from compile_sweep.harness.apply import refuse_other_update_of, refuse_unknown_names
-from compile_sweep.schema.ddp_settings import check_workers
+from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
-from compile_sweep.schema.setting_text import Scalar, positive, spelled
+from compile_sweep.schema.setting_text import Scalar, format_value, parse_count
 from compile_sweep.schema.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
-from compile_sweep.schema.shapes import length_grouped, optimal_buckets
+from compile_sweep.schema.shapes import group_by_length, optimal_buckets
 
 
 def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
@@ -154,7 +154,9 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
             check_options(target.workload, target.options, setting)
             if not target.trains:
                 check_inference(target.workload, setting)
-            check_workers(setting.ddp, target.num_workers, workload=target.workload, trains=target.trains, has_gpu=target.has_gpu)
+            check_ddp_workers(
+                setting.ddp, target.num_workers, workload=target.workload, trains=target.trains, has_gpu=target.has_gpu
+            )
             refuse_unknown_names(setting)
             target.refuse_optimizer(setting)
         except SettingsError as error:
@@ -172,7 +174,7 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
     """Why this machine cannot run valid settings; None if it can."""
     if settings.claims_cudagraphs and not target.has_gpu:
         return "CUDA graphs need a GPU, and none is visible"
-    if not target.has_gpu and (reason := lacks_gpu(target.needs_gpu, dict(settings.workload or ()))):
+    if not target.has_gpu and (reason := gpu_requirement(target.needs_gpu, dict(settings.workload or ()))):
         return reason
     if settings.attention is not None and settings.attention not in target.attentions:
         able = ", ".join(target.attentions) or "its own only, so leave attention out"
@@ -195,7 +197,7 @@ def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterab
     """
     every = [dict(setting.workload or ()) for setting in settings]
     for name in sorted(job_options):
-        values = {spelled(chosen[name]) if name in chosen else "its usual value" for chosen in every}
+        values = {format_value(chosen[name]) if name in chosen else "its usual value" for chosen in every}
         if len(values) > 1:
             raise SettingsError(
                 f"workload.{name} changes what a sample is, so settings with {' and '.join(sorted(values))} cannot be compared; "
@@ -208,14 +210,14 @@ def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
     if "num_buckets" not in candidate:
         return candidate
     values = {name: value for name, value in candidate.items() if name != "num_buckets"}
-    count = positive("num_buckets", candidate["num_buckets"], "buckets")
+    count = parse_count("num_buckets", candidate["num_buckets"], "buckets")
     for name in ("buckets", "bucket_size"):
         if values.get(name) is not None:
             raise SettingsError(f"num_buckets and {name} both say which buckets there are; leave one out")
     if not target.row_lengths:
         raise SettingsError("num_buckets needs a workload that says how long its rows are (row_lengths); give buckets=32/64/256")
-    window = positive("group_window", values.get("group_window") or 1, "batches")
-    batches = length_grouped(target.row_lengths, target.batch_size, window)
+    window = parse_count("group_window", values.get("group_window") or 1, "batches")
+    batches = group_by_length(target.row_lengths, target.batch_size, window)
     longest = Counter(max(target.row_lengths[row] for row in rows) for rows in batches)
     return {"dynamic": Dynamic.BUCKETS, **values, "buckets": optimal_buckets(longest, count, target.max_length)}
 

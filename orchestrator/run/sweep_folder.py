@@ -24,7 +24,7 @@ from typing import Any, get_args, get_origin
 from compile_sweep.schema import record, redact
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import RecordsError, SweepFolderError
-from compile_sweep.schema.setting_text import quoted
+from compile_sweep.schema.setting_text import quote_value
 from orchestrator.config import IDENTITY, CachePolicy, Device, Placement, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.search.proposers import Searcher
@@ -88,7 +88,7 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
     recorded = {trial.trial_id for trial in done} | {start.trial_id for start in record.read_warm_starts(folder)}
     for logs in (folder / LOGS).iterdir():
         if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
-            redact.clear_logs(logs)
+            redact.redact_logs(logs)
     runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
     with _in_a_sentence(folder):
         write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs))
@@ -147,9 +147,9 @@ def read_sweep(folder: Path) -> dict[str, Any]:
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} is no {kind.__name__}")
         if not _are_runs(runs := values.get("runs", [])):
-            raise TypeError(f"runs is {quoted(runs)}, and not a list of objects that hold text or null")
+            raise TypeError(f"runs is {quote_value(runs)}, and not a list of objects that hold text or null")
         if not _is_text_or_null(commit := values["environment"].get("commit")):
-            raise TypeError(f"commit is {quoted(commit)}")
+            raise TypeError(f"commit is {quote_value(commit)}")
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None
     return dict(values)
@@ -157,7 +157,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Publishes a JSON file whole or not at all, without secrets."""
-    text = json.dumps(redact.hidden_in(values), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(redact.redact_json(values), indent=2, allow_nan=False) + "\n"
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
         try:
             file.write(text)
@@ -258,7 +258,7 @@ def stored_config(output: Path) -> dict[str, Any]:
         raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
     config = dict(read_sweep(output)["config"])
     for name, value in (*_misfits(config, _KINDS), *_misfits(_mapping(config.get("search")), _SEARCH_KINDS)):
-        raise RecordsError(f"{path} is no sweep this version wrote ({name} is {quoted(value)}); name another --output")
+        raise RecordsError(f"{path} is no sweep this version wrote ({name} is {quote_value(value)}); name another --output")
     return config
 
 

@@ -79,7 +79,7 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
     if is_recorded(folder, assignment.trial_id):  # by one whose process died, or was given up, before Tune heard of it
         return {"status": "recorded", "done": True}
     record = _tried(assignment)
-    redact.clear_logs(assignment.log_folder)
+    redact.redact_logs(assignment.log_folder)
     unwritten = _append(folder, record)
     return {"status": str(record.status), "done": True, **({UNWRITTEN: unwritten} if unwritten else {})}
 

@@ -182,7 +182,7 @@ class Cleanup(Callback):
             wall_s=wall_s,
             figures={"waited_s": progress.waited_s if progress else 0.0, "tries": len(failed) + 1, "retry_reasons": failed},
         )
-        redact.clear_logs(assignment.log_folder)
+        redact.redact_logs(assignment.log_folder)
         try:
             records.append(self._folder, record)
         except OSError as error:

@@ -101,7 +101,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
             traceback.print_exc()
             if assignment.plan.num_workers > 1 and is_let_down(_type_name(error), str(error)):
                 time.sleep(LET_DOWN_PATIENCE_S)
-            told = redact.hidden(str(error))  # Ray writes it into its own logs, too
+            told = redact.redact_text(str(error))  # Ray writes it into its own logs, too
             raise MeasurementFailed(_type_name(error), told, _from_compiler(error), _log_name(assignment, rank)) from None
         finally:
             watchdog.disarm()

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.setting_text import flattened, spelled
+from compile_sweep.schema.setting_text import flatten, format_value
 from compile_sweep.schema.settings import CompileSettings
 
 Codes = npt.NDArray[np.int32]
@@ -98,7 +98,7 @@ class Untried:
 
 
 def _values(setting: CompileSettings) -> dict[str, str]:
-    return {name: spelled(value) for name, value in flattened(setting.fields_that_apply())}
+    return {name: format_value(value) for name, value in flatten(setting.fields_that_apply())}
 
 
 def _place(name: str) -> int:

@@ -126,15 +126,15 @@ def files(filesystem: FileSystem, root: str) -> list[FileInfo]:
 
 def without_credentials(uri: str) -> str:
     """The URI for people: neither user and password nor options."""
-    scheme, colon, rest = redact.without_credentials(uri).partition("://")
+    scheme, colon, rest = redact.redact_uri(uri).partition("://")
     if not colon:
         return uri
-    return f"{scheme}://" + re.split(r"[?#]", rest.removeprefix(f"{redact.HIDDEN}@"), maxsplit=1)[0]
+    return f"{scheme}://" + re.split(r"[?#]", rest.removeprefix(f"{redact.REDACTED}@"), maxsplit=1)[0]
 
 
 def brief(error: BaseException) -> str:
     """An error's own words without secrets, which libraries quote, on one line and no longer than a line."""
-    words = " ".join(redact.hidden(str(error) or type(error).__name__).split())
+    words = " ".join(redact.redact_text(str(error) or type(error).__name__).split())
     return words if len(words) <= 200 else f"{words[:200]}…"
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import TrialRecord, WarmStart
-from compile_sweep.schema.setting_text import flattened, spelled
+from compile_sweep.schema.setting_text import flatten, format_value
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import HIDDEN, shown
 from orchestrator.run import sweep_folder
@@ -125,7 +125,7 @@ def entry_of(record: TrialRecord | WarmStart) -> LoggedTrial:
         name=("warm start: " if is_warm_start else "") + setting.label,
         is_warm_start=is_warm_start,
         is_ok=str(record.status) == "ok",
-        params={name: spelled(value) for name, value in flattened(setting.fields_that_apply())},
+        params={name: format_value(value) for name, value in flatten(setting.fields_that_apply())},
         metrics=metrics,
         series={name: values for name in SERIES if (values := [one for one in getattr(record, name, []) if math.isfinite(one)])},
         tags=tags,
@@ -146,7 +146,7 @@ def _sort_in(name: str, value: Any, metrics: dict[str, float], tags: dict[str, s
         for end, one in zip(("low", "high"), value, strict=True):
             _sort_in(f"{name.removesuffix('_ci95')}_{end}", one, metrics, tags)
     elif isinstance(value, dict):
-        for inner, one in flattened(value):
+        for inner, one in flatten(value):
             if one is not None:
                 _sort_in(f"{name}.{inner}", one, metrics, tags)
     elif isinstance(value, list | tuple):
@@ -200,4 +200,4 @@ def facts_of(output: Path) -> SweepFacts:
 
 
 def _words(values: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in flattened(values) if value not in (None, "", [])}
+    return {name: str(value) for name, value in flatten(values) if value not in (None, "", [])}

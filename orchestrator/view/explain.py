@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 
 from compile_sweep.contract.base import load_workload
-from compile_sweep.harness.diagnostics.advice import Lengths, explanation
+from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_measurement
 from compile_sweep.schema.labels import Death, Verdict, judge_death, judge_measurement
 from compile_sweep.schema.phases import Phase
-from compile_sweep.schema.redact import hidden
+from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.guard.scratch_folders import compile_caches, refuse_unfit
@@ -67,8 +67,8 @@ def explain(settings: CompileSettings, workload_name: str, size: str, seed: int,
     verdict = judge_measurement(measurement, claims_cudagraphs=settings.claims_cudagraphs)
     _say(console, "verdict", [_judged(verdict)])
     workload = load_workload(workload_name)(size, seed)
-    lengths = Lengths(settings=settings, max_length=workload.max_length, batch_size=workload.batch_size)
-    for section in explanation(measurement, settings, lengths, outcome["targets"]):
+    lengths = KnownSizes(settings=settings, max_length=workload.max_length, batch_size=workload.batch_size)
+    for section in explain_measurement(measurement, settings, lengths, outcome["targets"]):
         _say(console, section.title, section.lines)
     _say(console, "source", [])
     console.print(measurement["source"], markup=False, highlight=False, soft_wrap=True)  # at the margin, so that it can be pasted
@@ -147,4 +147,4 @@ def _judged(verdict: Verdict) -> str:
 def _say(console: Console, title: str, lines: Any) -> None:
     console.print(f"\n{title}", style="bold", markup=False, highlight=False)
     for line in lines:
-        console.print(f"  {hidden(line)}" if line else "", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {redact_text(line)}" if line else "", markup=False, highlight=False, soft_wrap=True)

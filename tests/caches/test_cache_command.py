@@ -15,7 +15,7 @@ import pytest
 import torch
 from cache_samples import FACTS, artifact, manifest
 
-from compile_sweep.harness.compile_cache.transfer import bundle, configuration
+from compile_sweep.harness.compile_cache.transfer import make_bundle, torch_configuration
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cache
 from orchestrator.artifacts import ArtifactStore, SigningKey, open_store, trial_facts
@@ -157,7 +157,7 @@ def test_here_is_as_a_trial_of_the_same_workload_has_it(command: Command, folder
 
     monkeypatch.setattr(Layers, "process_settings", precise)
     with Layers(Layers.sizes[0], 0).process_settings():
-        facts = trial_facts(configuration(), CompileSettings.parse("scope=full"), use_gpu=False)
+        facts = trial_facts(torch_configuration(), CompileSettings.parse("scope=full"), use_gpu=False)
     open_store(str(folder)).publish(manifest(maker="003-c", workload="layers", facts=facts), [artifact("c")])
     assert "003-c and here do not differ" in command("explain", "003-c", "here")
     assert "here and 003-c do not differ" in command("explain", "here", "003-c")
@@ -225,7 +225,7 @@ def test_no_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_import_for_no_workload_is_refused(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bundle([artifact("a/b.best_config", kind="autotune")]))
+    (tmp_path / "file").write_bytes(make_bundle([artifact("a/b.best_config", kind="autotune")]))
     assert "no workload is called 'capshuning'" in command("import", str(tmp_path / "file"), "--workload", "capshuning", code=2)
     assert "has no size 'huge'" in command("import", str(tmp_path / "file"), "--size", "huge", code=2)
 

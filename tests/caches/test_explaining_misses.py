@@ -12,7 +12,7 @@ import torch
 from cache_samples import artifact, manifest
 from samples import H200
 
-from compile_sweep.harness.compile_cache.transfer import configuration
+from compile_sweep.harness.compile_cache.transfer import torch_configuration
 from orchestrator.artifacts import SigningKey, environment_facts
 from orchestrator.artifacts import manifest as keys_module
 from orchestrator.artifacts.explain import Side, explain, nearest, sentences
@@ -85,11 +85,11 @@ def _no_gpu_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def named(component: str) -> list[str]:
-    before = Side(name="a", facts=environment_facts(configuration(), H200))
+    before = Side(name="a", facts=environment_facts(torch_configuration(), H200))
     with PERTURBATIONS[component]() as environment:
-        after = Side(name="b", facts=environment_facts(configuration(), environment))
+        after = Side(name="b", facts=environment_facts(torch_configuration(), environment))
     found = explain(before, after)
-    assert explain(before, Side(name="c", facts=environment_facts(configuration(), H200))) == []  # nothing stays behind
+    assert explain(before, Side(name="c", facts=environment_facts(torch_configuration(), H200))) == []  # nothing stays behind
     return [difference.component for difference in found]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cache_samples import FACTS, artifact, manifest
 
-from compile_sweep.harness.compile_cache.artifact import OF_FUNCTIONS
+from compile_sweep.harness.compile_cache.artifact import FUNCTION_KEYED_KINDS
 from orchestrator.artifacts import Manifest, Selection, SigningKey, select
 from orchestrator.artifacts.manifest import Entry
 
@@ -63,7 +63,7 @@ def test_each_kind_and_key_is_restored_once_from_the_best() -> None:
     assert selection.hits([("inductor", "graph"), ("inductor", "more"), ("inductor", "made here")]) == {new.id: 2}
 
 
-@pytest.mark.parametrize("kind", OF_FUNCTIONS)
+@pytest.mark.parametrize("kind", FUNCTION_KEYED_KINDS)
 def test_what_dynamo_traced_under_other_settings_is_left_out(kind: str) -> None:
     others = made(2, ("function", b"1"), settings_key="scope=full,mode=max-autotune", kind=kind)
     assert keys(selected(others, made(1, ("graph", b"2"), settings_key="scope=full,mode=max-autotune"))) == ["graph"]

@@ -21,7 +21,7 @@ from compile_sweep.harness.compile_cache import bundles
 from compile_sweep.harness.compile_cache import folders as cache_folders
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.folders import ArtifactKind, CacheFolders
-from compile_sweep.harness.compile_cache.transfer import bundle, restore
+from compile_sweep.harness.compile_cache.transfer import make_bundle, restore_artifacts
 from orchestrator import cache
 from orchestrator.artifacts import SigningKey, open_store
 
@@ -57,7 +57,7 @@ GOOD = [
     Artifact(kind=ArtifactKind.CHOICES, key="abc/def", content=json.dumps(CHOICE).encode()),
     Artifact(kind=ArtifactKind.TRITON, key="KERNEL", content=zipped({"add.cubin": b"\x7fELF", "add.json": b'{"a": "b"}'})),
 ]
-BUNDLE = bundle(GOOD)
+BUNDLE = make_bundle(GOOD)
 
 climbing = st.sampled_from(
     ["..", "../x", "a/../..", "/etc/x", "a/b/c", "cache/abc", "locks/x", ".hidden", "a\\..\\b", "a\0b", "x" * 300]
@@ -92,7 +92,7 @@ def everything_below(folder: Path) -> set[Path]:
 def test_any_bundle_is_split_or_refused(content: bytes) -> None:
     with nothing_runs():
         try:
-            found = bundles.split(content)
+            found = bundles.split_bundle(content)
         except ValueError:
             return
     assert all(artifact.kind in list(ArtifactKind) for artifact in found)
@@ -108,11 +108,11 @@ def test_a_bundle_of_hostile_names_is_refused_or_can_be_restored(tmp_path: Path,
         return
     with nothing_runs():
         try:
-            found = bundles.split(writer.to_bytes())
+            found = bundles.split_bundle(writer.to_bytes())
         except ValueError:
             return
     root = tmp_path / "restored"
-    restore(found, CacheFolders(inductor=root / "inductor", triton=root / "triton"))
+    restore_artifacts(found, CacheFolders(inductor=root / "inductor", triton=root / "triton"))
     assert {path.relative_to(tmp_path).parts[0] for path in everything_below(tmp_path)} <= {"restored"}
 
 
@@ -123,7 +123,7 @@ def test_a_hostile_artifact_is_refused_or_stays_below_its_folder(tmp_path: Path,
     folders = CacheFolders(inductor=around / "deep" / "down" / "inductor", triton=around / "deep" / "down" / "triton")
     before = everything_below(tmp_path)
     try:
-        restore([artifact], folders)
+        restore_artifacts([artifact], folders)
     except ValueError as error:
         said(error)
         assert everything_below(tmp_path) == before
@@ -138,11 +138,11 @@ def test_an_artifact_that_may_be_restored_is_not_read_as_code(tmp_path: Path) ->
     root = tmp_path / "restored"
     opened: list[str] = []
     for artifact in GOOD:
-        restore([artifact], CacheFolders(inductor=root / "inductor", triton=root / "triton"))
+        restore_artifacts([artifact], CacheFolders(inductor=root / "inductor", triton=root / "triton"))
         opened.append(artifact.kind)
     assert len(everything_below(root)) == len(GOOD) + 1  # the kernel's folder has two
     with nothing_runs():
-        assert {str(artifact.kind) for artifact in bundles.split(BUNDLE)} == {*map(str, opened)} - {"triton", "code"}
+        assert {str(artifact.kind) for artifact in bundles.split_bundle(BUNDLE)} == {*map(str, opened)} - {"triton", "code"}
 
 
 @pytest.mark.parametrize("key", ["../../x", "cache/../../x", "/etc/passwd", "cache//x", "", "cache/", "locks/x"])
@@ -150,7 +150,7 @@ def test_a_climbing_name_in_a_bundle_is_refused_by_name(key: str) -> None:
     writer = bundles.AppendingByteSerializer(serialize_fn=bundles._write_group)
     writer.extend([("autotune", [(key, json.dumps({"cache": {"a": {"b": {"c": 1}}}, "system": {"hash": "../x"}}).encode())])])
     with pytest.raises(ValueError, match="cannot be restored"):
-        bundles.split(writer.to_bytes())
+        bundles.split_bundle(writer.to_bytes())
 
 
 def test_a_bundle_that_claims_to_be_long_is_refused_at_once() -> None:
@@ -163,12 +163,12 @@ def test_a_bundle_that_claims_to_be_long_is_refused_at_once() -> None:
         one + (0).to_bytes(8, "big") + huge,
     ):
         with pytest.raises(ValueError, match=r"longer than it is|base64"):
-            bundles.split(sealed(body))
+            bundles.split_bundle(sealed(body))
 
 
 def test_timings_survive_a_bundle(tmp_path: Path) -> None:
-    found = [artifact for artifact in bundles.split(BUNDLE) if artifact.kind == ArtifactKind.CHOICES]
-    restore(found, CacheFolders(inductor=tmp_path / "inductor", triton=tmp_path / "triton"))
+    found = [artifact for artifact in bundles.split_bundle(BUNDLE) if artifact.kind == ArtifactKind.CHOICES]
+    restore_artifacts(found, CacheFolders(inductor=tmp_path / "inductor", triton=tmp_path / "triton"))
     assert json.loads((tmp_path / "inductor" / "cache" / "abc").read_text())["cache"]["addmm"]["16x64"]["highest"] == {
         "triton": 1.0
     }
@@ -179,7 +179,7 @@ def test_an_archive_that_unpacks_to_more_than_it_may_is_refused(tmp_path: Path, 
     bomb = Artifact(kind=ArtifactKind.TRITON, key="KERNEL", content=zipped({"a": bytes(2**20), "b": b"x"}))
     assert len(bomb.content) < 2000
     with pytest.raises(ValueError, match="cannot be restored"):
-        cache_folders.unpacked(bomb)
+        cache_folders.unpack_kernel(bomb)
 
 
 def test_a_link_in_an_archive_is_a_file(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_link_in_an_archive_is_a_file(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr(info, "/etc/passwd")
-    restore(
+    restore_artifacts(
         [Artifact(kind=ArtifactKind.TRITON, key="KERNEL", content=packed.getvalue())],
         CacheFolders(inductor=tmp_path, triton=tmp_path),
     )
@@ -226,7 +226,7 @@ def test_what_is_special_names_no_file(tmp_path: Path, text: str) -> None:
         for key in (text, f"{text}/x", f"x/{text}", f"f{text}/x"):
             before = everything_below(tmp_path)
             try:
-                restore([Artifact(kind=kind, key=key, content=b"{}")], folders)
+                restore_artifacts([Artifact(kind=kind, key=key, content=b"{}")], folders)
             except ValueError:
                 assert everything_below(tmp_path) == before
     assert {path.relative_to(tmp_path).parts[0] for path in everything_below(tmp_path)} <= {"a"}

@@ -73,7 +73,7 @@ def checked(settings: CompileSettings) -> None:
     assert hash(settings) == hash(CompileSettings.parse(settings.key))
     assert settings.key.isprintable()
     assert isinstance(settings.label, str)
-    settings.eager_twin()
+    settings.eager_counterpart()
 
 
 @thoroughly

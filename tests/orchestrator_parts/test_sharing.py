@@ -13,7 +13,7 @@ from torch.compiler._cache import CacheArtifactManager
 from toy_workloads import Toy
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
-from compile_sweep.harness.compile_cache.transfer import bundle
+from compile_sweep.harness.compile_cache.transfer import make_bundle
 from compile_sweep.harness.warm_start import Start
 from compile_sweep.schema.errors import CacheError
 from orchestrator import cache
@@ -116,7 +116,7 @@ def test_a_warm_trial_finds_what_a_cold_one_published(tmp_path: Path, monkeypatc
 
 
 def test_a_trial_finds_what_was_imported_for_its_settings(tmp_path: Path) -> None:
-    (tmp_path / "given.bin").write_bytes(bundle([Artifact(kind="autotune", key=TUNED, content=b"{}")]))
+    (tmp_path / "given.bin").write_bytes(make_bundle([Artifact(kind="autotune", key=TUNED, content=b"{}")]))
     settings = "scope=full,dynamic=mark,dynamic_max=64,autocast=bf16"
     words = ["--workload", "toy_workloads:Toy", "--settings", settings, "--cache", str(tmp_path / "cache")]
     assert cache.main(["import", str(tmp_path / "given.bin"), *words]) == 0
@@ -304,7 +304,7 @@ def test_a_torch_that_cannot_be_watched_fails_nothing(
 ) -> None:
     from compile_sweep.harness.compile_cache import transfer as compile_cache
 
-    monkeypatch.delattr(compile_cache, "watching_caches")
+    monkeypatch.delattr(compile_cache, "watch_caches")
     made(tmp_path)
     figures = worked(sharing_of(tmp_path))
     assert figures["cache_made"] == 1

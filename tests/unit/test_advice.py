@@ -9,22 +9,22 @@ import pytest
 import torch
 
 from compile_sweep.harness.diagnostics import advice
-from compile_sweep.harness.diagnostics.advice import Lengths
-from compile_sweep.harness.diagnostics.capture import watching
+from compile_sweep.harness.diagnostics.advice import KnownSizes
+from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.schema.settings import CompileSettings
 
 X = torch.ones(4, 6)
 
 
-def lengths(spelled: str) -> Lengths:
-    return Lengths(settings=CompileSettings.parse(spelled), max_length=128, batch_size=3)
+def lengths(spelled: str) -> KnownSizes:
+    return KnownSizes(settings=CompileSettings.parse(spelled), max_length=128, batch_size=3)
 
 
 def failed_guard(function: Callable[..., Any], *calls: tuple[Any, ...]) -> str:
     """The guard for which the last of these calls compiles the function again."""
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager", dynamic=False)
-    with watching() as found:
+    with capture_diagnostics() as found:
         for arguments in calls:
             compiled(*arguments)
     return found.recompile_reasons[-1].partition("): ")[2]
@@ -56,18 +56,18 @@ GUARDS: list[tuple[Callable[..., Any], list[tuple[Any, ...]], str]] = [
 
 @pytest.mark.parametrize(("function", "calls", "words"), GUARDS)
 def test_a_failed_guard_is_put_in_words(function: Callable[..., Any], calls: list[tuple[Any, ...]], words: str) -> None:
-    assert words in advice.about_guard(failed_guard(function, *calls), lengths("scope=full"))
+    assert words in advice.explain_guard(failed_guard(function, *calls), lengths("scope=full"))
 
 
 def test_gradients_switched_off_between_steps_are_a_global_setting() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x + 1, backend="eager")
-    with watching() as found:
+    with capture_diagnostics() as found:
         compiled(X)
         with torch.no_grad():
             compiled(X)
     guard = found.recompile_reasons[0].partition("): ")[2]
-    assert "a global setting of torch changed" in advice.about_guard(guard, lengths("scope=full"))
+    assert "a global setting of torch changed" in advice.explain_guard(guard, lengths("scope=full"))
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_a_size_that_batches_are_padded_to_is_the_sequence_length(spelled: str, 
 
     torch._dynamo.reset()
     compiled = torch.compile(keywords, backend="eager", dynamic=False)
-    with watching() as found:
+    with capture_diagnostics() as found:
         compiled(ids=torch.ones(before))
         compiled(ids=torch.ones(now))
-    assert words in advice.about_guard(found.recompile_reasons[0].partition("): ")[2], lengths(spelled))
+    assert words in advice.explain_guard(found.recompile_reasons[0].partition("): ")[2], lengths(spelled))
 
 
 def test_a_size_the_code_compares_with_is_told_apart() -> None:
@@ -105,26 +105,26 @@ def test_a_size_the_code_compares_with_is_told_apart() -> None:
 
     torch._dynamo.reset()
     compiled = torch.compile(branches, backend="eager", dynamic=True)
-    with watching() as found:
+    with capture_diagnostics() as found:
         compiled(X)
         compiled(torch.ones(7, 6))
-    found_words = advice.about_guard(found.recompile_reasons[0].partition("): ")[2], lengths("scope=full"))
+    found_words = advice.explain_guard(found.recompile_reasons[0].partition("): ")[2], lengths("scope=full"))
     assert "dimension 0 of x left the range its graph was compiled for" in found_words
 
 
 @pytest.mark.parametrize(
     ("of", "finding", "words"),
     [
-        (advice.against_break, "model.py:28 in forward: Unsupported Tensor.item() call", "keep the value a tensor"),
-        (advice.against_break, "model.py:30 in forward: Data-dependent branching", "torch.where or torch.cond"),
-        (advice.against_break, "torch/optim/optimizer.py:79: Call to `torch._dynamo.graph_break()`", "nothing to do"),
-        (advice.against_break, "model.py:3 in forward: something torch will invent", None),
-        (advice.against_fallback, "nothing was compiled: torch made no graph", "TORCH_COMPILE_DISABLE"),
-        (advice.against_fallback, "encoder was meant to be compiled and never was", "call the module itself"),
-        (advice.against_skip, "skipping cudagraphs due to mutated inputs (1 instances)", "work on a clone"),
-        (advice.against_skip, "skipping cudagraphs due to something new", "leave CUDA graphs off"),
-        (advice.about_hint, "TensorFloat32 tensor cores available but not enabled", "matmul_precision=high"),
-        (advice.about_hint, "Grad tensors [148 of them] will be copied", "static_gradients=on"),
+        (advice.advise_on_break, "model.py:28 in forward: Unsupported Tensor.item() call", "keep the value a tensor"),
+        (advice.advise_on_break, "model.py:30 in forward: Data-dependent branching", "torch.where or torch.cond"),
+        (advice.advise_on_break, "torch/optim/optimizer.py:79: Call to `torch._dynamo.graph_break()`", "nothing to do"),
+        (advice.advise_on_break, "model.py:3 in forward: something torch will invent", None),
+        (advice.advise_on_fallback, "nothing was compiled: torch made no graph", "TORCH_COMPILE_DISABLE"),
+        (advice.advise_on_fallback, "encoder was meant to be compiled and never was", "call the module itself"),
+        (advice.advise_on_cudagraph_skip, "skipping cudagraphs due to mutated inputs (1 instances)", "work on a clone"),
+        (advice.advise_on_cudagraph_skip, "skipping cudagraphs due to something new", "leave CUDA graphs off"),
+        (advice.advise_on_hint, "TensorFloat32 tensor cores available but not enabled", "matmul_precision=high"),
+        (advice.advise_on_hint, "Grad tensors [148 of them] will be copied", "static_gradients=on"),
     ],
 )
 def test_a_finding_has_the_advice_that_usually_helps(of: Callable[[str], str | None], finding: str, words: str | None) -> None:

@@ -19,7 +19,7 @@ from workloads.captioning.captions import (
     LengthDistribution,
     draw_captions,
 )
-from workloads.captioning.model import IGNORED, SIZES
+from workloads.captioning.model import CAPTIONING_SIZES, IGNORED_TOKEN
 
 CPU = torch.device("cpu")
 
@@ -31,11 +31,11 @@ def tiny() -> Captioning:
 
 def captions_of(batch: Batch) -> list[list[int]]:
     """The rows of a batch without their padding."""
-    return [[token for token in row if token != IGNORED] for row in batch.inputs["labels"].tolist()]
+    return [[token for token in row if token != IGNORED_TOKEN] for row in batch.inputs["labels"].tolist()]
 
 
 def test_the_real_size_has_the_sources_lengths() -> None:
-    assert SIZES["base"].lengths is SOURCE_LENGTHS
+    assert CAPTIONING_SIZES["base"].lengths is SOURCE_LENGTHS
     assert SOURCE_LENGTHS.mean == pytest.approx(23.12)
     assert SOURCE_LENGTHS.max_length == 256
 
@@ -97,7 +97,7 @@ def test_a_batch_feeds_the_decoder_the_caption_one_step_late_and_hides_the_paddi
         inputs, mask, labels = (batch.inputs[name] for name in ("decoder_input_ids", "decoder_attention_mask", "labels"))
         assert inputs.shape == mask.shape == labels.shape == (batch.samples, batch.length)
         assert batch.samples == tiny.batch_size
-        assert torch.equal(mask, labels != IGNORED)
+        assert torch.equal(mask, labels != IGNORED_TOKEN)
         assert torch.equal(mask, inputs != PAD)
         assert batch.tokens == int(mask.sum())
         assert inputs[:, 0].eq(START).all()
@@ -110,8 +110,8 @@ def test_a_batch_can_be_made_of_any_length(tiny: Captioning, length: int) -> Non
     batch = tiny.batch_of_length(length, rank=0, device=CPU)
     assert batch.length == length
     assert batch.inputs["labels"].shape == batch.inputs["decoder_input_ids"].shape == (tiny.batch_size, length)
-    assert batch.inputs["labels"].ne(IGNORED).any(dim=1).all()
-    assert batch.tokens == int(batch.inputs["labels"].ne(IGNORED).sum())
+    assert batch.inputs["labels"].ne(IGNORED_TOKEN).any(dim=1).all()
+    assert batch.tokens == int(batch.inputs["labels"].ne(IGNORED_TOKEN).sum())
 
 
 def test_every_length_of_a_policy_fits_the_workload(tiny: Captioning) -> None:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
 from compile_sweep.harness.numerics.references import References
 from compile_sweep.harness.numerics.tolerance import (
-    FALSE_ALARMS,
+    FALSE_ALARM_RATE,
     GRADIENTS,
     calm_steps,
     chi_square_quantile,
     f_quantile,
     f_tail,
-    surprise,
+    minus_two_log_p,
 )
 from compile_sweep.harness.numerics.trajectory import Trajectory
 
@@ -238,7 +238,7 @@ def test_right_runs_are_called_wrong_about_as_seldom_as_is_said(draws: bool) -> 
     verdicts = [judged(run(7000 + i, 0.01, draws=draws), references(10 * i, 0.01, draws=draws)) for i in range(checks)]
     false_alarms = sum(verdict.status is not NumericsStatus.OK for verdict in verdicts)
     # 0.3 are expected; that more than 3 come by chance has a probability of 3e-4 were the rate 0.1 %, of 1 were it 10 %.
-    assert false_alarms <= 3, FALSE_ALARMS
+    assert false_alarms <= 3, FALSE_ALARM_RATE
 
 
 def test_a_value_of_zero_divides_nothing() -> None:
@@ -305,8 +305,8 @@ def test_quantiles_are_those_of_tables() -> None:
 
 def test_surprise_is_twice_the_negative_logarithm_of_students_tail() -> None:
     # Student's two-sided tails for 4 degrees of freedom: 0.05 at 2.776, 0.001 at 8.610.
-    assert surprise([0.0, 2.776, -8.610], 4) == pytest.approx([0.0, -2 * math.log(0.05), -2 * math.log(0.001)], abs=1e-3)
-    far = surprise([1e3, 1e6], 4)
+    assert minus_two_log_p([0.0, 2.776, -8.610], 4) == pytest.approx([0.0, -2 * math.log(0.05), -2 * math.log(0.001)], abs=1e-3)
+    far = minus_two_log_p([1e3, 1e6], 4)
     assert far[1] - far[0] == pytest.approx(2 * 4 * math.log(1e3), rel=1e-2)  # the tail falls as the 4th power
 
 
@@ -319,6 +319,6 @@ def test_a_sum_of_right_steps_exceeds_fishers_limit_as_often_as_it_should() -> N
         mean = sum(values[1:]) / 5
         return (values[0] - mean) / math.sqrt(sum((v - mean) ** 2 for v in values[1:]) / 4 * 1.2)
 
-    exceeded = sum(surprise([student() for _ in range(STEPS)], 4).sum() > limit for _ in range(2000))
+    exceeded = sum(minus_two_log_p([student() for _ in range(STEPS)], 4).sum() > limit for _ in range(2000))
     assert 60 <= exceeded <= 140  # 100 expected, ± 4 standard deviations
     assert GRADIENTS.correlation > 1, "real steps are less independent than these"

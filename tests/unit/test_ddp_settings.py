@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compile_sweep.harness.source import Facts, to_source
 from compile_sweep.harness.source_ddp import wrapped_and_compiled, wrapper
-from compile_sweep.schema.ddp_settings import DdpSettings, check_workers
+from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.space import Target, choose
@@ -57,7 +57,7 @@ def test_what_is_accepted_is_read_back_equal_and_written_as_source(scope: str, v
     assert CompileSettings.from_dict(made.to_dict()) == made
     assert CompileSettings.from_dict(made.fields_that_apply()) == made
     assert pickle.loads(pickle.dumps(made)) == made
-    assert made.eager_twin().scope == "eager"
+    assert made.eager_counterpart().scope == "eager"
     compile(to_source(made, facts()), "source", "exec")
 
 
@@ -118,8 +118,8 @@ def test_a_whole_graph_inside_the_wrapper_is_no_contradiction() -> None:
 )
 def test_what_the_workers_cannot_follow_is_refused(workers: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        check_workers(DdpSettings(compression="bf16"), workload="Toy", **workers)  # type: ignore[arg-type]
-    check_workers(None, workload="Toy", **workers)
+        check_ddp_workers(DdpSettings(compression="bf16"), workload="Toy", **workers)  # type: ignore[arg-type]
+    check_ddp_workers(None, workload="Toy", **workers)
 
 
 def test_a_sweep_leaves_out_what_its_workers_cannot_follow_and_says_why() -> None:
@@ -130,9 +130,9 @@ def test_a_sweep_leaves_out_what_its_workers_cannot_follow_and_says_why() -> Non
 
 
 def test_the_eager_twin_reduces_gradients_alike_and_is_told_nothing_about_compiling() -> None:
-    twin = CompileSettings.parse("ddp.compression=fp16,ddp.optimize_ddp=off,ddp.around=wrapper").eager_twin()
+    twin = CompileSettings.parse("ddp.compression=fp16,ddp.optimize_ddp=off,ddp.around=wrapper").eager_counterpart()
     assert twin == CompileSettings.parse("scope=eager,ddp.compression=fp16")
-    assert CompileSettings.parse("ddp.optimize_ddp=off").eager_twin() == CompileSettings.parse("scope=eager")
+    assert CompileSettings.parse("ddp.optimize_ddp=off").eager_counterpart() == CompileSettings.parse("scope=eager")
 
 
 def test_a_more_precise_run_rounds_no_gradients_and_keeps_what_is_another_update() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.harness.diagnostics.advice import Lengths, explanation
+from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_measurement
 from compile_sweep.schema.settings import CompileSettings
 
 MEASUREMENT: dict[str, Any] = {
@@ -37,8 +37,8 @@ MEASUREMENT: dict[str, Any] = {
 
 def sections(spelled: str, targets: tuple[str, ...] = (), **fields: Any) -> dict[str, list[str]]:
     settings = CompileSettings.parse(spelled)
-    lengths = Lengths(settings=settings, max_length=128, batch_size=4)
-    return {part.title: list(part.lines) for part in explanation({**MEASUREMENT, **fields}, settings, lengths, targets)}
+    lengths = KnownSizes(settings=settings, max_length=128, batch_size=4)
+    return {part.title: list(part.lines) for part in explain_measurement({**MEASUREMENT, **fields}, settings, lengths, targets)}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 from samples import H200
 
 from compile_sweep.schema import journal, redact
-from compile_sweep.schema.errors import ConfigError, sentence
-from compile_sweep.schema.redact import hidden, hidden_in, without_credentials
+from compile_sweep.schema.errors import ConfigError, one_line_message
+from compile_sweep.schema.redact import redact_json, redact_text, redact_uri
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import remote_logs
 from orchestrator.config import SweepConfig, shown
@@ -40,21 +40,21 @@ ENVIRON = {
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "COMPILE_SWEEP_CACHE_KEY", "HF_TOKEN",
                                   "MLFLOW_TRACKING_PASSWORD"])  # fmt: skip
 def test_a_variable_that_is_named_like_a_secret_is_one(name: str) -> None:
-    assert hidden(f"before{ENVIRON[name]}, after", ENVIRON) == "before***, after"
+    assert redact_text(f"before{ENVIRON[name]}, after", ENVIRON) == "before***, after"
 
 
 @pytest.mark.parametrize("name", ["PGPASSWORD", "MYSECRET", "OPENAIAPIKEY", "AUTHTOKEN", "API_TOKENS", "DB_PASS", "GITHUB_PAT"])
 def test_a_secrets_name_need_not_set_the_word_apart(name: str) -> None:
-    assert hidden("it says planted-word", {name: "planted-word"}) == "it says ***"
+    assert redact_text("it says planted-word", {name: "planted-word"}) == "it says ***"
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PWD", "COMPASS", "PATTERN", "LOGKEY"])
 def test_a_name_that_only_looks_alike_is_none_of_a_secret(name: str) -> None:
-    assert hidden("it says planted-word", {name: "planted-word"}) == "it says planted-word"
+    assert redact_text("it says planted-word", {name: "planted-word"}) == "it says planted-word"
 
 
 def test_passwords_in_addresses_of_variables_are_secret_quoted_and_not() -> None:
-    assert hidden("redis%2Dplanted and redis-planted", ENVIRON) == "*** and ***"
+    assert redact_text("redis%2Dplanted and redis-planted", ENVIRON) == "*** and ***"
 
 
 AWKWARD = {
@@ -71,27 +71,27 @@ AWKWARD = {
      lambda value: repr(f"{value} and 'this' and \"that\""), lambda value: repr({"a": [value]})],
 )  # fmt: skip
 def test_a_secret_is_hidden_however_it_is_quoted(name: str, spell: Callable[[str], str]) -> None:
-    cleared = hidden(f"before {spell(AWKWARD[name])} after", AWKWARD)
+    cleared = redact_text(f"before {spell(AWKWARD[name])} after", AWKWARD)
     assert "***" in cleared
     assert "planted" not in cleared
 
 
 def test_each_line_of_a_secret_is_one_unless_it_is_short() -> None:
-    assert hidden("/planted+first/line, then planted-second and short", AWKWARD) == "***, then *** and short"
-    assert hidden(quote("/planted+first/line", safe=""), AWKWARD) == "***"
+    assert redact_text("/planted+first/line, then planted-second and short", AWKWARD) == "***, then *** and short"
+    assert redact_text(quote("/planted+first/line", safe=""), AWKWARD) == "***"
 
 
 def test_a_secret_that_is_no_text_is_hidden_too() -> None:
-    assert hidden("it says planted\udcff", {"DB_PASSWORD": "planted\udcff"}) == "it says ***"
+    assert redact_text("it says planted\udcff", {"DB_PASSWORD": "planted\udcff"}) == "it says ***"
 
 
 def test_a_short_secret_is_none_even_if_its_quoted_form_is_long() -> None:
-    assert hidden(r"a\n\n\n\nb", {"DB_PASSWORD": "a\n\n\n\nb"}) == r"a\n\n\n\nb"
+    assert redact_text(r"a\n\n\n\nb", {"DB_PASSWORD": "a\n\n\n\nb"}) == r"a\n\n\n\nb"
 
 
 def test_paths_and_words_are_no_secrets() -> None:
     text = "the token of /home/me/key.json is disabled"
-    assert hidden(text, ENVIRON) == text
+    assert redact_text(text, ENVIRON) == text
 
 
 @pytest.mark.parametrize(
@@ -111,33 +111,33 @@ def test_paths_and_words_are_no_secrets() -> None:
     ],
 )
 def test_an_address_keeps_all_but_user_password_and_secret_options(address: str, without: str) -> None:
-    assert without_credentials(address) == shown(address) == without
-    assert hidden(f"at {address} it says", {}) == f"at {without} it says"
+    assert redact_uri(address) == shown(address) == without
+    assert redact_text(f"at {address} it says", {}) == f"at {without} it says"
     if "://" in address:
         assert "pass" not in filesystem.without_credentials(address)
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "s3://", "://", "a://@", "a://b:c:d@e", "a://?#@"])
 def test_what_is_no_address_is_no_traceback(address: str) -> None:
-    without_credentials(address)
+    redact_uri(address)
     filesystem.without_credentials(address)
-    hidden(address, {})
+    redact_text(address, {})
 
 
 def test_the_key_id_of_an_account_is_hidden_anywhere() -> None:
-    assert hidden("user AKIAIOSFODNN7EXAMPLE may not", {}) == "user *** may not"
+    assert redact_text("user AKIAIOSFODNN7EXAMPLE may not", {}) == "user *** may not"
 
 
 def test_values_in_lists_and_objects_and_names_are_looked_through() -> None:
-    found = hidden_in({"a": ["hf_planted_token", 1, None, {"hf_planted_token": 2.5}], "b": ("x",)}, ENVIRON)
+    found = redact_json({"a": ["hf_planted_token", 1, None, {"hf_planted_token": 2.5}], "b": ("x",)}, ENVIRON)
     assert found == {"a": ["***", 1, None, {"***": 2.5}], "b": ["x"]}
 
 
 def test_what_is_kept_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redact, "_kept", set())
-    redact.keep("from a file")
-    redact.keep("short")
-    assert hidden("from a file, short", {}) == "***, short"
+    redact.register_secret("from a file")
+    redact.register_secret("short")
+    assert redact_text("from a file, short", {}) == "***, short"
 
 
 def test_records_descriptions_and_sentences_are_written_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_records_descriptions_and_sentences_are_written_without_secrets(tmp_path
     assert json.loads(journal.written({"reason": "denied: hf_planted_token"})) == {"reason": "denied: ***"}
     write_json(tmp_path / "sweep.json", {"runs": ["hf_planted_token"]})
     assert "planted" not in (tmp_path / "sweep.json").read_text()
-    assert sentence(ConfigError("s3://a:b@c/d\n  said\x1b[31m hf_planted_token")) == "s3://***@c/d said\\x1b[31m ***"
+    assert one_line_message(ConfigError("s3://a:b@c/d\n  said\x1b[31m hf_planted_token")) == "s3://***@c/d said\\x1b[31m ***"
 
 
 def test_a_trials_log_is_cleared_of_secrets_and_of_nothing_else(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_a_trials_log_is_cleared_of_secrets_and_of_nothing_else(tmp_path: Path) 
     (tmp_path / "worker-1.log").write_bytes(b"\xfe nothing\n")
     (tmp_path / "elsewhere.log").symlink_to(tmp_path / "worker-1.log")
     untouched = (tmp_path / "worker-1.log").stat()
-    redact.clear_logs(tmp_path, ENVIRON)
+    redact.redact_logs(tmp_path, ENVIRON)
     assert (tmp_path / "worker-0.log").read_bytes() == b"HF_TOKEN=***\n\xff\x00 redis://***@host done\n"
     assert (tmp_path / "worker-1.log").stat().st_mtime_ns == untouched.st_mtime_ns
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.log", "worker-0.log", "worker-1.log"]
-    redact.clear_logs(tmp_path / "missing", ENVIRON)
+    redact.redact_logs(tmp_path / "missing", ENVIRON)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_the_log_of_a_trial_whose_driver_was_killed_is_cleared_once_the_sweep_is
 def test_the_log_of_another_host_is_cleared_of_what_only_that_host_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redact, "_kept", set())
     book = remote_logs.LogBook(str(tmp_path))
-    book.begin("7", 0, "there", "/there/worker-0.log", redact.known({"HF_TOKEN": "hf_planted_token"}))
+    book.begin("7", 0, "there", "/there/worker-0.log", redact.known_secrets({"HF_TOKEN": "hf_planted_token"}))
     book.write("7", 0, 0, b"first hf_planted_")
     book.write("7", 0, 17, b"token\n")
     beside = tmp_path / "logs" / "7" / "worker-1.log"

@@ -47,7 +47,7 @@ def test_what_is_accepted_is_read_back_equal_from_key_dictionary_and_pickle(valu
     assert pickle.loads(pickle.dumps(made)) == made
     assert hash(CompileSettings.parse(made.key)) == hash(made)
     assert made.label
-    assert made.eager_twin().scope is Scope.EAGER
+    assert made.eager_counterpart().scope is Scope.EAGER
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_cuda_graphs_of_a_part_or_a_back_end_are_claimed_too(spelling: str, clai
 
 
 def test_the_eager_twin_has_the_precision_and_not_the_attention() -> None:
-    twin = CompileSettings.parse("autocast=off,matmul_precision=high,attention=flex,group_window=9").eager_twin()
+    twin = CompileSettings.parse("autocast=off,matmul_precision=high,attention=flex,group_window=9").eager_counterpart()
     assert twin == CompileSettings.parse("scope=eager,autocast=off,matmul_precision=high")
 
 

@@ -14,7 +14,7 @@ from compile_sweep.schema.shapes import (
     PadToLongest,
     PadToMax,
     ShapePolicy,
-    length_grouped,
+    group_by_length,
     optimal_buckets,
     uniform_buckets,
 )
@@ -107,7 +107,7 @@ def test_grouping_uses_each_row_at_most_once_and_never_pads_more(row_lengths: li
         return sum(max(row_lengths[row] for row in batch) for batch in batches[:whole])
 
     assert whole_windows(grouped) <= whole_windows(plain)
-    assert length_grouped(row_lengths, batch_size, window) == grouped
+    assert group_by_length(row_lengths, batch_size, window) == grouped
 
 
 @given(

@@ -17,10 +17,10 @@ from compile_sweep.harness.diagnostics.torch_logs import (
     LINE_LENGTH,
     Frame,
     function_name,
-    graph_break,
-    hint,
-    is_torchs_machinery,
+    is_torch_internal,
     module_path,
+    parse_graph_break,
+    parse_hint,
 )
 
 TORCH = str(Path(torch.__file__).parent)
@@ -61,7 +61,7 @@ MACHINERY = Frame(f"{TORCH}/optim/optimizer.py", 79, "graph_break")
 def test_the_users_line_is_the_innermost_of_the_model_and_none_of_the_harness(
     models: list[Frame], expected: Frame | None
 ) -> None:
-    assert torch_logs.users_frame([*CALLED, *models]) == expected
+    assert torch_logs.find_user_frame([*CALLED, *models]) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_users_line_is_the_innermost_of_the_model_and_none_of_the_harness(
     ],
 )
 def test_machinery_is_what_computes_no_part_of_a_model(path: str, expected: bool) -> None:
-    assert is_torchs_machinery(path) is expected
+    assert is_torch_internal(path) is expected
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_break_inside_a_library_names_the_models_line_and_the_librarys() -> No
         f'  File "{OWN.path}", line 12, in forward\n    return self.decoder(x)\n'
         f'  File "{LIBRARY.path}", line 300, in forward\n    cache.update(x)\n'
     )
-    assert graph_break(message).text.splitlines() == [
+    assert parse_graph_break(message).text.splitlines() == [
         "model.py:12 in forward: Unsupported method call",
         "  code: return self.decoder(x)",
         "  inside: transformers/models/gpt2/modeling_gpt2.py:300",
@@ -135,7 +135,7 @@ def test_a_break_reported_again_without_its_stack_is_the_same() -> None:
         f"Graph break {word}in user code at {OWN.path}:12\nGraph Break Reason: Data-dependent branching\n  Explanation: why\n"
         for word in ("", again)
     )
-    assert graph_break(first).key == graph_break(second).key
+    assert parse_graph_break(first).key == parse_graph_break(second).key
 
 
 def test_a_guard_keeps_the_code_it_stems_from_but_not_the_folder_torch_half_cut_off() -> None:
@@ -146,12 +146,12 @@ def test_a_guard_keeps_the_code_it_stems_from_but_not_the_folder_torch_half_cut_
         "    - 0/0: tensor 'x' size mismatch at index 0. expected 2, actual 1\n"
     )
     guard = "2 <= x.size()[0] <= 1024 # if x.size(0) > 1: # model.py:12 in forward"
-    assert torch_logs.recompile(message) == f"forward (model.py:10): {guard} (one of 2 graphs, none of which fits)"
+    assert torch_logs.parse_recompile(message) == f"forward (model.py:10): {guard} (one of 2 graphs, none of which fits)"
 
 
 def test_a_long_list_in_a_hint_is_cut_to_its_number() -> None:
     names = ", ".join(f"\"L['self'].param_groups[0]['params'][{index}].grad\"" for index in range(148))
-    found = hint(f"Grad tensors [{names}] will be copied; use mark_static_address to elide this copy.")
+    found = parse_hint(f"Grad tensors [{names}] will be copied; use mark_static_address to elide this copy.")
     assert found == "Grad tensors [148 of them] will be copied; use mark_static_address to elide this copy."
 
 
@@ -159,13 +159,13 @@ def test_a_long_list_in_a_hint_is_cut_to_its_number() -> None:
 @settings(max_examples=200, deadline=None)
 def test_whatever_torch_writes_is_read_and_cut(text: str) -> None:
     found = [
-        graph_break(f"Graph Break Reason: {text}").text,
-        graph_break(text).text,
-        torch_logs.recompile(text),
-        torch_logs.recompile_limit(f"hit config.recompile_limit (8)\n{text}") or "",
-        torch_logs.not_converted(f"WON'T CONVERT {text}", RuntimeError(text)) or "",
-        torch_logs.cudagraph_skip(text),
-        torch_logs.outside_cudagraphs(text),
-        hint(text * 50),
+        parse_graph_break(f"Graph Break Reason: {text}").text,
+        parse_graph_break(text).text,
+        torch_logs.parse_recompile(text),
+        torch_logs.parse_recompile_limit(f"hit config.recompile_limit (8)\n{text}") or "",
+        torch_logs.parse_not_converted(f"WON'T CONVERT {text}", RuntimeError(text)) or "",
+        torch_logs.parse_cudagraph_skip(text),
+        torch_logs.parse_outside_cudagraphs(text),
+        parse_hint(text * 50),
     ]
     assert all(len(line) <= 2 * LINE_LENGTH + 1 for each in found for line in each.split("\n"))

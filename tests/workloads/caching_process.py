@@ -15,7 +15,13 @@ from torch import nn
 from torch._functorch import config as functorch_config
 
 from compile_sweep.contract.base import load_workload
-from compile_sweep.harness.compile_cache.transfer import CacheFolders, gather, precompiling, restore, watching_caches
+from compile_sweep.harness.compile_cache.transfer import (
+    CacheFolders,
+    enable_precompile,
+    gather_artifacts,
+    restore_artifacts,
+    watch_caches,
+)
 from compile_sweep.harness.warm_start import restart
 from compile_sweep.schema.settings import CompileSettings
 
@@ -45,16 +51,16 @@ def first_step_under(settings: str, name: str, *, device: str) -> float:
 def run(plan: dict[str, Any]) -> dict[str, Any]:
     folders = CacheFolders.of_process()
     restored = [artifact for path in plan["restored"] for artifact in pickle.loads(Path(path).read_bytes())]
-    restore(restored, folders)
+    restore_artifacts(restored, folders)
     with ExitStack() as within:
-        within.enter_context(precompiling(plan["precompile"]))
+        within.enter_context(enable_precompile(plan["precompile"]))
         within.enter_context(functorch_config.patch(enable_autograd_cache=plan["autograd_cache"]))
-        use = within.enter_context(watching_caches(restored))
+        use = within.enter_context(watch_caches(restored))
         if settings := plan["settings"]:
             steps_s = [first_step_under(settings, name, device=plan["device"]) for name in plan["models"]]
         else:
             steps_s = [first_step(name, mode=plan["mode"], device=plan["device"]) for name in plan["models"]]
-        gathered = gather(folders, use)
+        gathered = gather_artifacts(folders, use)
     Path(plan["gathered"]).write_bytes(pickle.dumps(gathered))
     return {
         "compile_s": sum(steps_s),

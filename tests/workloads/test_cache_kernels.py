@@ -15,7 +15,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.folders import ArtifactKind
-from compile_sweep.harness.compile_cache.usage import CacheUse, watching_caches
+from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 
 HASHES = ("aa" * 32, "bb" * 32, "cc" * 32)
 WAITED_S = 0.06
@@ -77,12 +77,12 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> Compilers:
     return Compilers()
 
 
-def counts(use: CacheUse) -> tuple[dict[str, int], dict[str, int]]:
+def counts(use: CacheUsage) -> tuple[dict[str, int], dict[str, int]]:
     return use.hits, use.misses
 
 
 def test_each_compiled_kernel_costs_its_part_of_the_wait(compilers: Compilers) -> None:
-    with watching_caches() as use:
+    with watch_caches() as use:
         compilers.wait([kernel(*HASHES[:2]), kernel(HASHES[2])], WAITED_S)
         compilers.wait([kernel(HASHES[0])], WAITED_S)  # again, in a second graph: nothing was compiled
     assert set(use.cost_s) == set(map(name, HASHES))
@@ -94,7 +94,7 @@ def test_each_compiled_kernel_costs_its_part_of_the_wait(compilers: Compilers) -
 
 def test_kernels_found_ready_save_what_they_cost_once(compilers: Compilers) -> None:
     given = [restored(hashed, 2.0) for hashed in HASHES[:2]]
-    with watching_caches(given) as use:
+    with watch_caches(given) as use:
         compilers.wait([kernel(*HASHES[:2])], WAITED_S)
         compilers.wait([kernel(*HASHES[:2])], WAITED_S)
     assert 4.0 - WAITED_S - AT_MOST_S < use.saved_s <= 4.0 - WAITED_S
@@ -103,21 +103,21 @@ def test_kernels_found_ready_save_what_they_cost_once(compilers: Compilers) -> N
 
 
 def test_waiting_for_compiled_kernels_is_no_time_of_those_found_ready(compilers: Compilers) -> None:
-    with watching_caches([restored(HASHES[0], 2.0)]) as use:
+    with watch_caches([restored(HASHES[0], 2.0)]) as use:
         compilers.wait([kernel(HASHES[0]), kernel(HASHES[1])], WAITED_S)
     assert use.saved_s == 2.0
     assert WAITED_S <= use.cost_s[name(HASHES[1])] < WAITED_S + AT_MOST_S
 
 
 def test_kernels_that_come_with_a_restored_graph_save_nothing_of_their_own(compilers: Compilers) -> None:
-    with watching_caches([restored(hashed, 2.0) for hashed in HASHES]) as use:
+    with watch_caches([restored(hashed, 2.0) for hashed in HASHES]) as use:
         compilers.load([kernel(*HASHES)])
     assert use.saved_s == 0, "the graph's cost includes them"
 
 
 def test_the_best_configuration_saves_compiling_the_others(compilers: Compilers) -> None:
     tuned = kernel(*HASHES)
-    with watching_caches() as use:
+    with watch_caches() as use:
         compilers.wait([tuned], WAITED_S)
         waited_s = sum(use.cost_s.values())
         compilers.tune(tuned, HASHES[1])
@@ -125,19 +125,19 @@ def test_the_best_configuration_saves_compiling_the_others(compilers: Compilers)
     others = [name(HASHES[0]), name(HASHES[2])]
     assert [use.cost_s[other] for other in others] == [0, 0]
 
-    with watching_caches([restored(HASHES[1], 2.0)]) as use:
+    with watch_caches([restored(HASHES[1], 2.0)]) as use:
         compilers.wait([kernel(HASHES[1])])
     assert 2.0 - AT_MOST_S < use.saved_s <= 2.0
 
 
 def test_tuning_a_kernel_whose_compiling_nobody_saw_costs_nothing_more(compilers: Compilers) -> None:
-    with watching_caches() as use:
+    with watch_caches() as use:
         compilers.tune(kernel(*HASHES), HASHES[1])
     assert use.cost_s == {}
 
 
 def test_kernels_of_torchs_that_name_no_hash_are_left_alone(compilers: Compilers) -> None:
-    with watching_caches() as use:
+    with watch_caches() as use:
         other = SimpleNamespace(launchers=(), compile_results=[SimpleNamespace(kernel=None)])
         compilers.wait([SimpleNamespace(launchers=()), other], WAITED_S)
     assert use.cost_s == {}

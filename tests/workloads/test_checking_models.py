@@ -14,8 +14,8 @@ from toy_workloads import VOCABULARY, Block, Toy, ToyModel
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics import references
-from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check, judge
-from compile_sweep.harness.numerics.references import References, eager_reference, recorded, run_references
+from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check_numerics, judge
+from compile_sweep.harness.numerics.references import References, eager_reference, record_run, run_references
 from compile_sweep.harness.numerics.tolerance import Gap
 from compile_sweep.harness.numerics.trajectory import MAX_GROUPS, SAMPLED_ELEMENTS, Recorder, Trajectory, module_groups
 from compile_sweep.schema.settings import CompileSettings
@@ -73,7 +73,7 @@ def trained(
     spoil(model, optimizer)
     torch.manual_seed(seed)
     with applied(settings, workload, model, optimizer, CPU) as step:
-        return recorded(workload, model, step, batches_of(workload))
+        return record_run(workload, model, step, batches_of(workload))
 
 
 @cache
@@ -88,7 +88,7 @@ def judged(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,)) -> 
 
 
 def checked(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,), settings: CompileSettings = EAGER) -> Numerics:
-    return check(workload, settings, batches_of(workload), run, steady, CPU)
+    return check_numerics(workload, settings, batches_of(workload), run, steady, CPU)
 
 
 def a_wrong_loss(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -304,7 +304,7 @@ def test_a_compiled_model_is_recorded_and_checked_like_an_eager_one() -> None:
 def test_an_eager_run_recorded_by_the_caller_is_used() -> None:
     workload = Toy("only", 0)
     with eager_reference(workload, EAGER, CPU) as (model, step):
-        eager = recorded(workload, model, step, batches_of(workload))
+        eager = record_run(workload, model, step, batches_of(workload))
     assert run_references(workload, EAGER, batches_of(workload), CPU, eager=eager).eager is eager
     assert eager.losses == trained(workload).losses
 

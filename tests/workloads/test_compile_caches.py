@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
-from compile_sweep.harness.compile_cache.transfer import ArtifactKind, bundle
+from compile_sweep.harness.compile_cache.transfer import ArtifactKind, make_bundle
 
 PROCESS = Path(__file__).with_name("caching_process.py")
 IMPORTS_ONLY_TORCH = """
@@ -145,7 +145,7 @@ def test_without_autograds_cache_the_graphs_alone_are_hit_and_counted(compiler: 
 @pytest.mark.slow
 def test_a_bundle_serves_a_process_that_imports_only_torch(cold: Ran, tmp_path: Path) -> None:
     file = tmp_path / "bundle"
-    file.write_bytes(bundle(cold.artifacts))
+    file.write_bytes(make_bundle(cold.artifacts))
     script = [sys.executable, "-c", IMPORTS_ONLY_TORCH, str(file)]
     done = subprocess.run(
         script, env=environment(tmp_path), cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True

@@ -13,7 +13,7 @@ from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
 from torch._inductor.utils import fresh_cache
 from toy_workloads import Toy
 
-from compile_sweep.harness.compile_phases import CompilePhase, PhaseClock, timing_phases
+from compile_sweep.harness.compile_phases import CompilePhase, PhaseClock, record_phases
 from compile_sweep.harness.measure import measure
 from compile_sweep.harness.measurement import Measurement, Protocol
 from compile_sweep.schema.settings import CompileSettings
@@ -166,7 +166,7 @@ def test_running_and_capturing_a_graph_is_capture_and_torch_gets_its_methods_bac
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for method in ("run_eager", "record_function"):
         monkeypatch.setattr(CUDAGraphTreeManager, method, takes_two_seconds)
-    with timing_phases() as clock:
+    with record_phases() as clock:
         for method in ("run_eager", "record_function"):
             getattr(CUDAGraphTreeManager, method)(None, [], None)
     assert charged(clock) == {"cudagraph_capture": 4.0}
@@ -176,7 +176,7 @@ def test_running_and_capturing_a_graph_is_capture_and_torch_gets_its_methods_bac
 def test_torch_gets_its_logger_back() -> None:
     logger = dynamo.get_chromium_event_logger()
     before = dict(vars(logger))
-    with timing_phases() as clock, dynamo.dynamo_timed("build_guards"):
+    with record_phases() as clock, dynamo.dynamo_timed("build_guards"):
         pass
     assert clock.seconds[CompilePhase.DYNAMO] > 0
     assert dict(vars(logger)) == before
@@ -184,6 +184,6 @@ def test_torch_gets_its_logger_back() -> None:
 
 def test_a_torch_without_that_logger_leaves_everything_to_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(dynamo, "get_chromium_event_logger")
-    with timing_phases() as clock:
+    with record_phases() as clock:
         pass
     assert clock.split(2.0)["other"] == 2.0

@@ -22,7 +22,7 @@ from toy_workloads import Toy, ToyModel
 
 from compile_sweep.contract.base import Workload
 from compile_sweep.harness.apply import applied
-from compile_sweep.harness.diagnostics.capture import Diagnostics, _Reader, watching
+from compile_sweep.harness.diagnostics.capture import Diagnostics, _Reader, capture_diagnostics
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
@@ -39,7 +39,7 @@ def watched(workload: Workload, spelled: str) -> Diagnostics:
     model = workload.build_model()
     optimizer = workload.optimizer(model, settings.optimizer)
     expected = Expectation.of(settings, workload, model, optimizer)
-    with watching(expected) as found, applied(settings, workload, model, optimizer, CPU) as step:
+    with capture_diagnostics(expected) as found, applied(settings, workload, model, optimizer, CPU) as step:
         for batch in workload.pool(settings.shape_policy(workload.max_length), rank=0, device=CPU):
             step(batch)
     return found
@@ -155,7 +155,7 @@ def test_torchs_performance_hints_are_collected_once_each() -> None:
 @pytest.mark.parametrize("cudagraphs", [True, False])
 def test_gradients_copied_for_cuda_graphs_are_a_hint_only_where_there_are_some(cudagraphs: bool) -> None:
     names = ["L['self'].param_groups[0]['params'][0].grad", "L['self'].param_groups[0]['params'][1].grad"]
-    with watching(Expectation(what="", targets={}, cudagraphs=cudagraphs)) as found:
+    with capture_diagnostics(Expectation(what="", targets={}, cudagraphs=cudagraphs)) as found:
         log = logging.getLogger("torch._dynamo.variables.optimizer.__perf_hints")
         log.warning(("Grad tensors %s will be copied.", "Use mark_static_address."), names)  # type: ignore[arg-type] # as torch does
     assert found.perf_hints == (["Grad tensors [2 of them] will be copied. Use mark_static_address."] if cudagraphs else [])
@@ -163,7 +163,7 @@ def test_gradients_copied_for_cuda_graphs_are_a_hint_only_where_there_are_some(c
 
 def test_a_warning_of_inductor_is_a_performance_hint_and_still_a_warning() -> None:
     inductor = str(Path(torch.__file__).parent / "_inductor" / "compile_fx.py")
-    with warnings.catch_warnings(record=True, action="always") as shown, watching() as found:
+    with warnings.catch_warnings(record=True, action="always") as shown, capture_diagnostics() as found:
         warnings.warn_explicit("TensorFloat32 is available but not enabled", UserWarning, inductor, 1)
         warnings.warn_explicit("TensorFloat32 is what a user calls it", UserWarning, __file__, 1)
         logging.getLogger("torch._inductor.utils").warning("Not enough SMs to use max_autotune_gemm mode")
@@ -173,7 +173,7 @@ def test_a_warning_of_inductor_is_a_performance_hint_and_still_a_warning() -> No
 
 def test_skipped_cuda_graphs_are_counted_and_say_why_and_where() -> None:
     stack = f'  File "{__file__}", line 12, in forward\n    labels.masked_fill_(mask, -100)\n'
-    with watching() as found:
+    with capture_diagnostics() as found:
         for _ in range(2):
             log_cudagraph_skip_and_bump_counter(
                 f"skipping cudagraphs due to mutated inputs (1 instances). Found from : \n {stack}"
@@ -184,7 +184,7 @@ def test_skipped_cuda_graphs_are_counted_and_say_why_and_where() -> None:
 
 
 def test_many_captured_sizes_are_a_hint_and_no_skip() -> None:
-    with watching() as found:
+    with capture_diagnostics() as found:
         log = logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs")
         log.warning("CUDAGraph supports dynamic shapes by recording a new graph. We have observed 9 distinct sizes.")
     assert (found.cudagraph_skips, found.cudagraph_skip_reasons) == (0, [])
@@ -193,7 +193,7 @@ def test_many_captured_sizes_are_a_hint_and_no_skip() -> None:
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_cuda_graphs_that_were_claimed_and_never_recorded_count_as_skipped(recorded: bool) -> None:
-    with watching(Expectation(what="", targets={}, cudagraphs=True)) as found:
+    with capture_diagnostics(Expectation(what="", targets={}, cudagraphs=True)) as found:
         scheduler = logging.getLogger("torch._inductor.scheduler.__cudagraphs")
         scheduler.debug("    %s: %s", "buf3", "reason=cpu ops, ir=ComputedBuffer, fx=aten.add.Tensor(x, 1)")
         for line in (f'File "{__file__}", line 40, in forward', "  x = x.cpu() + 1"):
@@ -215,7 +215,7 @@ def test_the_thousands_of_records_about_nodes_outside_cuda_graphs_are_not_writte
     handler.emit = written.append  # type: ignore[method-assign]
     logging.getLogger("torch").addHandler(handler)
     try:
-        with watching(Expectation(what="", targets={}, cudagraphs=cudagraphs)):
+        with capture_diagnostics(Expectation(what="", targets={}, cudagraphs=cudagraphs)):
             assert scheduler.isEnabledFor(logging.DEBUG) == cudagraphs
             scheduler.debug("    %s: %s", "buf3", "reason=partition includes all ops when cudagraphs is disabled")
     finally:
@@ -246,7 +246,7 @@ def settings_of_torchs_logs() -> list[object]:
 
 def test_torchs_logging_is_as_before_even_after_an_error() -> None:
     before = settings_of_torchs_logs()
-    with suppress(KeyError), watching():
+    with suppress(KeyError), capture_diagnostics():
         assert settings_of_torchs_logs() != before
         raise KeyError
     assert settings_of_torchs_logs() == before
@@ -258,7 +258,7 @@ def test_a_record_that_cannot_be_read_does_not_end_a_compile(
     logger = logging.getLogger("torch._inductor.graph.__perf_hints")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [])  # pytest's own, wherever it is, would raise
-    with watching():
+    with capture_diagnostics():
         logger.info("%d ops", "many")
     assert "TypeError" in capsys.readouterr().err
 

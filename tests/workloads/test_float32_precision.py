@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from compile_sweep.contract.from_model import WorkloadFromModel
-from compile_sweep.harness.compile_cache.facts import configuration
+from compile_sweep.harness.compile_cache.facts import torch_configuration
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.precision import (
-    convolutions_take_tf32,
+    convolutions_allow_tf32,
+    fp32_precisions,
     matmul_precision,
-    precision_put_back,
-    precisions,
+    preserve_precision,
     use_full_precision,
 )
 from compile_sweep.schema.settings import CompileSettings
@@ -42,8 +42,8 @@ PLACES: dict[str, tuple[Any, str, str]] = {
 def named(request: pytest.FixtureRequest) -> Iterator[str]:
     """What the older functions would call the precision of products that a newer attribute was set to."""
     place, value, name = PLACES[request.param]
-    at_first = precisions()
-    with precision_put_back():
+    at_first = fp32_precisions()
+    with preserve_precision():
         for products in (BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul):  # as in a process that called no older function
             products.fp32_precision = "none"
         before = place.fp32_precision
@@ -54,15 +54,15 @@ def named(request: pytest.FixtureRequest) -> Iterator[str]:
             yield name
         finally:
             place.fp32_precision = before
-    assert precisions() == at_first
+    assert fp32_precisions() == at_first
 
 
 def test_such_a_workload_is_measured_and_its_precision_is_what_it_was(named: str) -> None:
-    before = precisions()
+    before = fp32_precisions()
     for spelled in ("scope=eager", "scope=eager,matmul_precision=high"):
         found = measure(PRODUCTS(), CompileSettings.parse(spelled), device=CPU, protocol=SHORT)
         assert found.numerics["status"] == "ok", found.numerics
-        assert precisions() == before
+        assert fp32_precisions() == before
         # float64 is above float32 alone; what is less precise is compared with float32
         is_exact = named == "highest" and spelled == "scope=eager"
         assert found.numerics["reference"] == ("float64" if is_exact else "float32")
@@ -70,25 +70,25 @@ def test_such_a_workload_is_measured_and_its_precision_is_what_it_was(named: str
 
 def test_its_precision_has_a_name_and_is_part_of_what_artifacts_are_kept_under(named: str) -> None:
     assert matmul_precision() == named
-    kept = configuration()
+    kept = torch_configuration()
     assert kept["float32_matmul_precision"] == named
-    assert kept["float32_precision"] == " ".join(f"{name}={value}" for name, value in precisions().items())
+    assert kept["float32_precision"] == " ".join(f"{name}={value}" for name, value in fp32_precisions().items())
 
 
 def test_a_precise_reference_is_precise_and_puts_back_what_was_set(named: str) -> None:
-    before = precisions()
-    with precision_put_back():
+    before = fp32_precisions()
+    with preserve_precision():
         use_full_precision()
-        assert not {"tf32", "bf16"} & set(precisions().values())
+        assert not {"tf32", "bf16"} & set(fp32_precisions().values())
         assert matmul_precision() == "highest"
-        assert not convolutions_take_tf32()
-    assert (precisions(), matmul_precision()) == (before, named)
+        assert not convolutions_allow_tf32()
+    assert (fp32_precisions(), matmul_precision()) == (before, named)
 
 
 def test_the_older_functions_alone_need_no_component_of_their_own() -> None:
-    assert "float32_precision" not in configuration()
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, precisions()
-    with precision_put_back():
+    assert "float32_precision" not in torch_configuration()
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, fp32_precisions()
+    with preserve_precision():
         torch.set_float32_matmul_precision("medium")
-        assert (matmul_precision(), "float32_precision" in configuration()) == ("medium", False)
-    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, precisions()) == before
+        assert (matmul_precision(), "float32_precision" in torch_configuration()) == ("medium", False)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, fp32_precisions()) == before

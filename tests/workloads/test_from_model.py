@@ -11,7 +11,7 @@ from stacks import CPU, SHORT, Layer, Stack, loss_of, made, measured, rows_of
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
-from compile_sweep.contract.from_model import ModelAndLoss, own_loss
+from compile_sweep.contract.from_model import ModelAndLoss, model_loss
 from compile_sweep.contract.inspect_model import repeated_blocks
 from compile_sweep.harness.apply import source_for
 from compile_sweep.schema.errors import SettingsError, WorkloadError
@@ -247,7 +247,7 @@ def test_an_installed_package_names_its_workload(monkeypatch: pytest.MonkeyPatch
 
     from compile_sweep.contract import base
 
-    point = EntryPoint(name="reviews", value=f"{EXAMPLES}:Reviews", group=base.ENTRY_POINTS)
+    point = EntryPoint(name="reviews", value=f"{EXAMPLES}:Reviews", group=base.ENTRY_POINT_GROUP)
     monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == "compile_sweep.workloads" else [])
     assert load_workload("reviews") is load_workload(f"{EXAMPLES}:Reviews")
     with pytest.raises(WorkloadError, match="did you mean reviews"):
@@ -267,7 +267,7 @@ def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
     for scope in ("full", "regional"):
         model = workload.build_model().get_submodule("model").eval()
         expected = model(**batch).loss
-        whole = ModelAndLoss(model, own_loss)
+        whole = ModelAndLoss(model, model_loss)
         source = source_for(CompileSettings.parse(f"scope={scope},backend=aot_eager"), workload, whole, CPU)
         exported: dict[str, Any] = {"__name__": "best"}
         exec(compile(source, "best.py", "exec"), exported)

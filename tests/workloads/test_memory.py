@@ -22,8 +22,8 @@ def test_only_this_devices_private_segments_are_added_up() -> None:
 
 
 def test_a_cpu_has_one_figure_and_room() -> None:
-    memory.begin(CPU)
-    found = memory.peaks(CPU)
+    memory.reset_peaks(CPU)
+    found = memory.read_peaks(CPU)
     assert found.in_use_bytes > 50e6  # torch alone
     assert (found.tensors_bytes, found.reserved_bytes, found.cudagraph_pool_bytes) == (None, None, None)
     assert memory.has_room(2**60, CPU)
@@ -36,11 +36,11 @@ def test_what_a_captured_graph_works_in_counts_though_the_allocator_calls_it_fre
     graph, result = torch.cuda.CUDAGraph(), torch.zeros_like(source)
     with torch.cuda.graph(graph):
         result.copy_(source.repeat(64).sum())  # 256 MiB that are gone when capture ends
-    memory.begin(device)
+    memory.reset_peaks(device)
     before = torch.cuda.memory_allocated(device)
     graph.replay()
     torch.cuda.synchronize()
-    found = memory.peaks(device)
+    found = memory.read_peaks(device)
     assert found.tensors_bytes is not None
     assert found.cudagraph_pool_bytes is not None
     assert found.tensors_bytes < before + 2**20

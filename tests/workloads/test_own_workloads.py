@@ -23,7 +23,7 @@ from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToMax
 from orchestrator.plan.space import Target, choose
 from workloads.decoder import Decoder
-from workloads.detection import MATCHINGS, DetectionLoss, DetectionModel, costs, generalized_overlap
+from workloads.detection import MATCHINGS, DetectionLoss, DetectionModel, generalized_overlap, matching_costs
 from workloads.gpt2 import Gpt2, Gpt2Inference
 from workloads.segmentation import Segmentation
 
@@ -313,7 +313,7 @@ def test_each_object_gets_a_query_of_its_own_the_best_one() -> None:
     boxes = torch.tensor([[[0.9, 0.9, 0.1, 0.1], [0.2, 0.2, 0.1, 0.1], [0.3, 0.2, 0.1, 0.1]]])
     logits, labels = torch.zeros(1, 3, 4), torch.tensor([[0, 1]])
     for match in MATCHINGS.values():
-        assert match(costs(logits, boxes, labels, targets)).tolist() == [[1, 2]]
+        assert match(matching_costs(logits, boxes, labels, targets)).tolist() == [[1, 2]]
     perfect = torch.cat([boxes[:, :1], targets], dim=1)
     sure = torch.full((1, 3, 4), -20.0)
     sure[0, 0, 3] = sure[0, 1, 0] = sure[0, 2, 1] = 20.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from toy_workloads import Toy
 
 from compile_sweep.contract.base import Batch
-from compile_sweep.harness.pipeline import as_pipeline, on_device, real_passes
+from compile_sweep.harness.pipeline import parse_pipeline, prefetch_to_device, real_passes
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import ShapePolicy
@@ -94,7 +94,7 @@ def test_a_workload_without_batches_or_without_a_loader_says_so() -> None:
     with pytest.raises(WorkloadError, match="Toy has no loader"):
         rate(Toy("only", 0))
     with pytest.raises(WorkloadError, match="pipeline=reel is none of resident, real"):
-        as_pipeline("reel")
+        parse_pipeline("reel")
 
 
 @pytest.mark.gpu
@@ -107,7 +107,7 @@ def test_batches_arrive_on_the_device_in_order_and_whole_while_the_device_comput
 
     weight = torch.randn(2048, 2048, device=device)
     sums = []
-    for batch in on_device(batches(), device):
+    for batch in prefetch_to_device(batches(), device):
         weight = torch.nn.functional.normalize(weight @ weight)  # keeps the stream busy, so that copies run beside it
         sums.append(batch.inputs["x"].sum())
     assert [round(float(total)) for total in sums] == [index << 20 for index in range(50)]

@@ -13,7 +13,7 @@ from toy_workloads import Toy, ToyModel
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
-from compile_sweep.harness.numerics.references import References, eager_reference, model_on, recorded, run_references
+from compile_sweep.harness.numerics.references import References, build_model_on, eager_reference, record_run, run_references
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import ShapePolicy
@@ -32,7 +32,7 @@ def trained(workload: Toy, spoil: Callable[[nn.Module], object] = lambda model: 
     """A run that stands for a compiled one, with a fault put in."""
     with eager_reference(workload, EAGER, CPU, seed=seed) as (model, step):
         spoil(model)
-        return recorded(workload, model, step, batches_of(workload))
+        return record_run(workload, model, step, batches_of(workload))
 
 
 @cache
@@ -120,7 +120,7 @@ def test_complex_numbers_keep_both_parts_in_the_more_precise_run_so_that_faults_
     assert right.loss.tolerance < 1e-5
     wrong = judged(Rotated("only", 0), trained(Rotated("only", 0), a_wrong_gradient))
     assert (wrong.status, wrong.first_bad_step) == (NumericsStatus.DIVERGES, 0)
-    model = model_on(Rotated("only", 0), CPU, torch.float64)
+    model = build_model_on(Rotated("only", 0), CPU, torch.float64)
     assert model.turns.dtype is torch.complex128
     assert model.turns.imag.any()  # type: ignore[union-attr]
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 from torch._inductor.remote_cache import RedisRemoteCacheBackend, RemoteFxGraphCache
 
-from compile_sweep.harness.compile_cache.redis import sealed
+from compile_sweep.harness.compile_cache.redis import sealed_redis
 from orchestrator.artifacts import SigningKey
 
 ADDRESS = "redis://127.0.0.1:1"
@@ -37,7 +37,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def test_what_was_sealed_comes_back_as_it_was(server: Server) -> None:
-    with sealed(OURS, ADDRESS) as refused:
+    with sealed_redis(OURS, ADDRESS) as refused:
         cache = RemoteFxGraphCache("id")
         assert cache.get("key") is None
         cache.put("key", {"data": "graph\n"})
@@ -47,18 +47,18 @@ def test_what_was_sealed_comes_back_as_it_was(server: Server) -> None:
 
 
 def test_another_process_with_the_key_reads_it_and_one_with_another_key_does_not(server: Server) -> None:
-    with sealed(OURS, ADDRESS):
+    with sealed_redis(OURS, ADDRESS):
         RemoteFxGraphCache("id").put("key", 1)
-    with sealed(OURS, ADDRESS) as refused:
+    with sealed_redis(OURS, ADDRESS) as refused:
         assert RemoteFxGraphCache("id").get("key") == 1
-    with sealed(THEIRS, ADDRESS) as refused:
+    with sealed_redis(THEIRS, ADDRESS) as refused:
         assert RemoteFxGraphCache("id").get("key") is None
     assert len(refused) == 1
 
 
 def test_what_somebody_else_wrote_is_not_there(server: Server) -> None:
     bomb = pickle.dumps(SigningKey.load)
-    with sealed(OURS, ADDRESS) as refused:
+    with sealed_redis(OURS, ADDRESS) as refused:
         cache = RemoteFxGraphCache("id")
         cache.put("key", "ours")
         (place,) = server.values
@@ -73,7 +73,7 @@ def test_what_somebody_else_wrote_is_not_there(server: Server) -> None:
 
 
 def test_one_value_does_not_stand_in_for_another(server: Server) -> None:
-    with sealed(OURS, ADDRESS):
+    with sealed_redis(OURS, ADDRESS):
         cache = RemoteFxGraphCache("id")
         for key in ("first", "second"):
             cache.put(key, key)
@@ -96,7 +96,7 @@ def test_of_a_server_that_answers_with_an_error_no_compile_fails(
         raise error("no")
 
     monkeypatch.setattr(server, method, fails)
-    with sealed(OURS, ADDRESS) as refused:
+    with sealed_redis(OURS, ADDRESS) as refused:
         cache = RemoteFxGraphCache("id")
         for _ in range(2):
             cache.put("key", "graph")
@@ -106,14 +106,14 @@ def test_of_a_server_that_answers_with_an_error_no_compile_fails(
 
 def test_torchs_own_reading_is_put_back_whatever_happens(server: Server) -> None:
     before = RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
-    with pytest.raises(RuntimeError), sealed(OURS, ADDRESS):
+    with pytest.raises(RuntimeError), sealed_redis(OURS, ADDRESS):
         raise RuntimeError
     assert (RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put) == before
 
 
 def test_an_address_that_torch_is_not_told_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_REDIS_URL", ADDRESS)
-    with sealed(OURS, "redis://:secret@127.0.0.1:2/3"):
+    with sealed_redis(OURS, "redis://:secret@127.0.0.1:2/3"):
         asked = RedisRemoteCacheBackend("id")._redis.connection_pool.connection_kwargs
     assert (asked["port"], asked["db"], asked["password"]) == (2, 3, "secret")
     assert RedisRemoteCacheBackend("id")._redis.connection_pool.connection_kwargs["port"] == 1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from toy_workloads import Toy
 
 from compile_sweep.harness.numerics import references
-from compile_sweep.harness.numerics.references import Original, model_on
+from compile_sweep.harness.numerics.references import OriginalModel, build_model_on
 
 CPU = torch.device("cpu")
 
@@ -34,8 +34,8 @@ class Counted(Toy):
 
 @pytest.fixture
 def model_of() -> Callable[[Toy], nn.Module]:
-    """As `model_on` does on a GPU."""
-    original = Original()
+    """As `build_model_on` does on a GPU."""
+    original = OriginalModel()
     return lambda workload: original.copied(workload, CPU)
 
 
@@ -111,10 +111,10 @@ def test_a_device_without_room_is_said_at_once_and_the_model_is_copied_when_ther
 @pytest.mark.parametrize("device", [CPU, pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_another_precision_is_the_same_weights_in_it(device: torch.device | str) -> None:
     workload, there = Counted(), torch.device(device)
-    precise = first_weights(model_on(workload, there, torch.float64))
+    precise = first_weights(build_model_on(workload, there, torch.float64))
     assert precise.dtype is torch.float64
-    assert torch.equal(precise.float(), first_weights(model_on(workload, there)))
-    assert first_weights(model_on(workload, there)).dtype is torch.float32
+    assert torch.equal(precise.float(), first_weights(build_model_on(workload, there)))
+    assert first_weights(build_model_on(workload, there)).dtype is torch.float32
     assert precise.device.type == there.type
     assert workload.built == (3 if there == CPU else 1), "a process's memory is its models' on a CPU"
 

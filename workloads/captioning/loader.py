@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from compile_sweep.contract.base import Batch
 from compile_sweep.schema.shapes import ShapePolicy
 from workloads.captioning.captions import PAD, START
-from workloads.captioning.model import IGNORED
+from workloads.captioning.model import IGNORED_TOKEN
 
 MAX_LOADER_WORKERS = 12
 """As many as the source's loader has; fewer where the process may use fewer cores."""
@@ -42,7 +42,7 @@ class CaptionTensors:
 
 def caption_tensors(captions: Sequence[Sequence[int]], length: int) -> CaptionTensors:
     """The captions padded to `length` tokens, on the CPU."""
-    labels = torch.full((len(captions), length), IGNORED, dtype=torch.long)
+    labels = torch.full((len(captions), length), IGNORED_TOKEN, dtype=torch.long)
     inputs = torch.full((len(captions), length), PAD, dtype=torch.long)
     for row, caption in enumerate(captions):
         ids = torch.tensor(caption)

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel,
 
 from workloads.captioning.captions import END, PAD, SOURCE_LENGTHS, START, TINY_LENGTHS, LengthDistribution
 
-IGNORED = -100
+IGNORED_TOKEN = -100
 """Label of a padded position: no loss."""
 
 
@@ -34,7 +34,7 @@ class CaptioningSize:
     lengths: LengthDistribution
 
 
-SIZES = {
+CAPTIONING_SIZES = {
     "base": CaptioningSize(
         layers=12, width=768, heads=12, image_pixels=224, patch_pixels=16, vocabulary=1024,
         batch_size=64, pool_batches=100, lengths=SOURCE_LENGTHS,
@@ -60,7 +60,7 @@ class CaptionLoss(nn.Module):
             logits: (batch, length, vocabulary).
             labels: (batch, length) token ids, `IGNORED` where padded.
         """
-        return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+        return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_TOKEN)
 
 
 class CaptioningModel(nn.Module):
@@ -123,7 +123,7 @@ class CaptioningModel(nn.Module):
         return loss
 
 
-def build(size: CaptioningSize, seed: int) -> CaptioningModel:
+def build_captioning_model(size: CaptioningSize, seed: int) -> CaptioningModel:
     """The model on the CPU in training mode; equal seeds give equal weights, and the caller's random state is untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

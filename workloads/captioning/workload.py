@@ -16,7 +16,7 @@ from compile_sweep.schema.settings import Attention
 from compile_sweep.schema.shapes import ShapePolicy
 from workloads.captioning.captions import draw_captions, draw_lengths
 from workloads.captioning.loader import CaptionTensors, caption_loader, caption_tensors
-from workloads.captioning.model import SIZES, build
+from workloads.captioning.model import CAPTIONING_SIZES, build_captioning_model
 
 DISTINCT_IMAGES = 8
 """Batches of pixels kept on the device; captions take turns with them. Pixels do not change what a step costs."""
@@ -39,11 +39,11 @@ from transformers import AttentionInterface
 class Captioning(Workload):
     """ViT + GPT-2 on synthetic images and captions."""
 
-    sizes = tuple(SIZES)
+    sizes = tuple(CAPTIONING_SIZES)
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:
         super().__init__(size, seed)
-        self.dimensions = SIZES[size]
+        self.dimensions = CAPTIONING_SIZES[size]
         self.batch_size = self.dimensions.batch_size
         self.max_length = self.dimensions.lengths.max_length
         self.pool_batches = self.dimensions.pool_batches
@@ -52,7 +52,7 @@ class Captioning(Workload):
 
     def build_model(self) -> nn.Module:
         if self._untrained is None:  # a trial needs six models, and drawing 200 million weights takes seconds each time
-            self._untrained = build(self.dimensions, self.seed)
+            self._untrained = build_captioning_model(self.dimensions, self.seed)
         return deepcopy(self._untrained)
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:

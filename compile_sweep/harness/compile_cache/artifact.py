@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-OF_FUNCTIONS = ("precompile", "pgo")
+FUNCTION_KEYED_KINDS = ("precompile", "pgo")
 """Kinds whose keys name a function of the model, whatever was made of it: one setting's would be taken for another's."""
 
 

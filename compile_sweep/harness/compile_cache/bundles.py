@@ -23,18 +23,18 @@ from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.folders import (
     CHOICES_FOLDER,
     ArtifactKind,
-    choices_in,
     inductor_path,
-    merged_choices,
+    merge_choices,
     pgo_key,
+    split_choices,
 )
 
 _AS_THEY_ARE = (ArtifactKind.INDUCTOR, ArtifactKind.AOT_AUTOGRAD, ArtifactKind.PRECOMPILE, ArtifactKind.PGO)
 _Group = tuple[str, list[tuple[str, bytes]]]
-Read = TypeVar("Read")
+T = TypeVar("T")
 
 
-def split(bundle: bytes) -> list[Artifact]:
+def split_bundle(bundle: bytes) -> list[Artifact]:
     """The entries of a bundle that `torch.compiler.save_cache_artifacts` or `joined` made.
 
     Raises:
@@ -47,7 +47,7 @@ def split(bundle: bytes) -> list[Artifact]:
     return [artifact for kind, entries in groups for key, content in entries for artifact in _artifacts(kind, key, content)]
 
 
-def joined(artifacts: Iterable[Artifact]) -> bytes:
+def join_bundle(artifacts: Iterable[Artifact]) -> bytes:
     """A bundle for `torch.compiler.load_cache_artifacts`, each kind listed once.
 
     torch has no kind of entry for compiled libraries and timings. An autotuning entry is for torch a file by its path below
@@ -67,7 +67,7 @@ def joined(artifacts: Iterable[Artifact]) -> bytes:
             choices.append(artifact)
         elif artifact.kind != ArtifactKind.TRITON:
             files[str(inductor_path(artifact))] = artifact.content
-    files |= {str(path): content for path, content in merged_choices(choices).items()}
+    files |= {str(path): content for path, content in merge_choices(choices).items()}
     for path, content in files.items():
         add(ArtifactKind.AUTOTUNE, path, content)
     serializer: AppendingByteSerializer[_Group] = AppendingByteSerializer(serialize_fn=_write_group)
@@ -78,7 +78,7 @@ def joined(artifacts: Iterable[Artifact]) -> bytes:
 def _artifacts(kind: str, key: str, content: bytes) -> Iterable[Artifact]:
     folder, slash, name = key.partition("/")
     if kind == ArtifactKind.AUTOTUNE and slash and folder == CHOICES_FOLDER:
-        return choices_in(name, content)
+        return split_choices(name, content)
     artifact = Artifact(kind=kind, key=pgo_key(key) if kind == ArtifactKind.PGO else key, content=content)
     inductor_path(artifact)  # refuses what could not be restored
     return [artifact]
@@ -90,7 +90,7 @@ def _read_group(reader: BytesReader) -> _Group:
     return kind, [_inside(reader, (reader.read_str(), reader.read_bytes())) for _ in range(count)]
 
 
-def _inside(reader: BytesReader, found: Read) -> Read:
+def _inside(reader: BytesReader, found: T) -> T:
     """What was read. Past its end, torch's reader goes on for ever with nothing."""
     if reader._i > len(reader._data):
         raise ValueError("it says that it is longer than it is")
@@ -106,17 +106,17 @@ def _write_group(writer: BytesWriter, group: _Group) -> None:
         writer.write_bytes(content)
 
 
-GUARDED = (ArtifactKind.INDUCTOR, ArtifactKind.AOT_AUTOGRAD)
+GUARDED_KINDS = (ArtifactKind.INDUCTOR, ArtifactKind.AOT_AUTOGRAD)
 
 
-def with_guards(kind: str, key: str, guards: str | None) -> tuple[str, str]:
+def guarded_name(kind: str, key: str, guards: str | None) -> tuple[str, str]:
     """Kind and key of an entry: torch's own key is one for all that were compiled under different guards, ours is not."""
     return str(kind), f"{key}/{hashlib.sha256(str(guards or '').encode()).hexdigest()[:16]}"
 
 
-def named(kind: str, key: str, entry: Any) -> tuple[str, str]:
+def entry_name(kind: str, key: str, entry: Any) -> tuple[str, str]:
     """Kind and key of an entry as torch holds it."""
-    return with_guards(kind, key, getattr(entry, "guards_expr", None))
+    return guarded_name(kind, key, getattr(entry, "guards_expr", None))
 
 
 def seconds_taken(entry: Any) -> float:
@@ -127,23 +127,23 @@ def seconds_taken(entry: Any) -> float:
     return float(nanoseconds) / 1e9
 
 
-def graphs_of(entry: Any) -> list[tuple[str, str]]:
+def referenced_graphs(entry: Any) -> list[tuple[str, str]]:
     """Inductor's entries that one of AOTAutograd's refers to: forward, then backward if there is one."""
     parts: list[Any] = [getattr(entry, "compiled_fw", None), getattr(entry, "compiled_bw", None)]
     return [
-        with_guards(ArtifactKind.INDUCTOR, part.fx_graph_cache_info[0], part.fx_graph_guard_expr)
+        guarded_name(ArtifactKind.INDUCTOR, part.fx_graph_cache_info[0], part.fx_graph_guard_expr)
         for part in parts
         if hasattr(part, "fx_graph_cache_info")
     ]
 
 
-def read(artifact: Artifact) -> Artifact:
+def read_graph_entry(artifact: Artifact) -> Artifact:
     """A compiled graph under its full key, with the seconds torch says it took, and without choices that were made since."""
     try:
         entry = pickle.loads(artifact.content)
     except Exception:  # torch takes an entry that does not load for a miss, and so loses nothing by its key
         return replace(artifact, key=f"{artifact.key}/{artifact.digest[:16]}")
-    key = named(artifact.kind, artifact.key, entry)[1]
+    key = entry_name(artifact.kind, artifact.key, entry)[1]
     return replace(artifact, key=key, cost_s=seconds_taken(entry), content=_settled(entry) or artifact.content)
 
 
@@ -156,7 +156,7 @@ def _settled(entry: Any) -> bytes | None:
     bundle = getattr(entry, "_triton_bundle", None)
     kernels = [held.kernel for held in getattr(bundle, "static_autotuners", None) or ()]
     try:
-        settled = [cache_kernels.settle(kernel) for kernel in kernels]
+        settled = [cache_kernels.keep_best_configuration(kernel) for kernel in kernels]
         return pickle.dumps(entry) if any(settled) else None
     except Exception:  # as torch wrote it, it serves as well, if more slowly
         return None

@@ -19,7 +19,7 @@ from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
-from compile_sweep.harness.precision import convolutions_take_tf32, matmul_precision, newer_precisions
+from compile_sweep.harness.precision import convolutions_allow_tf32, fp32_precision_overrides, matmul_precision
 
 _CONFIGS: tuple[tuple[str, Any], ...] = (
     ("inductor", inductor_config), ("dynamo", dynamo_config), ("functorch", functorch_config),
@@ -37,7 +37,7 @@ _ENVIRONMENT_OF_NO_MATTER = re.compile(
 )
 
 
-def configuration() -> dict[str, str]:
+def torch_configuration() -> dict[str, str]:
     """Each such component by name. What hosts differ in (versions, GPU, CPU) is not here, apart from what torch brings itself.
 
     Compile settings change some of it for their own trial only; what they change so is in torch's keys.
@@ -53,7 +53,7 @@ def _components() -> Iterator[tuple[str, str]]:
             yield f"environment.{name}", value
     yield "torch_build", f"{torch.version.git_version} cuda={torch.version.cuda} hip={torch.version.hip}"
     yield "float32_matmul_precision", matmul_precision()
-    if newer := newer_precisions():
+    if newer := fp32_precision_overrides():
         yield "float32_precision", " ".join(f"{name}={value}" for name, value in newer.items())
     yield "default_dtype", str(torch.get_default_dtype())
     yield (
@@ -75,7 +75,7 @@ def _components() -> Iterator[tuple[str, str]]:
     yield (
         "cudnn",
         _flags(
-            enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, tf32=convolutions_take_tf32()
+            enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, tf32=convolutions_allow_tf32()
         ),
     )
     yield (

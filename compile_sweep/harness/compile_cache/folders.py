@@ -84,7 +84,7 @@ _MOST_UNPACKED_BYTES = 2**30
 _CHOICE_DEPTH = 3  # operation, inputs, matmul precision
 
 
-def read(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Artifact]:
+def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Artifact]:
     """All artifacts in the folders. Costs are not known here, and keys of guarded entries still lack their guards.
 
     Args:
@@ -108,7 +108,7 @@ def read(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Arti
         if state := re.fullmatch(r"code_state_(.+)\.pkl", path.name):
             yield at(path, ArtifactKind.PGO, state[1])
     for path in _files(inductor / CHOICES_FOLDER, depth=1):
-        yield from choices_in(path.name, path.read_bytes())
+        yield from split_choices(path.name, path.read_bytes())
     for path in _files(inductor, depth=2):
         if path.parent.name in _OWN_FOLDERS:
             continue
@@ -127,7 +127,7 @@ def read(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Arti
         yield from filter(None, threads.map(kernel, _children(folders.triton)))
 
 
-def write(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
+def write_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
     """Writes artifacts as the files torch looks for. What is there already stays; choices are merged into what is there.
 
     Raises:
@@ -145,7 +145,7 @@ def write(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
     with _threads() as threads:
         for _ in threads.map(lambda artifact: _unpack(artifact, folders.triton), kernels):
             pass  # an error in one comes here
-    for path, content in merged_choices(choices, folders.inductor).items():
+    for path, content in merge_choices(choices, folders.inductor).items():
         _write_file(folders.inductor / path, content, replace=True)
 
 
@@ -181,7 +181,7 @@ def pgo_key(key: str) -> str:
     return re.sub(r'[<>:"/\\|?*]', "_", key)
 
 
-def merged_choices(artifacts: Iterable[Artifact], folder: Path | None = None) -> dict[PurePosixPath, bytes]:
+def merge_choices(artifacts: Iterable[Artifact], folder: Path | None = None) -> dict[PurePosixPath, bytes]:
     """The files of choices by their path below Inductor's folder, with what `folder` already has; own measurements win."""
     merged: dict[str, dict[str, Any]] = {}
     for artifact in artifacts:
@@ -204,7 +204,7 @@ def merged_choices(artifacts: Iterable[Artifact], folder: Path | None = None) ->
     return {PurePosixPath(CHOICES_FOLDER, name): json.dumps(file, indent=4).encode() for name, file in merged.items()}
 
 
-def choices_in(name: str, content: bytes) -> list[Artifact]:
+def split_choices(name: str, content: bytes) -> list[Artifact]:
     """The operations of a file of timings, each apart: as one file, those of one trial would replace those of another.
 
     Args:
@@ -225,7 +225,7 @@ def choices_in(name: str, content: bytes) -> list[Artifact]:
             )
             for keys, value in found
         ]
-        merged_choices(artifacts)
+        merge_choices(artifacts)
     except (KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{name[:80]!r} holds no timings of max-autotune") from None
     return artifacts
@@ -266,7 +266,7 @@ def _packed(folder: Path, files: list[Path]) -> bytes:
     return packed.getvalue()
 
 
-def unpacked(artifact: Artifact) -> dict[str, bytes]:
+def unpack_kernel(artifact: Artifact) -> dict[str, bytes]:
     """Files of a kernel's folder by name; lists of paths hold `kernel_files`' stand-in for the folder.
 
     Raises:
@@ -285,7 +285,7 @@ def unpacked(artifact: Artifact) -> dict[str, bytes]:
 
 
 def _unpack(artifact: Artifact, into: Path) -> None:
-    files = unpacked(artifact)
+    files = unpack_kernel(artifact)
     folder = into / artifact.key
     if folder.exists():
         return

@@ -20,7 +20,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from compile_sweep.harness.compile_cache.folders import ArtifactKind
 
 
-class Tally(Protocol):
+class TuningListener(Protocol):
     """Who wants to know, by kind and key of the kernel's configuration."""
 
     def spared(self, name: tuple[str, str]) -> None:
@@ -33,7 +33,7 @@ class Tally(Protocol):
         """Of what was compiled for a kernel, one configuration was found best. Who is given it compiles none of the others."""
 
 
-def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+def functions_to_wrap(tally: TuningListener) -> Iterator[tuple[type, str, Callable[..., Any]]]:
     """Functions of torch's to be followed: class, name, and what to call in place of it, given the original first."""
 
     def tune(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +44,7 @@ def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
         return result
 
     def choose(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        configurations = compiled(kernel)
+        configurations = compiled_configurations(kernel)
         result = tune(original, kernel, *args, **kwargs)
         if best := next((each.cache_hash for each in kernel.launchers if getattr(each, "cache_hash", None)), None):
             tally.chosen((ArtifactKind.TRITON, best), configurations)
@@ -71,7 +71,7 @@ def followed(tally: Tally) -> Iterator[tuple[type, str, Callable[..., Any]]]:
     yield CachingAutotuner, "coordinate_descent_tuning", tune
 
 
-def settle(kernel: Any) -> bool:
+def keep_best_configuration(kernel: Any) -> bool:
     """Leaves a restored kernel its best configuration alone, if this process's folder has it; True if that changed the kernel."""
 
     def compile_anew() -> Any:
@@ -90,7 +90,7 @@ def settle(kernel: Any) -> bool:
     return len(kernel.compile_results) < several
 
 
-def compiled(kernel: Any) -> list[tuple[str, str]]:
+def compiled_configurations(kernel: Any) -> list[tuple[str, str]]:
     """Kind and key of what Triton compiled for a kernel, one for each of its configurations that is still in question."""
     hashes = (getattr(result.kernel, "hash", None) for result in getattr(kernel, "compile_results", ()))
     return [(ArtifactKind.TRITON, triton_hash_to_path_key(each)) for each in hashes if each]

@@ -18,7 +18,7 @@ _VERSION = b"compile-sweep remote cache 1"
 _END = b"\n"
 
 
-class Seal(Protocol):
+class Signer(Protocol):
     """What signs: a secret that the server does not have."""
 
     def sign(self, message: bytes) -> str:
@@ -31,7 +31,7 @@ class Seal(Protocol):
 
 
 @contextmanager
-def sealed(seal: Seal, address: str) -> Iterator[list[str]]:
+def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
     """Signs what this process gives to Redis and takes nothing else from there while the block lasts.
 
     Args:

@@ -3,7 +3,7 @@
 The rooms behind it: `cache_folders.py` (files), `cache_bundles.py` (torch's bundles), `cache_use.py` (hits, misses and what they
 save), `cache_configuration.py` (what makes artifacts invalid or wrong elsewhere).
 
-Output: `watching_caches` says what hits saved, so that a warm compile time plus `saved_s` is about the cold one.
+Output: `watch_caches` says what hits saved, so that a warm compile time plus `saved_s` is about the cold one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch._dynamo import config as dynamo_config
 from compile_sweep.harness.compile_cache import bundles
 from compile_sweep.harness.compile_cache import folders as cache_folders
 from compile_sweep.harness.compile_cache.artifact import Artifact
-from compile_sweep.harness.compile_cache.facts import configuration
+from compile_sweep.harness.compile_cache.facts import torch_configuration
 from compile_sweep.harness.compile_cache.folders import ArtifactKind, CacheFolders
-from compile_sweep.harness.compile_cache.usage import CacheUse, watching_caches
+from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 
 __all__ = [
     "ArtifactKind",
     "CacheFolders",
-    "CacheUse",
-    "bundle",
-    "configuration",
-    "gather",
-    "precompiling",
-    "restore",
-    "watching_caches",
+    "CacheUsage",
+    "enable_precompile",
+    "gather_artifacts",
+    "make_bundle",
+    "restore_artifacts",
+    "torch_configuration",
+    "watch_caches",
 ]
 
 
-def gather(folders: CacheFolders, use: CacheUse | None = None, given: Iterable[Artifact] = ()) -> list[Artifact]:
+def gather_artifacts(folders: CacheFolders, use: CacheUsage | None = None, given: Iterable[Artifact] = ()) -> list[Artifact]:
     """All that this process made, used or was given, each artifact once.
 
     Two artifacts of the same kind and key, from environments with the same `configuration`, serve equally, though their bytes
@@ -43,21 +43,21 @@ def gather(folders: CacheFolders, use: CacheUse | None = None, given: Iterable[A
 
     Args:
         folders: those the process compiled with.
-        use: what `watching_caches` saw, which knows costs better than torch's entries do.
+        use: what `watch_caches` saw, which knows costs better than torch's entries do.
         given: what was restored there; it comes as it was, which spares packing it again.
     """
     saved = torch.compiler.save_cache_artifacts()
     artifacts: dict[tuple[str, str], Artifact] = {}
-    for found in (*cache_folders.read(folders, given), *(bundles.split(saved[0]) if saved else ())):
-        is_named = found.kind not in bundles.GUARDED or "/" in found.key
-        artifact = found if is_named else bundles.read(found)
+    for found in (*cache_folders.read_artifacts(folders, given), *(bundles.split_bundle(saved[0]) if saved else ())):
+        is_named = found.kind not in bundles.GUARDED_KINDS or "/" in found.key
+        artifact = found if is_named else bundles.read_graph_entry(found)
         name = (str(artifact.kind), artifact.key)
         cost_s = artifact.cost_s if use is None else use.cost_s.get(name, artifact.cost_s)
         artifacts.setdefault(name, replace(artifact, cost_s=cost_s))
     return list(artifacts.values())
 
 
-def restore(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
+def restore_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
     """Writes artifacts into the folders of this process, or of one to be started, before anything compiles there.
 
     Nothing of them is run or unpickled here; torch does that when it compiles. Restore only what is verified.
@@ -65,16 +65,16 @@ def restore(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
     Raises:
         ValueError: an artifact that names no cache file.
     """
-    cache_folders.write(artifacts, folders)
+    cache_folders.write_artifacts(artifacts, folders)
 
 
-def bundle(artifacts: Iterable[Artifact]) -> bytes:
+def make_bundle(artifacts: Iterable[Artifact]) -> bytes:
     """One file for `torch.compiler.load_cache_artifacts`, for a process that imports only torch."""
-    return bundles.joined(artifacts)
+    return bundles.join_bundle(artifacts)
 
 
 @contextmanager
-def precompiling(precompile: bool = True) -> Iterator[None]:
+def enable_precompile(precompile: bool = True) -> Iterator[None]:
     """Has torch keep what Dynamo traced, too, for functions given to `torch.compile` within; gather within as well.
 
     A process to which that is restored neither traces nor lowers. It loads it where `torch.compile` is called, not at the first

@@ -42,29 +42,29 @@ from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.folders import ArtifactKind, choice_key
 from compile_sweep.harness.precision import matmul_precision
 
-Name = tuple[str, str]
+ArtifactName = tuple[str, str]
 """Kind and key of an artifact."""
-Original = Callable[..., Any]
+TorchFunction = Callable[..., Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class CacheUse:
-    """Filled while `watching_caches` is open."""
+class CacheUsage:
+    """Filled while `watch_caches` is open."""
 
     hits: dict[str, int] = field(default_factory=dict)
     """By kind, each artifact once, and none that this process made itself. Libraries and kernels' folders are not counted."""
     misses: dict[str, int] = field(default_factory=dict)
     """By kind: what was compiled or tuned anew."""
-    hit_keys: list[Name] = field(default_factory=list)
+    hit_keys: list[ArtifactName] = field(default_factory=list)
     """Kind and key of each artifact hit, as `gather` names them, in the order of their first hits."""
     saved_s: float = 0.0
     """Seconds that making what was hit took, less the seconds that finding and loading it took now."""
-    cost_s: dict[Name, float] = field(default_factory=dict)
+    cost_s: dict[ArtifactName, float] = field(default_factory=dict)
     """Seconds of compiling that a hit saves, of what was restored and of what was made while watching."""
 
 
 @contextmanager
-def watching_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUse]:
+def watch_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUsage]:
     """Follows every compile inside the block; torch is as before when it ends.
 
     A version of torch without one of the functions that are followed loses what is seen there, and nothing fails.
@@ -72,10 +72,10 @@ def watching_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUse]:
     Args:
         restored: what this process was given, whose recorded costs say what a hit saves.
     """
-    use = CacheUse(cost_s={(str(artifact.kind), artifact.key): artifact.cost_s for artifact in restored if artifact.cost_s})
+    use = CacheUsage(cost_s={(str(artifact.kind), artifact.key): artifact.cost_s for artifact in restored if artifact.cost_s})
     with ExitStack() as undo:
         tally = _Tally(use)
-        for owner, name, by in (*_Follower(tally).followed(), *cache_kernels.followed(tally)):
+        for owner, name, by in (*_Follower(tally).followed(), *cache_kernels.functions_to_wrap(tally)):
             _follow(undo, owner, name, by)
         yield use
 
@@ -96,14 +96,14 @@ def _follow(undo: ExitStack, owner: type, name: str, by: Callable[..., Any]) -> 
 
 
 class _Tally:
-    """Counts into a `CacheUse`."""
+    """Counts into a `CacheUsage`."""
 
-    def __init__(self, use: CacheUse) -> None:
+    def __init__(self, use: CacheUsage) -> None:
         self._use = use
-        self._made: set[Name] = set()
+        self._made: set[ArtifactName] = set()
         self._counting = threading.Lock()  # backward graphs compile in autograd's own threads
 
-    def hit(self, name: Name, *, otherwise_s: float = 0.0, took_s: float = 0.0) -> float:
+    def hit(self, name: ArtifactName, *, otherwise_s: float = 0.0, took_s: float = 0.0) -> float:
         """Counts a hit, and returns what it saved: nothing if this process hit or made the artifact before.
 
         Args:
@@ -121,7 +121,7 @@ class _Tally:
             self._use.saved_s += saved_s
             return saved_s
 
-    def also_hit(self, name: Name) -> None:
+    def also_hit(self, name: ArtifactName) -> None:
         """Counts a hit that another hit's saving includes."""
         with self._counting:
             if name not in self._made and name not in self._use.hit_keys:
@@ -134,12 +134,12 @@ class _Tally:
             if not self._use.misses[kind]:
                 del self._use.misses[kind]
 
-    def made(self, name: Name, cost_s: float) -> None:
+    def made(self, name: ArtifactName, cost_s: float) -> None:
         with self._counting:
             self._made.add(name)
             self._use.cost_s[name] = cost_s
 
-    def readied(self, kernels: Iterable[Name], took_s: float) -> float:
+    def readied(self, kernels: Iterable[ArtifactName], took_s: float) -> float:
         """Takes in the kernels of a graph that was compiled here, after so many seconds, and returns what restored ones saved.
 
         They count neither as hits nor as misses, and a second graph finds them ready as it would in a cold process.
@@ -154,21 +154,21 @@ class _Tally:
             self._use.saved_s += saved_s
             return saved_s
 
-    def cost_s(self, name: Name, otherwise_s: float = 0.0) -> float:
+    def cost_s(self, name: ArtifactName, otherwise_s: float = 0.0) -> float:
         return self._use.cost_s.get(name, otherwise_s)
 
-    def spared(self, name: Name) -> None:
+    def spared(self, name: ArtifactName) -> None:
         if name in self._use.cost_s:  # others have but one configuration
             self.hit(name)
 
-    def tuned(self, name: Name, seconds: float) -> None:
+    def tuned(self, name: ArtifactName, seconds: float) -> None:
         if name in self._made:  # a second part, coordinate descent
             seconds += self.cost_s(name)
         else:
             self.missed(name[0])
         self.made(name, seconds)
 
-    def chosen(self, best: Name, configurations: Sequence[Name]) -> None:
+    def chosen(self, best: ArtifactName, configurations: Sequence[ArtifactName]) -> None:
         with self._counting:
             if best in self._use.cost_s:
                 others = [name for name in configurations if name != best and name in self._use.cost_s]
@@ -183,18 +183,18 @@ class _Thread(threading.local):
     """AOTAutograd's key that is looked up."""
     entry: Any = None
     """What is there under it."""
-    within: list[Name] | None = None
+    within: list[ArtifactName] | None = None
     """Inductor's entries loaded for it; None outside of such a lookup."""
     prepared_s: float = 0.0
     """Making the key of the graph that Inductor looks up next."""
     saved_s: float = 0.0
     """What hits in this thread saved; its growth within a compile is what that compile was spared."""
     saved_before_s: float = 0.0
-    benchmarked: list[Name] | None = None
+    benchmarked: list[ArtifactName] | None = None
     """Operations whose candidates were timed; None outside of max-autotune."""
     is_loading: bool = False
     """One of Inductor's entries, whose kernels come with it."""
-    readied: list[Name] | None = None
+    readied: list[ArtifactName] | None = None
     """Kernels that the graph in hand has waited for; None outside of such waiting."""
 
 
@@ -208,11 +208,11 @@ class _Follower:
         """AOTAutograd's keys that missed: when, and after how many seconds of looking."""
         self._unserved: set[CompileId] = set()
         """Frames of which the last lookup of AOTAutograd's missed. Dynamo starts some twice, and looks up another graph then."""
-        self._looked_up_at: dict[Name, float] = {}
-        self._spared_s: dict[Name, float] = {}
+        self._looked_up_at: dict[ArtifactName, float] = {}
+        self._spared_s: dict[ArtifactName, float] = {}
         """Inductor's entries: what of their cost was not spent here, because of hits."""
         self._frames_before_s = _frames_s()
-        self._traced: Name | None = None
+        self._traced: ArtifactName | None = None
         """The function traced last."""
 
     def followed(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
@@ -230,7 +230,7 @@ class _Follower:
         yield AsyncCompile, "wait", self.wait_for_kernels
         yield CachingAutotuner, "precompile", self.ready_kernel
 
-    def load_aot(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def load_aot(self, original: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
         here.key, here.entry, here.within = None, None, []
         try:
@@ -247,7 +247,7 @@ class _Follower:
         if is_hit and here.key is not None:
             for name in within:
                 self._tally.also_hit(name)
-            name = bundles.named(ArtifactKind.AOT_AUTOGRAD, here.key, here.entry)
+            name = bundles.entry_name(ArtifactKind.AOT_AUTOGRAD, here.key, here.entry)
             here.saved_s += self._tally.hit(name, otherwise_s=bundles.seconds_taken(here.entry), took_s=took_s)
         elif not is_hit:
             if attempted not in self._unserved:
@@ -258,19 +258,19 @@ class _Follower:
                 self._missed[here.key] = time.perf_counter(), took_s
         return result
 
-    def find_aot(self, original: Original, key: str, *args: Any, **kwargs: Any) -> Any:
+    def find_aot(self, original: TorchFunction, key: str, *args: Any, **kwargs: Any) -> Any:
         result = original(key, *args, **kwargs)
         self._here.key, self._here.entry = key, result[0] if result else None
         return result
 
-    def save_aot(self, original: Original, key: str, entry: Any, *args: Any, **kwargs: Any) -> Any:
+    def save_aot(self, original: TorchFunction, key: str, entry: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(key, entry, *args, **kwargs)
         if key not in self._missed:
             return result
         missed_at, looked_s = self._missed.pop(key)
         forward_s, backward_s = entry.forward_time_taken_ns / 1e9, entry.backward_time_taken_ns / 1e9
         cost_s = looked_s + forward_s
-        graphs = bundles.graphs_of(entry)
+        graphs = bundles.referenced_graphs(entry)
         for number, name in enumerate(graphs):
             is_within = number == 0 or self._looked_up_at.get(name, 0.0) < missed_at + forward_s
             cost_s += self._spared_s.get(name, 0.0) if is_within else self._tally.cost_s(name, backward_s)
@@ -278,16 +278,16 @@ class _Follower:
             cost_s += backward_s
             if self._traced is not None:
                 self._tally.made(self._traced, self._tally.cost_s(self._traced) + backward_s)
-        self._tally.made(bundles.named(ArtifactKind.AOT_AUTOGRAD, key, entry), cost_s)
+        self._tally.made(bundles.entry_name(ArtifactKind.AOT_AUTOGRAD, key, entry), cost_s)
         return result
 
-    def prepare_graph(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def prepare_graph(self, original: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
         result = original(*args, **kwargs)
         self._here.prepared_s = time.perf_counter() - begun
         return result
 
-    def load_graph(self, original: Original, key: str, *args: Any, **kwargs: Any) -> Any:
+    def load_graph(self, original: TorchFunction, key: str, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
         here.is_loading = True
         try:
@@ -297,21 +297,21 @@ class _Follower:
         graph, took_s = result[0], time.perf_counter() - begun + here.prepared_s
         if here.within is not None:
             if graph is not None:
-                here.within.append(bundles.named(ArtifactKind.INDUCTOR, key, graph))
+                here.within.append(bundles.entry_name(ArtifactKind.INDUCTOR, key, graph))
         elif graph is None:
             self._tally.missed(ArtifactKind.INDUCTOR)
             here.saved_before_s = here.saved_s
         else:
-            name = bundles.named(ArtifactKind.INDUCTOR, key, graph)
+            name = bundles.entry_name(ArtifactKind.INDUCTOR, key, graph)
             self._looked_up_at[name] = begun
             saved_s = self._tally.hit(name, otherwise_s=bundles.seconds_taken(graph), took_s=took_s)
             self._spared_s[name] = saved_s
             here.saved_s += saved_s
         return result
 
-    def save_graph(self, original: Original, key: str, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def save_graph(self, original: TorchFunction, key: str, graph: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(key, graph, *args, **kwargs)  # which notes the guards
-        name = bundles.named(ArtifactKind.INDUCTOR, key, graph)
+        name = bundles.entry_name(ArtifactKind.INDUCTOR, key, graph)
         taken_s = bundles.seconds_taken(graph)
         self._looked_up_at[name] = time.perf_counter() - taken_s
         self._spared_s[name] = self._here.saved_s - self._here.saved_before_s
@@ -319,7 +319,14 @@ class _Follower:
         return result
 
     def look_up_choices(
-        self, original: Original, cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, hint_override: int | None = None
+        self,
+        original: TorchFunction,
+        cache: Any,
+        choices: Any,
+        op: str,
+        inputs: str,
+        benchmark: Any,
+        hint_override: int | None = None,
     ) -> Any:
         here, begun, is_timed = self._here, time.perf_counter(), False
 
@@ -341,7 +348,7 @@ class _Follower:
             here.saved_s += self._tally.hit(name)
         return timings
 
-    def tune(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def tune(self, original: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
         here.benchmarked = []
         try:
@@ -352,7 +359,7 @@ class _Follower:
             here.benchmarked = None
         return result
 
-    def wait_for_kernels(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def wait_for_kernels(self, original: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()
         if here.is_loading or here.within is not None:
             return original(*args, **kwargs)
@@ -365,13 +372,13 @@ class _Follower:
             here.readied = None
         return result
 
-    def ready_kernel(self, original: Original, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    def ready_kernel(self, original: TorchFunction, kernel: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(kernel, *args, **kwargs)
         if self._here.readied is not None:
-            self._here.readied += cache_kernels.compiled(kernel)
+            self._here.readied += cache_kernels.compiled_configurations(kernel)
         return result
 
-    def load_traced(self, original: Original, cache: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_traced(self, original: TorchFunction, cache: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
         result = original(cache, function, *args, **kwargs)
         if result is None:
@@ -381,7 +388,7 @@ class _Follower:
             self._tally.hit(name, took_s=time.perf_counter() - begun)
         return result
 
-    def record_traced(self, original: Original, cache: Any, package: Any, *args: Any, **kwargs: Any) -> Any:
+    def record_traced(self, original: TorchFunction, cache: Any, package: Any, *args: Any, **kwargs: Any) -> Any:
         """Comes after each frame, for the package of the function that was given to `torch.compile`."""
         result = original(cache, package, *args, **kwargs)
         spent_s = _frames_s() - self._frames_before_s

@@ -71,7 +71,7 @@ _PROPERTIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class KnownSizes:
     """What a size of a tensor may stand for."""
 
     settings: CompileSettings
@@ -85,27 +85,27 @@ class Lengths:
         return any(set(sizes) <= {length * rows for length in known} for rows in (1, self.batch_size))
 
 
-def against_break(text: str) -> str | None:
+def advise_on_break(text: str) -> str | None:
     """Against a graph break."""
     return _first(_BREAKS, text)
 
 
-def against_fallback(text: str) -> str | None:
+def advise_on_fallback(text: str) -> str | None:
     """Against something that runs eagerly."""
     return _first(_FALLBACKS, text)
 
 
-def against_skip(text: str) -> str | None:
+def advise_on_cudagraph_skip(text: str) -> str | None:
     """Against skipped CUDA graphs."""
     return _first(_SKIPS, text)
 
 
-def about_hint(text: str) -> str | None:
+def advise_on_hint(text: str) -> str | None:
     """What a performance hint comes to in these settings."""
     return _first(_HINTS, text)
 
 
-def about_guard(guard: str, lengths: Lengths) -> str:
+def explain_guard(guard: str, lengths: KnownSizes) -> str:
     """A failed guard in words, and what helps."""
     if size := re.search(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", guard):
         return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
@@ -125,7 +125,7 @@ def about_guard(guard: str, lengths: Lengths) -> str:
     return "what its graph was compiled for no longer held"
 
 
-def _resized(tensor: str, dimension: int, before: int, now: int, lengths: Lengths) -> str:
+def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownSizes) -> str:
     change = f"changed from {before} to {now}"
     if not lengths.are_sequence_lengths(before, now):
         return f"dimension {dimension} of {tensor} {change}: keep it fixed, or let the workload say that it varies (dynamic_dims)"
@@ -163,8 +163,8 @@ class Section:
     lines: Sequence[str]
 
 
-def explanation(
-    measurement: Mapping[str, Any], settings: CompileSettings, lengths: Lengths, targets: Sequence[str]
+def explain_measurement(
+    measurement: Mapping[str, Any], settings: CompileSettings, lengths: KnownSizes, targets: Sequence[str]
 ) -> Iterator[Section]:
     """Everything about one measured setting but its verdict and its source.
 
@@ -176,14 +176,14 @@ def explanation(
     """
     found = measurement
     yield Section(title="compiled", lines=list(_compiled(found, settings, targets)))
-    yield Section(title="graph breaks", lines=_listed(found["graph_break_reasons"], against_break))
+    yield Section(title="graph breaks", lines=_listed(found["graph_break_reasons"], advise_on_break))
     yield Section(title="recompiles", lines=_listed(found["recompile_reasons"], lambda text: _guard_in_words(text, lengths)))
     limit = "those sizes run eagerly: use fewer lengths, dynamic=mark, or a higher recompile_limit"
     yield Section(title="recompile limits hit", lines=_listed(found["recompile_limit_hits"], lambda _: limit))
-    yield Section(title="runs eagerly", lines=_listed(found["fallbacks"], against_fallback))
+    yield Section(title="runs eagerly", lines=_listed(found["fallbacks"], advise_on_fallback))
     if settings.claims_cudagraphs:
-        yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], against_skip))
-    yield Section(title="performance hints", lines=_listed(found["perf_hints"], about_hint))
+        yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], advise_on_cudagraph_skip))
+    yield Section(title="performance hints", lines=_listed(found["perf_hints"], advise_on_hint))
     yield Section(title="time", lines=list(_times(found)))
     yield Section(title="compile time", lines=list(_phases(found)))
     yield Section(title="memory", lines=list(_memory(found)))
@@ -214,8 +214,8 @@ def _listed(findings: Sequence[str], helps: Callable[[str], str | None]) -> list
     return lines or ["none"]
 
 
-def _guard_in_words(text: str, lengths: Lengths) -> str:
-    return about_guard(text.partition("): ")[2] or text, lengths)
+def _guard_in_words(text: str, lengths: KnownSizes) -> str:
+    return explain_guard(text.partition("): ")[2] or text, lengths)
 
 
 def _times(found: Mapping[str, Any]) -> Iterator[str]:

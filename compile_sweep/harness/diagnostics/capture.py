@@ -54,7 +54,7 @@ class Diagnostics:
 
 
 @contextmanager
-def watching(expected: Expectation | None = None) -> Iterator[Diagnostics]:
+def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnostics]:
     """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards.
 
     Args:
@@ -120,30 +120,30 @@ class _Reader:
 
     def python_warning(self, text: str, path: str) -> None:
         """Reads a Python warning: that TensorFloat32 is off, say, is none of torch's log records."""
-        if torch_logs.is_inductors(path):
-            _add(self._into.perf_hints, torch_logs.hint(text))
+        if torch_logs.is_inductor_file(path):
+            _add(self._into.perf_hints, torch_logs.parse_hint(text))
 
     def finish(self) -> None:
         """Reads what a last record could still have continued."""
         if self._outside:
-            _add(self.outside_cudagraphs, found := torch_logs.outside_cudagraphs("\n".join(self._outside)))
+            _add(self.outside_cudagraphs, found := torch_logs.parse_outside_cudagraphs("\n".join(self._outside)))
             _add(self._into.perf_hints, found)
             self._outside = []
 
     def _graph_break(self, record: logging.LogRecord) -> None:
-        found = torch_logs.graph_break(_text(record))
+        found = torch_logs.parse_graph_break(_text(record))
         if found.key not in self._breaks:  # torch reports it again for each frame around it, and at every recompile
             self._breaks.add(found.key)
             _add(self._into.graph_break_reasons, found.text)
 
     def _recompile(self, record: logging.LogRecord) -> None:
-        self._into.recompile_reasons.append(torch_logs.recompile(_text(record)))
+        self._into.recompile_reasons.append(torch_logs.parse_recompile(_text(record)))
 
     def _frame(self, record: logging.LogRecord) -> None:
         text = _text(record)
-        if hit := torch_logs.recompile_limit(text):
+        if hit := torch_logs.parse_recompile_limit(text):
             _add(self._into.recompile_limit_hits, hit)
-        elif fallback := torch_logs.not_converted(text, record.exc_info[1] if record.exc_info else None):
+        elif fallback := torch_logs.parse_not_converted(text, record.exc_info[1] if record.exc_info else None):
             _add(self._into.fallbacks, fallback)
 
     def _cudagraph(self, record: logging.LogRecord) -> None:
@@ -151,9 +151,9 @@ class _Reader:
         if record.levelno < logging.WARNING:
             return
         if "distinct sizes" in text:  # many sizes are captured all the same, one CUDA graph each
-            _add(self._into.perf_hints, torch_logs.hint(text))
+            _add(self._into.perf_hints, torch_logs.parse_hint(text))
         else:
-            _add(self._into.cudagraph_skip_reasons, torch_logs.cudagraph_skip(text))
+            _add(self._into.cudagraph_skip_reasons, torch_logs.parse_cudagraph_skip(text))
 
     def _recording(self, record: logging.LogRecord) -> None:
         self.cudagraphs_recorded |= "Recording cudagraph" in _text(record)
@@ -170,7 +170,7 @@ class _Reader:
             self.finish()
 
     def _hint(self, record: logging.LogRecord) -> None:
-        _add(self._into.perf_hints, torch_logs.hint(_text(record)))
+        _add(self._into.perf_hints, torch_logs.parse_hint(_text(record)))
 
     def _inductor(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING and ".__" not in record.name:

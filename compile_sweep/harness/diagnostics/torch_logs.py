@@ -61,19 +61,19 @@ def without_machine_paths(text: str) -> str:
     return re.sub(r"(?<![\w.-])/[^\s:'\"`()<>]+\.py\b", lambda found: module_path(found.group()), text)
 
 
-def shortened(text: str, length: int = LINE_LENGTH) -> str:
+def shorten_text(text: str, length: int = LINE_LENGTH) -> str:
     """The text without machine paths, cut to a readable length."""
     text = re.sub(r" at 0x[0-9a-f]+", "", without_machine_paths(text))
     return text if len(text) <= length else text[:length] + "…"
 
 
-def frames(text: str) -> list[Frame]:
+def parse_frames(text: str) -> list[Frame]:
     """The frames of a stack as `traceback` prints it, outermost first."""
     found = re.finditer(r'File "([^"]+)", line (\d+)(?:, in (\S+))?(?:\n[ \t]+(?!File ")([^\n]*))?', text)
     return [Frame(match[1], int(match[2]), match[3] or "", (match[4] or "").strip()) for match in found]
 
 
-def users_frame(stack: Sequence[Frame]) -> Frame | None:
+def find_user_frame(stack: Sequence[Frame]) -> Frame | None:
     """The innermost frame in the model's own code; where it is all a library's, the innermost of the library.
 
     Frames up to the last one of the harness are how the model came to be called, and no part of it.
@@ -81,11 +81,11 @@ def users_frame(stack: Sequence[Frame]) -> Frame | None:
     last_harness = max((index for index, frame in enumerate(stack) if _is_harness(frame.path)), default=-1)
     models = stack[last_harness + 1 :]
     own = [frame for frame in models if not _is_installed(frame.path)]
-    library = [frame for frame in models if not is_torchs_machinery(frame.path)]
+    library = [frame for frame in models if not is_torch_internal(frame.path)]
     return next(reversed(own or library), None)
 
 
-def is_torchs_machinery(path: str) -> bool:
+def is_torch_internal(path: str) -> bool:
     """Whether a file is Python's or torch's own and computes no part of a model: only `torch.nn` and libraries on it do."""
     if path.startswith("<frozen ") or (path.startswith(_folders("stdlib")) and not _is_package(path)):
         return True
@@ -93,7 +93,7 @@ def is_torchs_machinery(path: str) -> bool:
     return inside != path and (not inside.startswith("nn/") or inside.startswith(("nn/parallel/", "nn/modules/module.py")))
 
 
-def is_inductors(path: str) -> bool:
+def is_inductor_file(path: str) -> bool:
     """Whether a file is part of Inductor, whose Python warnings are advice on speed."""
     return path.startswith(f"{_torch_folder()}_inductor/")
 
@@ -115,32 +115,32 @@ class GraphBreak(NamedTuple):
     text: str
 
 
-def graph_break(message: str) -> GraphBreak:
+def parse_graph_break(message: str) -> GraphBreak:
     """Reads a message of the artifact `graph_breaks`."""
     location = re.search(r"in user code at (.+?):(\d+)\s", message)
-    stack = frames(re.split(r"User code traceback:|following user code:", message)[-1])
+    stack = parse_frames(re.split(r"User code traceback:|following user code:", message)[-1])
     seen = Frame(location[1], int(location[2]), "") if location else stack[-1] if stack else Frame("unknown place", 0, "")
-    users = users_frame(stack) or seen
+    users = find_user_frame(stack) or seen
     what, advice = _explained(message.partition("Graph Break Reason:")[2] or message)
     lines = [f"{users.place}{f' in {function_name(users.function)}' if users.function else ''}: {what}"]
     if users.code:
         lines.append(f"code: {users.code}")
-    if seen.place != users.place and not is_torchs_machinery(seen.path):
+    if seen.place != users.place and not is_torch_internal(seen.path):
         lines.append(f"inside: {seen.place}")
     return GraphBreak((f"{seen.path}:{seen.line}", what), _joined([*lines, *advice]))
 
 
-def recompile(message: str) -> str:
+def parse_recompile(message: str) -> str:
     """Reads a message of the artifact `recompiles`: which function, and which guard of its latest graph failed."""
     head = re.search(r"Recompiling function (\S+) in (.+?):(\d+)", message)
     guards = re.findall(r"^\s*- (\d+/\d+\S*: .*)$", message, re.MULTILINE)
     function = f"{function_name(head[1])} ({module_path(head[2])}:{head[3]})" if head else "a function"
     guard = _guard(guards[0]) if guards else "torch names no guard"
     more = f" (one of {len(guards)} graphs, none of which fits)" if len(guards) > 1 else ""
-    return shortened(f"{function}: {guard}{more}", 2 * LINE_LENGTH)
+    return shorten_text(f"{function}: {guard}{more}", 2 * LINE_LENGTH)
 
 
-def recompile_limit(message: str) -> str | None:
+def parse_recompile_limit(message: str) -> str | None:
     """Reads a warning of Dynamo's frame conversion that a recompile limit was hit; None for other messages."""
     limit = re.search(r"hit config\.(\w*recompile_limit|cache_size_limit) \((\d+)\)", message)
     if limit is None:
@@ -148,12 +148,12 @@ def recompile_limit(message: str) -> str | None:
     function = re.search(r"function: '(.+?)' \((.+?):(\d+)\)", message)
     reason = re.search(r"last reason: (.*)", message)
     where = f"{function_name(function[1])} ({module_path(function[2])}:{function[3]})" if function else "a function"
-    return shortened(
+    return shorten_text(
         f"{where} hit {limit[1]} {limit[2]}: {_guard(reason[1]) if reason else 'torch gives no reason'}", 2 * LINE_LENGTH
     )
 
 
-def not_converted(message: str, error: BaseException | None) -> str | None:
+def parse_not_converted(message: str, error: BaseException | None) -> str | None:
     """Reads Dynamo's message that it will not convert a frame; None if it says another thing, or of no code of a model.
 
     Args:
@@ -161,7 +161,7 @@ def not_converted(message: str, error: BaseException | None) -> str | None:
         error: the exception it was logged with.
     """
     frame = re.match(r"WON'T CONVERT (\S+) (.+?) line (\d+)", message)
-    if frame is None or is_torchs_machinery(frame[2]) or any(words in str(error) for words in _NO_FALLBACK):
+    if frame is None or is_torch_internal(frame[2]) or any(words in str(error) for words in _NO_FALLBACK):
         return None
     where = f"{function_name(frame[1])} ({module_path(frame[2])}:{frame[3]})"
     if hasattr(error, "gb_type"):  # torch's own refusal; anything else is an error that suppress_errors swallowed
@@ -171,29 +171,29 @@ def not_converted(message: str, error: BaseException | None) -> str | None:
         text = " ".join(line.strip() for line in str(error).split("\n\n")[0].splitlines())
         why = f"its compile failed and the error was suppressed ({type(error).__name__}: {text})"
     stack = [Frame(f.filename, f.lineno or 0, f.name) for f in getattr(error, "real_stack", None) or ()]
-    at = users_frame(stack)
-    return shortened(f"{where} runs eagerly: {why}{f', at {at.place}' if at else ''}", 2 * LINE_LENGTH)
+    at = find_user_frame(stack)
+    return shorten_text(f"{where} runs eagerly: {why}{f', at {at.place}' if at else ''}", 2 * LINE_LENGTH)
 
 
-def cudagraph_skip(message: str) -> str:
+def parse_cudagraph_skip(message: str) -> str:
     """Reads a warning that CUDA graphs are skipped: why, and the user's line if torch knows one."""
     why = re.split(r"\.?\s*Found from\s*:", message)[0]
-    at = users_frame(frames(message))
-    return shortened(f"{_one_line(why)}{f', at {at.place}: {at.code}' if at else ''}", 2 * LINE_LENGTH)
+    at = find_user_frame(parse_frames(message))
+    return shorten_text(f"{_one_line(why)}{f', at {at.place}: {at.code}' if at else ''}", 2 * LINE_LENGTH)
 
 
-def outside_cudagraphs(message: str) -> str:
+def parse_outside_cudagraphs(message: str) -> str:
     """Reads the lines on a node that stays outside a graph's CUDA graphs: why, and the user's line if torch knows one."""
     found = re.search(r"reason=(.*?), ir=\w+(?:, fx=([^\n(]+))?", message)
     why = " in ".join(filter(None, found.groups())) if found else _one_line(message)
-    at = users_frame(frames(message))
-    return shortened(f"a part of a graph runs outside its CUDA graphs: {why}{f', at {at.place}: {at.code}' if at else ''}")
+    at = find_user_frame(parse_frames(message))
+    return shorten_text(f"a part of a graph runs outside its CUDA graphs: {why}{f', at {at.place}: {at.code}' if at else ''}")
 
 
-def hint(message: str) -> str:
+def parse_hint(message: str) -> str:
     """A hint on one line, with long lists of names cut to their number."""
     text = re.sub(rf"\[{_QUOTED}(?:, {_QUOTED})+\]", lambda found: f"[{found[0].count(', ') + 1} of them]", _one_line(message))
-    return shortened(text, 2 * LINE_LENGTH)
+    return shorten_text(text, 2 * LINE_LENGTH)
 
 
 def _guard(text: str) -> str:
@@ -206,13 +206,13 @@ def _explained(reason: str) -> tuple[str, list[str]]:
     """The headline of a graph break and the lines of advice below it, out of torch's own layout of them."""
     found = re.search(r"^(\S.*)\n {2}Explanation: (.*)((?:\n(?! ?For more).*)*)", reason.strip(), re.MULTILINE)
     if found is None:
-        return shortened(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
+        return shorten_text(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
     hints = re.findall(r"^ {2}Hint: (.*)$", found[3], re.MULTILINE)
-    return shortened(found[1]), [f"explanation: {found[2]}", *(f"hint: {text}" for text in hints[:_HINTS])]
+    return shorten_text(found[1]), [f"explanation: {found[2]}", *(f"hint: {text}" for text in hints[:_HINTS])]
 
 
 def _joined(lines: Sequence[str]) -> str:
-    return "\n  ".join(shortened(line) for line in lines)
+    return "\n  ".join(shorten_text(line) for line in lines)
 
 
 def _one_line(text: str) -> str:

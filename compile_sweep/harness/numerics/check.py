@@ -24,16 +24,16 @@ from compile_sweep.harness.numerics.tolerance import (
     GRADIENTS,
     LOSS,
     UPDATES,
-    Circumstances,
+    ComparisonContext,
     Gap,
-    Respect,
+    Quantity,
     calm_steps,
-    of_movement,
-    of_outputs,
-    of_series,
+    compare_movement,
+    compare_outputs,
+    compare_series,
 )
 from compile_sweep.harness.numerics.trajectory import Trajectory
-from compile_sweep.harness.outputs import without_infinities
+from compile_sweep.harness.outputs import zero_infinities
 from compile_sweep.schema.settings import CompileSettings
 
 
@@ -90,7 +90,7 @@ class Numerics:
         return {**asdict(self), "status": str(self.status)}
 
 
-def check(
+def check_numerics(
     workload: Workload,
     settings: CompileSettings,
     batches: Sequence[Batch],
@@ -219,29 +219,29 @@ class _Comparison:
         return f"{what}: off by {_percent(self.gap.gap)}, {_percent(self.gap.tolerance)} allowed"
 
 
-def _comparisons(compiled: Trajectory, references: References, about: Circumstances) -> Iterator[_Comparison]:
+def _comparisons(compiled: Trajectory, references: References, about: ComparisonContext) -> Iterator[_Comparison]:
     runs, last = references.runs, references.runs[-1]
     steps = len(compiled.losses)
 
     def compared(
-        respect: Respect, module: str, of: Callable[[Trajectory], Sequence[float]], sizes: Sequence[float]
+        respect: Quantity, module: str, of: Callable[[Trajectory], Sequence[float]], sizes: Sequence[float]
     ) -> _Comparison:
-        return _Comparison(respect.name, module, *of_series(respect, of(compiled), [of(run) for run in runs], sizes, about))
+        return _Comparison(respect.name, module, *compare_series(respect, of(compiled), [of(run) for run in runs], sizes, about))
 
     yield compared(LOSS, "", lambda run: run.losses, [max(map(abs, last.losses))] * steps)
     if _outputs_compare(references):
-        outputs, *eager = ([without_infinities(elements) for elements in run.outputs] for run in (compiled, *runs))
-        gap, step_gaps = of_outputs(outputs, eager, about)
+        outputs, *eager = ([zero_infinities(elements) for elements in run.outputs] for run in (compiled, *runs))
+        gap, step_gaps = compare_outputs(outputs, eager, about)
         yield _Comparison("outputs", "", gap, step_gaps)
     whole = [math.hypot(*norms) for norms in zip(*last.gradients.values(), strict=True)]
     for module in compiled.gradients:
         weights = last.start_norms[module]
-        moved = of_movement(compiled.movement[module], [run.movement[module] for run in runs], weights, steps, about)
+        moved = compare_movement(compiled.movement[module], [run.movement[module] for run in runs], weights, steps, about)
         yield compared(GRADIENTS, module, partial(_gradients, module), whole)
         yield compared(UPDATES, module, partial(_updates, module), [weights] * steps)
         yield _Comparison("parameters", module, moved, [0.0] * steps)
     for module in _moved_buffers(compiled, references):
-        moved = of_movement(
+        moved = compare_movement(
             compiled.buffers[module], [run.buffers[module] for run in runs], last.buffer_norms[module], steps, about
         )
         yield _Comparison("buffers", module, moved, [0.0] * steps)
@@ -265,10 +265,10 @@ def _outputs_compare(references: References) -> bool:
     return bool(references.eager.outputs) and not references.eager.random
 
 
-def _circumstances(compiled: Trajectory, references: References) -> Circumstances:
+def _circumstances(compiled: Trajectory, references: References) -> ComparisonContext:
     random = references.eager.random
     norms = [[run.gradients[module] for run in references.runs] for module in compiled.gradients]
-    return Circumstances(
+    return ComparisonContext(
         random=random,
         has_precise=references.precise is not None,
         rounding=references.rounding,

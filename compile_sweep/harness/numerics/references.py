@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload
-from compile_sweep.contract.inspect_model import is_plain
+from compile_sweep.contract.inspect_model import is_safe_to_copy
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.distributed import everywhere, num_workers
-from compile_sweep.harness.numerics.trajectory import Trajectory, recorder_of
-from compile_sweep.harness.precision import matmul_precision, precision_put_back, use_full_precision
+from compile_sweep.harness.numerics.trajectory import Trajectory, make_recorder
+from compile_sweep.harness.precision import matmul_precision, preserve_precision, use_full_precision
 from compile_sweep.schema.ddp_settings import Compression
 from compile_sweep.schema.settings import Autocast, CompileSettings, MatmulPrecision, OptimizerKind
 
@@ -35,7 +35,7 @@ RANDOM_REPEATS = 3
 deviations of a single step pass that are ten times as large."""
 
 
-class Original:
+class OriginalModel:
     """The model of the workload that was last asked for, as it was built.
 
     A trial needs six, and the random weights of a large one take seconds; a copy takes less.
@@ -48,7 +48,7 @@ class Original:
         """A model of the workload's; one that a copy might not do justice to is built each time."""
         if self._of is None or self._of[0] is not workload:
             built = workload.build_model()
-            if not is_plain(built):
+            if not is_safe_to_copy(built):
                 self._of = workload, None
                 return built
             self._of = workload, built
@@ -74,10 +74,10 @@ def _copied(model: nn.Module, device: torch.device) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-_original = Original()
+_original = OriginalModel()
 
 
-def model_on(workload: Workload, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
+def build_model_on(workload: Workload, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """A model of the workload's with its starting weights, on the device; in another precision, if one is named."""
     on_gpu = device.type == "cuda"  # on a CPU memory is measured of the whole process, of which the original would be a part
     model = _original.copied(workload, device) if on_gpu else workload.build_model()
@@ -97,16 +97,16 @@ def eager_reference(
         device: where.
         seed: of the random numbers drawn from here on; None for the workload's.
     """
-    model = model_on(workload, device)
+    model = build_model_on(workload, device)
     optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
     seed_all(workload.seed if seed is None else seed)
-    with applied(settings.eager_twin(), workload, model, optimizer, device) as step:
+    with applied(settings.eager_counterpart(), workload, model, optimizer, device) as step:
         yield model, step
 
 
-def recorded(workload: Workload, model: nn.Module, step: TrainStep, batches: Sequence[Batch]) -> Trajectory:
+def record_run(workload: Workload, model: nn.Module, step: TrainStep, batches: Sequence[Batch]) -> Trajectory:
     """Runs the step on the batches, once each, and says what happened."""
-    recorder = recorder_of(workload, model, steps=len(batches))
+    recorder = make_recorder(workload, model, steps=len(batches))
     for batch in batches:
         recorder.step(step, batch)
     return recorder.trajectory()
@@ -154,10 +154,11 @@ def run_references(
         eager = _run(workload, settings, batches, device, workload.seed)
     # Inference sums over no rows, and its outputs are compared element by element.
     in_other_order = _in_other_order(workload, batches, device, eager) if workload.trains else batches
-    memory.begin(device)
+    memory.reset_peaks(device)
     seeds = range(workload.seed + 1, workload.seed + 1 + (RANDOM_REPEATS if eager.random else 1))
     permuted = [_run(workload, settings, in_other_order, device, seed) for seed in seeds]
-    room = round(1.25 * memory.peaks(device).in_use_bytes)  # has_room adds 1.6, and twice the precision takes twice the memory
+    # Twice the precision takes twice the memory, of which has_room adds a factor of 1.6.
+    room = round(1.25 * memory.read_peaks(device).in_use_bytes)
     rounding, above = _precision(settings, workload.autocast_dtype(device), eager.weights)
     for dtype in above:
         # An error is caught only where no other worker waits for this one.
@@ -173,23 +174,23 @@ def run_references(
 def _run(workload: Workload, settings: CompileSettings, batches: Sequence[Batch], device: torch.device, seed: int) -> Trajectory:
     memory.free(device)
     with eager_reference(workload, settings, device, seed=seed) as (model, step):
-        return recorded(workload, model, step, batches)
+        return record_run(workload, model, step, batches)
 
 
 def _precise(
     workload: Workload, settings: CompileSettings, batches: Sequence[Batch], device: torch.device, dtype: torch.dtype
 ) -> Trajectory | None:
     memory.free(device)
-    twin = settings.eager_twin()
+    twin = settings.eager_counterpart()
     ddp = twin.ddp.exact() if twin.ddp is not None else None
     twin = replace(twin, autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST, ddp=ddp)
     try:
         with _full_precision():
-            model = model_on(workload, device, dtype)
+            model = build_model_on(workload, device, dtype)
             optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
             seed_all(workload.seed + 1 + RANDOM_REPEATS)
             with applied(twin, workload, model, optimizer, device) as step:
-                return recorded(workload, model, step, [_as(dtype, batch) for batch in batches])
+                return record_run(workload, model, step, [_as(dtype, batch) for batch in batches])
     except RuntimeError as error:  # out of memory, or a model with a dtype written into its forward, which is so in every worker
         if num_workers() > 1 and isinstance(error, torch.OutOfMemoryError | dist.DistError):
             raise
@@ -199,7 +200,7 @@ def _precise(
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """Without TF32, in matrix products and in convolutions."""
-    with precision_put_back():
+    with preserve_precision():
         use_full_precision()
         yield
 
@@ -232,7 +233,7 @@ def _have_one_loss(workload: Workload, batch: Batch, other: Batch, device: torch
     limit = _REORDERED_ROUNDINGS * torch.finfo(dtype).eps
     try:
         with _full_precision(), torch.no_grad():
-            model = model_on(workload, device, dtype).train(not eager.random)
+            model = build_model_on(workload, device, dtype).train(not eager.random)
             seed_all(workload.seed)
             for weights in model.parameters():  # those that start at zero would hide what is behind them
                 if weights.is_floating_point() or weights.is_complex():

@@ -71,7 +71,7 @@ def chi_square_quantile(tail: float, degrees: float) -> float:
     return degrees * (1 - spread + NormalDist().inv_cdf(1 - tail) * math.sqrt(spread)) ** 3
 
 
-def surprise(deviations: Sequence[float] | NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
+def minus_two_log_p(deviations: Sequence[float] | NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
     """For each of some t-distributed values, -2 log of the probability of one as far from zero: χ² with 2 degrees of freedom."""
     grid, values = _surprises(degrees)
     found: NDArray[np.float64] = np.interp(np.abs(deviations), grid, values)
@@ -84,10 +84,10 @@ def _surprises(degrees: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return grid, np.array([-2 * math.log(f_tail(t * t, 1.0, degrees)) for t in grid])
 
 
-FALSE_ALARMS = 1e-3
+FALSE_ALARM_RATE = 1e-3
 """Of one check of a right run: one setting in a thousand is wrongly called diverging."""
 
-CALM = 2.0
+MAX_CALM_RATIO = 2.0
 """Times the quietest steps' scatter up to which a step is judged. Beyond, chance differences have grown through training, steps
 that follow each other err alike and by more than a normal distribution has."""
 
@@ -105,12 +105,12 @@ RECORDED_ROUNDING = 4 * 2.0**-24
 _FURTHEST = 1e9
 """Relative deviation beyond which all are alike, so that squares do not overflow."""
 
-COARSER = 16.0
+COARSE_FACTOR = 16.0
 """Times the floors, where no more precise run shows what rounding does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Respect:
+class Quantity:
     """Something that each step has and runs are compared in."""
 
     name: str
@@ -123,10 +123,10 @@ class Respect:
     """Whether a single step can be held against a run; not where chance has longer tails than a normal distribution."""
 
 
-LOSS = Respect(name="loss", correlation=2.0, roundings=1 / 8, single_steps=True)
+LOSS = Quantity(name="loss", correlation=2.0, roundings=1 / 8, single_steps=True)
 """A mean over many tokens, computed in float32, so that their roundings average out."""
-GRADIENTS = Respect(name="gradients", correlation=2.5, roundings=1.0, single_steps=True)
-UPDATES = Respect(name="updates", correlation=2.5, roundings=1 / 4, single_steps=False)
+GRADIENTS = Quantity(name="gradients", correlation=2.5, roundings=1.0, single_steps=True)
+UPDATES = Quantity(name="updates", correlation=2.5, roundings=1 / 4, single_steps=False)
 """Adam averages gradients, so updates that follow each other are alike. Other kernels for the same attention moved one block's
 by 0.62 % on an H200, where an eighth of a rounding allowed 0.59 % (docs/log.md)."""
 
@@ -151,7 +151,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class ComparisonContext:
     """What tolerances depend on beside the runs."""
 
     random: bool
@@ -168,11 +168,11 @@ class Circumstances:
     @property
     def level(self) -> float:
         """Probability of a false alarm left to each comparison."""
-        return FALSE_ALARMS / self.comparisons
+        return FALSE_ALARM_RATE / self.comparisons
 
     def floor(self, roundings: float) -> float:
         """Relative difference that is never held against a run."""
-        return (roundings * self.rounding + RECORDED_ROUNDING) * (1 if self.has_precise else COARSER)
+        return (roundings * self.rounding + RECORDED_ROUNDING) * (1 if self.has_precise else COARSE_FACTOR)
 
 
 def calm_steps(eager: Sequence[Sequence[Sequence[float]]]) -> list[int]:
@@ -186,11 +186,11 @@ def calm_steps(eager: Sequence[Sequence[Sequence[float]]]) -> list[int]:
     relative = np.divide(values - centers, centers, out=np.zeros_like(values), where=centers != 0)
     scatter = np.sqrt((relative**2).mean(axis=(0, 1)))
     quiet = np.sort(scatter)[min(2, len(scatter) - 1)]
-    return [int(step) for step in np.flatnonzero(scatter <= CALM * quiet)]
+    return [int(step) for step in np.flatnonzero(scatter <= MAX_CALM_RATIO * quiet)]
 
 
-def of_series(
-    respect: Respect, run: Sequence[float], eager: Sequence[Sequence[float]], sizes: Sequence[float], about: Circumstances
+def compare_series(
+    respect: Quantity, run: Sequence[float], eager: Sequence[Sequence[float]], sizes: Sequence[float], about: ComparisonContext
 ) -> tuple[Gap, list[float]]:
     """Compares a value that each step has.
 
@@ -221,12 +221,12 @@ def of_series(
 
 
 def _of_deterministic(
-    respect: Respect,
+    respect: Quantity,
     deviations: NDArray[np.float64],
     variances: NDArray[np.float64],
     runs: int,
     floor: float,
-    about: Circumstances,
+    about: ComparisonContext,
 ) -> Gap:
     draws = max(1.0, len(deviations) / respect.correlation)
     limit = math.sqrt(f_quantile(about.level, draws, draws) * float(variances.mean())) + floor
@@ -234,12 +234,12 @@ def _of_deterministic(
 
 
 def _of_random(
-    respect: Respect,
+    respect: Quantity,
     deviations: NDArray[np.float64],
     variances: NDArray[np.float64],
     runs: int,
     floor: float,
-    about: Circumstances,
+    about: ComparisonContext,
 ) -> Gap:
     level = about.level / 2 if respect.single_steps else about.level
     spreads = np.sqrt((variances + floor**2) * (1 + 1 / runs))
@@ -248,7 +248,7 @@ def _of_random(
     limit = respect.correlation * chi_square_quantile(level, together)
     gaps = [
         Gap(
-            gap=_constant(float(surprise(deviations / spreads, degrees).sum()), spreads, degrees),
+            gap=_constant(float(minus_two_log_p(deviations / spreads, degrees).sum()), spreads, degrees),
             tolerance=_constant(limit, spreads, degrees),
             kind="constant",
         )
@@ -263,15 +263,15 @@ def _of_random(
 def _constant(surprises: float, spreads: NDArray[np.float64], degrees: int) -> float:
     """The deviation that, alike in all steps, is as surprising as this."""
     low, high = 0.0, float(spreads.max())
-    while surprise(high / spreads, degrees).sum() < surprises and high < 1e6:
+    while minus_two_log_p(high / spreads, degrees).sum() < surprises and high < 1e6:
         high *= 2
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if surprise(middle / spreads, degrees).sum() < surprises else (low, middle)
+        low, high = (middle, high) if minus_two_log_p(middle / spreads, degrees).sum() < surprises else (low, middle)
     return high
 
 
-def of_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, steps: int, about: Circumstances) -> Gap:
+def compare_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, steps: int, about: ComparisonContext) -> Gap:
     """Compares where a group's parameters went, relative to how far the last of the eager runs went.
 
     Args:
@@ -298,7 +298,9 @@ def of_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, steps: 
     return Gap(gap=_distance(run, center) / scale, tolerance=math.sqrt(factor) * largest + floor, kind="distance")
 
 
-def of_outputs(run: Sequence[Tensor], eager: Sequence[Sequence[Tensor]], about: Circumstances) -> tuple[Gap, list[float]]:
+def compare_outputs(
+    run: Sequence[Tensor], eager: Sequence[Sequence[Tensor]], about: ComparisonContext
+) -> tuple[Gap, list[float]]:
     """Compares the outputs of deterministic inference, element by element, relative to the size of the last eager run's.
 
     Args:

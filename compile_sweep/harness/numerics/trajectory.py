@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from compile_sweep.contract.base import Batch, Workload, unwrapped
+from compile_sweep.contract.base import Batch, Workload, unwrap_ddp
 from compile_sweep.harness.apply import InferenceStep, TrainStep
-from compile_sweep.harness.outputs import any_nan, infinities, rms, sampled, without_infinities
+from compile_sweep.harness.outputs import any_nan, count_infinities, rms, sample_elements, zero_infinities
 from compile_sweep.schema.errors import WorkloadError
 
 COMPARED_STEPS = 10
@@ -63,7 +63,7 @@ class Trajectory:
     """Of inference, how many elements of each step's whole outputs are inf and -inf, output by output; not in `losses`."""
 
 
-def recorder_of(workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> Recorder | OutputRecorder:
+def make_recorder(workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> Recorder | OutputRecorder:
     """What records the first steps of a run of this workload; arguments as `Recorder` takes them."""
     return (Recorder if workload.trains else OutputRecorder)(workload, model, steps=steps)
 
@@ -78,7 +78,7 @@ class Recorder:
     """
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
-        inner = unwrapped(model)
+        inner = unwrap_ddp(model)
         parameters = dict(inner.named_parameters())
         self._groups = {group: [parameters[name] for name in names] for group, names in module_groups(workload, inner).items()}
         self._steps = steps
@@ -178,10 +178,10 @@ class OutputRecorder:
         assert isinstance(step, InferenceStep)
         if states is not None:
             self._random = states != _generator_states(device)
-        elements = sampled(step.outputs)
+        elements = sample_elements(step.outputs)
         self._outputs.append(elements)
-        self._infinities.append(infinities(step.outputs))
-        self._digests.append(torch.where(any_nan(step.outputs), torch.nan, rms(without_infinities(elements))))
+        self._infinities.append(count_infinities(step.outputs))
+        self._digests.append(torch.where(any_nan(step.outputs), torch.nan, rms(zero_infinities(elements))))
         step.outputs = ()
         return found
 
@@ -238,7 +238,7 @@ class _Sample:
 def _sampled_buffers(workload: Workload, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
     """A copy of the chosen elements of floating-point buffers, by group; by name, since a step may put a new tensor in place."""
     buffers = {name: held for name, held in model.named_buffers() if held.is_floating_point() and held.device == device}
-    groups = grouped(workload, model, buffers)
+    groups = group_by_module(workload, model, buffers)
     sample = _Sample({group: [buffers[name] for name in names] for group, names in groups.items()})
     return dict(zip(groups, sample.values(), strict=True))
 
@@ -255,10 +255,10 @@ def _elements(parameter: Tensor, where: Tensor | None) -> Tensor:
 
 def module_groups(workload: Workload, model: nn.Module) -> dict[str, list[str]]:
     """Names of the trained parameters of each group of modules; see `grouped`."""
-    return grouped(workload, model, [name for name, parameter in model.named_parameters() if parameter.requires_grad])
+    return group_by_module(workload, model, [name for name, parameter in model.named_parameters() if parameter.requires_grad])
 
 
-def grouped(workload: Workload, model: nn.Module, names: Collection[str]) -> dict[str, list[str]]:
+def group_by_module(workload: Workload, model: nn.Module, names: Collection[str]) -> dict[str, list[str]]:
     """Names of parameters or buffers by group of modules, about `MAX_GROUPS` groups at most.
 
     Each of the workload's repeated blocks is a group; others go by the module that owns them.
