@@ -1,6 +1,6 @@
-"""The values that fields of `CompileSettings` take, each by torch's own name where torch has one.
+"""The values that fields of `CompileSettings` take, with torch's own names where torch has one.
 
-Modes and CUDA graphs: two ways to say one thing, settled here.
+`resolve_mode` reconciles the two ways to ask for CUDA graphs, `mode` and `cudagraphs`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Scope(StrEnum):
 
 
 class Mode(StrEnum):
-    """`torch.compile`'s `mode`."""
+    """The `mode` of `torch.compile`."""
 
     DEFAULT = "default"
     REDUCE_OVERHEAD = "reduce-overhead"
@@ -29,7 +29,7 @@ class Mode(StrEnum):
 
 
 class Dynamic(StrEnum):
-    """How the compiler meets sequence lengths that change."""
+    """How the compiler handles sequence lengths that change."""
 
     STATIC = "static"
     AUTO = "auto"
@@ -39,7 +39,7 @@ class Dynamic(StrEnum):
 
 
 class Padding(StrEnum):
-    """To which length a batch is padded."""
+    """The length a batch is padded to."""
 
     MAX = "max"
     LONGEST = "longest"
@@ -47,7 +47,7 @@ class Padding(StrEnum):
 
 
 class OptimizerKind(StrEnum):
-    """How the optimizer's step runs."""
+    """The implementation of the optimizer's step."""
 
     FOREACH = "foreach"
     FUSED = "fused"
@@ -56,11 +56,11 @@ class OptimizerKind(StrEnum):
 
 
 COMPILED_OPTIMIZERS = (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP)
-"""Those whose step is compiled."""
+"""Kinds whose step is compiled."""
 
 
 class MatmulPrecision(StrEnum):
-    """`torch.set_float32_matmul_precision`."""
+    """The argument of `torch.set_float32_matmul_precision`."""
 
     HIGHEST = "highest"
     HIGH = "high"
@@ -68,7 +68,7 @@ class MatmulPrecision(StrEnum):
 
 
 class Autocast(StrEnum):
-    """The dtype autocast runs in; fp16 comes with a gradient scaler."""
+    """The dtype autocast runs in; fp16 brings a gradient scaler."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -76,38 +76,38 @@ class Autocast(StrEnum):
 
 
 class Attention(StrEnum):
-    """Which attention a model of Hugging Face's runs."""
+    """The attention implementation of a Hugging Face model."""
 
     SDPA = "sdpa"
-    """torch's fused one."""
+    """torch's fused kernel."""
     UNMASKED = "unmasked"
-    """The same without mask tensors, where the order of the tokens says enough."""
+    """The fused kernel without mask tensors, where causal order suffices."""
     EAGER = "eager"
-    """Plain products and a softmax."""
+    """Plain matrix products and a softmax."""
     FLEX = "flex"
     """FlexAttention."""
 
 
 class Pipeline(StrEnum):
-    """Where the batches that throughput is measured on come from."""
+    """Where the batches of the throughput measurement come from."""
 
     RESIDENT = "resident"
-    """Prepared beforehand, on the device: what is timed is the compute alone."""
+    """Prepared beforehand on the device: only the compute is timed."""
     REAL = "real"
-    """The workload's own loader, as a training job would have it."""
+    """The workload's own loader, as in a training job."""
 
 
 WITH_CUDAGRAPHS = {
     Mode.DEFAULT: Mode.REDUCE_OVERHEAD,
     Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS: Mode.MAX_AUTOTUNE,
 }
-"""The mode that is another one with CUDA graphs (`torch._inductor.list_mode_options`)."""
+"""Each mode that has a counterpart with CUDA graphs, and that counterpart (`torch._inductor.list_mode_options`)."""
 
 WITHOUT_CUDAGRAPHS = {graphed: plain for plain, graphed in WITH_CUDAGRAPHS.items()}
 
 
 def resolve_mode(given: Mode | None, cudagraphs: bool | None) -> tuple[Mode, bool]:
-    """The mode and whether it uses CUDA graphs, from whichever of the two a person named.
+    """Returns the mode and whether it uses CUDA graphs, from whichever of the two was given.
 
     Raises:
         SettingsError: they contradict each other.

@@ -1,7 +1,7 @@
-"""Settings of several workers that train together, `ddp.NAME=value`: how `DistributedDataParallel` reduces gradients. Pure.
+"""Settings of workers that train together, `ddp.NAME=value`: how `DistributedDataParallel` reduces gradients. Pure values.
 
-Names are torch's own where torch has one. A field at None keeps torch's choice. Checked here is what holds for any machine;
-`check_workers` adds what depends on the number of workers and on the device.
+Names are torch's own where torch has one. A field at None keeps torch's choice. `DdpSettings` checks what holds on any machine;
+`check_ddp_workers` adds what depends on the number of workers and on the device.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from compile_sweep.schema.setting_text import Scalar, format_value, parse_choice
 
 USUAL_POWERSGD_RANK = 1
 FIRST_POWERSGD_STEP = 2
-"""The first step that torch allows PowerSGD to compress: before it the buckets are not yet in their final order."""
+"""torch lets PowerSGD compress from this step on: before it, the buckets are not yet in their final order."""
 
 
 class Compression(StrEnum):
-    """What gradients travel as; torch's communication hooks."""
+    """The form in which gradients are sent between workers: torch's communication hooks."""
 
     NONE = "none"
     FP16 = "fp16"
     BF16 = "bf16"
     POWERSGD = "powersgd"
-    """Two thin matrices for each gradient that is one (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression")."""
+    """Two thin matrices for each gradient matrix (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression")."""
 
 
 class OptimizeDdp(StrEnum):
-    """`torch._dynamo.config.optimize_ddp`: what the compiler does about the gradients' reduction."""
+    """`torch._dynamo.config.optimize_ddp`: how the compiler handles the gradients' reduction."""
 
     DDP_OPTIMIZER = "ddp_optimizer"
-    """Splits each graph where a bucket of gradients is full, so that it is reduced while the backward goes on."""
+    """Splits each graph where a gradient bucket is full, so that it is reduced while the backward continues."""
     PYTHON_REDUCER = "python_reducer"
-    """Compiles the reduction into the backward, by compiled autograd; experimental in torch."""
+    """Compiles the reduction into the backward with compiled autograd. Experimental in torch."""
     NO_OPTIMIZATION = "no_optimization"
-    """One graph, whose gradients are all ready at its end: nothing is reduced before."""
+    """One graph, whose gradients are all ready at its end; nothing is reduced earlier."""
 
 
 class Around(StrEnum):
-    """What scope=full hands to `torch.compile`."""
+    """What scope=full passes to `torch.compile`."""
 
     MODEL = "model"
-    """The model, which `DistributedDataParallel` then wraps: no graph break at the wrapper."""
+    """The model, which `DistributedDataParallel` then wraps, so that the wrapper breaks no graph."""
     WRAPPER = "wrapper"
     """`DistributedDataParallel` itself, whose forward Dynamo runs in pieces."""
 
 
 _ALIASES = {"on": "ddp_optimizer", "True": "ddp_optimizer", "true": "ddp_optimizer",
             "off": "no_optimization", "False": "no_optimization", "false": "no_optimization"}  # fmt: skip
-"""`optimize_ddp` is a switch in torch too."""
+"""`optimize_ddp` also accepts a bool in torch."""
 
 _DEAD_MODE = "python_reducer_without_compiled_forward"
 
@@ -71,40 +71,40 @@ _USUAL: Mapping[str, object] = {
     "batched_grad_copy": False,
     "broadcast_buffers": True,
 }
-"""What torch does unless told otherwise. An explicit bucket_cap_mb=25 is not the same as none: without one, torch makes the
-first bucket 1 MiB."""
+"""torch's defaults, stored as None. An explicit bucket_cap_mb=25 differs from none: without one, torch makes the first bucket
+1 MiB."""
 
 _C_REDUCERS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy")
-"""What `DistributedDataParallel` tells its own reducer, which python_reducer replaces."""
+"""Options of `DistributedDataParallel`'s own reducer, which python_reducer replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpSettings:
-    """How gradients are reduced; None keeps torch's choice.
+    """How gradients are reduced. None keeps torch's choice.
 
     Raises:
         SettingsError: an unknown value, or fields that cannot be combined.
     """
 
     bucket_cap_mb: int | None = None
-    """MiB of gradients that are reduced together; without it torch takes 25, and 1 for the first bucket."""
+    """MiB of gradients reduced together. By default torch takes 25, and 1 for the first bucket."""
     compression: Compression | None = None
     powersgd_rank: int | None = None
-    """Columns of each of PowerSGD's matrices."""
+    """Columns of each PowerSGD matrix."""
     powersgd_start: int | None = None
-    """The step from which on PowerSGD compresses; those before it reduce gradients as they are."""
+    """The first step that PowerSGD compresses; earlier steps reduce gradients uncompressed."""
     optimize_ddp: OptimizeDdp | None = None
     around: Around | None = None
     gradient_as_bucket_view: bool | None = None
-    """Gradients are views of the buckets: nothing is copied between them, and their memory is saved."""
+    """Make gradients views of the buckets, which saves a copy and its memory."""
     static_graph: bool | None = None
-    """The same parameters get gradients in every step."""
+    """Promise that the same parameters get gradients in every step."""
     find_unused_parameters: bool | None = None
-    """Each step looks for parameters that get none."""
+    """Search each step for parameters that get no gradient."""
     batched_grad_copy: bool | None = None
-    """Gradients go into their bucket with one kernel instead of one each; from torch 2.12 on."""
+    """Copy gradients into their bucket with one kernel instead of one each. Needs torch 2.12."""
     broadcast_buffers: bool | None = None
-    """Off leaves each worker its own buffers, running statistics for instance, instead of worker 0's before each forward."""
+    """Off lets each worker keep its own buffers, such as running statistics, instead of worker 0's before each forward."""
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
@@ -127,7 +127,7 @@ class DdpSettings:
     def _check(self) -> None:
         for name in ("powersgd_rank", "powersgd_start"):
             if getattr(self, name) is not None and self.compression is not Compression.POWERSGD:
-                raise SettingsError(f"ddp.{name} is PowerSGD's; say ddp.compression=powersgd, or leave it out")
+                raise SettingsError(f"ddp.{name} belongs to PowerSGD; set ddp.compression=powersgd, or leave ddp.{name} out")
         if self.powersgd_start is not None and self.powersgd_start < FIRST_POWERSGD_STEP:
             raise SettingsError(
                 f"ddp.powersgd_start={self.powersgd_start} is before the buckets have their final order; "
@@ -135,14 +135,14 @@ class DdpSettings:
             )
         if self.static_graph and self.find_unused_parameters:
             raise SettingsError(
-                "ddp.static_graph finds unused parameters once and for all; leave ddp.find_unused_parameters out, or "
-                "ddp.static_graph where they change from step to step"
+                "ddp.static_graph finds unused parameters once, in the first step; leave ddp.find_unused_parameters out, or "
+                "ddp.static_graph if they change from step to step"
             )
         if self.optimize_ddp is OptimizeDdp.PYTHON_REDUCER:
             for name in _C_REDUCERS:
                 if getattr(self, name):
                     raise SettingsError(
-                        f"ddp.{name} is for torch's own reducer, which optimize_ddp=python_reducer replaces; leave one out"
+                        f"ddp.{name} is for torch's own reducer, which optimize_ddp=python_reducer replaces; leave out one"
                     )
             if self.compression is Compression.POWERSGD:
                 raise SettingsError(
@@ -156,85 +156,84 @@ class DdpSettings:
 
     @property
     def label(self) -> str:
-        """Short text for a person."""
+        """Short description for a person."""
         return ", ".join(f"{name.replace('_', ' ')} {format_value(value)}" for name, value in self.to_dict().items())
 
     def for_eager(self) -> DdpSettings | None:
-        """The same reduction where nothing is compiled; None if torch's own choice is all that is left."""
+        """Returns the same reduction without the compiler's options; None if only torch's defaults are left."""
         return _or_none(replace(self, optimize_ddp=None, around=None))
 
     def exact(self) -> DdpSettings | None:
-        """The same without rounding gradients on their way. PowerSGD stays: it is another update, not a rounded one."""
+        """Returns the same reduction in full precision. PowerSGD stays: it is a different update, not a rounded one."""
         return self if self.compression is Compression.POWERSGD else _or_none(replace(self, compression=None))
 
 
 def parse_ddp(value: Any) -> DdpSettings | None:
-    """Settings from a mapping of fields; None if torch's own choice is all they say.
+    """Parses settings from a mapping of fields; None if they only state torch's defaults.
 
     Raises:
-        SettingsError: no such field, or what `DdpSettings` refuses.
+        SettingsError: an unknown field, or anything that `DdpSettings` rejects.
     """
     if value is None or isinstance(value, DdpSettings):
         return None if value is None else _or_none(value)
     if not isinstance(value, Mapping):
-        raise SettingsError(f"ddp={truncate(value)} is no setting of the workers; write it like ddp.bucket_cap_mb=100")
+        raise SettingsError(f"ddp={truncate(value)} is not a mapping of settings; write it like ddp.bucket_cap_mb=100")
     names = [f.name for f in fields(DdpSettings)]
     for name in value:
         if name not in names:
-            raise SettingsError(f"ddp.{name} is no setting of the workers; {suggest(str(name), names)}")
+            raise SettingsError(f"ddp.{name} is not a setting; {suggest(str(name), names)}")
     return _or_none(DdpSettings(**{str(name): one for name, one in value.items()}))
 
 
 def check_ddp_with_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, static_gradients: bool | None) -> None:
-    """Refuses what does not go with the other fields of the same settings.
+    """Checks the DDP settings against the other fields of the same settings.
 
     Raises:
         SettingsError: they contradict each other; the message says why.
     """
     for name in ("optimize_ddp", "around"):
         if scope is Scope.EAGER and getattr(ddp, name) is not None:
-            raise SettingsError(f"ddp.{name} tells the compiler what to do, and scope=eager compiles no graph; leave it out")
+            raise SettingsError(f"ddp.{name} controls the compiler, and scope=eager compiles nothing; leave it out")
     if ddp.around is Around.WRAPPER:
         if scope is not Scope.FULL:
-            raise SettingsError(f"ddp.around=wrapper compiles the whole, and scope={scope} only parts of it; use scope=full")
+            raise SettingsError(f"ddp.around=wrapper compiles the whole model, scope={scope} only parts of it; use scope=full")
         if fullgraph:
             raise SettingsError(
-                "fullgraph=on cannot hold across DistributedDataParallel, whose forward breaks the graph and behind which "
-                "gradients are reduced; leave ddp.around=wrapper out, or fullgraph"
+                "fullgraph=on cannot hold across DistributedDataParallel, whose forward breaks the graph so that gradients can "
+                "be reduced; leave out ddp.around=wrapper or fullgraph"
             )
         if ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER:
             raise SettingsError("optimize_ddp=python_reducer leaves the wrapper empty; leave ddp.around=wrapper out")
     if static_gradients and ddp.gradient_as_bucket_view:
         raise SettingsError(
-            "ddp.gradient_as_bucket_view puts gradients into the buckets, where they stay at one address; "
-            "static_gradients marks tensors of its own, which are then not used; leave one out"
+            "ddp.gradient_as_bucket_view already keeps gradients at fixed addresses in the buckets, so that the tensors of "
+            "static_gradients would not be used; leave one of them out"
         )
     if ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER and static_gradients:
         raise SettingsError(
-            "optimize_ddp=python_reducer compiles the backward anew, and gradients are where that puts them; "
-            "leave static_gradients out"
+            "optimize_ddp=python_reducer compiles the backward again and decides where gradients are; leave static_gradients out"
         )
 
 
 _NEEDS_NCCL = (Compression.BF16, Compression.POWERSGD)
-"""torch's hook for bfloat16 refuses gloo. PowerSGD's sends several messages for each bucket, the later ones from callbacks, which
-gloo runs on threads of its own: messages of two buckets met each other, and the process was aborted."""
+"""torch's bfloat16 hook rejects gloo. PowerSGD's hook sends several messages per bucket, the later ones from callbacks, which
+gloo runs on its own threads: messages of two buckets got mixed up, and the process was aborted."""
 
 
 def check_ddp_workers(
     ddp: DdpSettings | None, num_workers: int, *, workload: str, trains: bool = True, has_gpu: bool = True
 ) -> None:
-    """Refuses settings of workers that these workers cannot follow.
+    """Checks that these workers can use the settings.
 
     Args:
-        ddp: from the settings under test.
-        num_workers: that train together.
-        workload: its name, for the message.
-        trains: False for inference only.
-        has_gpu: whether they run on GPUs, and so talk by NCCL.
+        ddp: The DDP part of the settings under test.
+        num_workers: Workers that train together.
+        workload: Name of the workload, for the message.
+        trains: False for inference.
+        has_gpu: Whether the workers run on GPUs, and so communicate by NCCL.
 
     Raises:
-        SettingsError: there is one worker, nothing to reduce, or no NCCL for what needs it.
+        SettingsError: there is only one worker, no gradient to reduce, or no NCCL for a setting that needs it.
     """
     if ddp is None:
         return
@@ -243,9 +242,9 @@ def check_ddp_workers(
     if not trains:
         raise SettingsError(f"the workload {workload} only infers and has no gradients to reduce; leave {word} out")
     if num_workers == 1:
-        raise SettingsError(f"{word} is about gradients of several workers, and there is one; add --workers-per-trial 2, or more")
+        raise SettingsError(f"{word} needs several workers, and there is one; add --workers-per-trial 2 or more, or leave it out")
     if ddp.compression in _NEEDS_NCCL and not has_gpu:
-        raise SettingsError(f"ddp.compression={ddp.compression} needs NCCL, which is for GPUs; use fp16")
+        raise SettingsError(f"ddp.compression={ddp.compression} needs NCCL, and NCCL needs GPUs; use fp16")
 
 
 def _or_none(ddp: DdpSettings) -> DdpSettings | None:
@@ -254,5 +253,5 @@ def _or_none(ddp: DdpSettings) -> DdpSettings | None:
 
 def _mode(value: object) -> object:
     if value == _DEAD_MODE:
-        raise SettingsError(f"torch knows the name {_DEAD_MODE} and does nothing for it; use python_reducer or no_optimization")
+        raise SettingsError(f"torch accepts {_DEAD_MODE} and ignores it; use python_reducer or no_optimization")
     return _ALIASES.get(str(value), value)

@@ -1,17 +1,17 @@
-"""The project's one tree of errors.
+"""The project's tree of errors.
 
 CompileSweepError
-├── SettingsError        a combination of compile settings that cannot work, or text that is not one
+├── SettingsError        a combination of compile settings that cannot work, or text that is not a setting
 ├── WorkloadError        a workload that does not exist, does not import, or breaks its contract
 ├── ConfigError          a recipe, option or combination of options that does not work
 ├── SweepFolderError     a folder that cannot be used for this sweep
 ├── RecordsError         trials.jsonl or sweep.json is not what this version wrote
-├── CacheError           a store of compile caches that cannot be used, or a signing key that is invalid
-├── SessionError         a Ray that does not start, or a cluster that does not answer
-├── StorageError         a place for results that cannot be used
-└── TrackingError        a place of --log-to that does not answer
+├── CacheError           a store of compile caches that cannot be used, or an invalid signing key
+├── SessionError         Ray does not start, or a cluster does not answer
+├── StorageError         a storage location that cannot be used
+└── TrackingError        a --log-to destination that does not answer
 
-Each of them is for the user to fix: the command line prints its one sentence and exits with code 2.
+Each of them is for the user to fix: the command line prints the message, one sentence, and exits with code 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compile_sweep.schema import redact
 
 
 class CompileSweepError(Exception):
-    """What, where, and what would be right, in one sentence."""
+    """Says in one sentence what is wrong, where, and what would be right."""
 
 
 class SettingsError(CompileSweepError, ValueError):
@@ -46,7 +46,7 @@ class SweepFolderError(CompileSweepError):
 
 
 class SessionError(CompileSweepError):
-    """A Ray that does not start, or a cluster that does not answer."""
+    """Ray does not start, or a cluster does not answer."""
 
 
 class RecordsError(CompileSweepError):
@@ -54,30 +54,32 @@ class RecordsError(CompileSweepError):
 
 
 class CacheError(CompileSweepError):
-    """A store of compile caches that cannot be reached or used, a signing key that is none, or something not in the store."""
+    """A store of compile caches that cannot be reached or used, an invalid signing key, or an entry the store does not have."""
 
 
 class StorageError(CompileSweepError):
-    """A place for results that cannot be reached or used, or that holds something else."""
+    """A storage location that cannot be reached or used, or that holds something else."""
 
 
 class TrackingError(CompileSweepError):
-    """A place of --log-to that does not answer, or lets nobody in."""
+    """A --log-to destination that does not answer, or refuses access."""
 
 
 def check_utf8(words: Iterable[str]) -> None:
-    """Refuses words of a command line that can be neither printed nor written down.
+    """Checks that the words of a command line can be printed and written to files.
 
     Raises:
-        ConfigError: one holds bytes that are no UTF-8, or a NUL.
+        ConfigError: a word contains a NUL, or bytes that are not UTF-8.
     """
     for word in words:
         if "\0" in word or word.encode("utf-8", "replace").decode() != word:
-            raise ConfigError(f"{word[:_SHOWN]!a} is no text in UTF-8; write it so, and rename the file if it is one's name")
+            raise ConfigError(
+                f"{word[:_SHOWN]!a} is not UTF-8 text; encode it as UTF-8, and rename the file if it is a file name"
+            )
 
 
 def one_line_message(error: BaseException) -> str:
-    """What an error says, on one line of a terminal: without secrets, and what is not to be seen as Python writes it."""
+    """Formats an error as one line for a terminal, with secrets redacted and unprintable characters escaped."""
     words = " ".join(redact.redact_text(str(error)).split())
     seen = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in words)
     return seen if len(seen) <= _LONGEST else f"{seen[:_LONGEST]}…"

@@ -1,4 +1,4 @@
-"""What a search is after, and within which bounds: objectives and constraints on the figures of a record. Pure.
+"""Objectives and constraints of a search, on the figures of a record. Pure values.
 
 A record is any mapping with the fields of a `TrialRecord`: `dataclasses.asdict` of one, or a row of a recorded table.
 """
@@ -19,14 +19,14 @@ from compile_sweep.schema.record import Caches, Status, TrialRecord
 from compile_sweep.schema.setting_text import suggest
 
 Record = Mapping[str, Any]
-"""Fields of a `TrialRecord`, by name; what a mapping does not hold counts as not reached."""
+"""Fields of a `TrialRecord`, by name. A missing field counts as a figure that was not reached."""
 
 Losses = tuple[float, ...]
-"""One number for each objective, less being better: the figure, or its negative where more of it is better."""
+"""One number per objective, lower is better: the figure, or its negative where more is better."""
 
 
 class Goal(StrEnum):
-    """Which way a figure is better."""
+    """The direction in which a figure is better."""
 
     MAX = "max"
     MIN = "min"
@@ -37,7 +37,7 @@ def _is_numeric(kind: Any) -> bool:
 
 
 FIELDS = (*(name for name, kind in get_type_hints(TrialRecord).items() if _is_numeric(kind)), "warm_start_s")
-"""What objectives and constraints may be about: the numeric fields of a trial's record, and its warm start's time."""
+"""What objectives and constraints can refer to: the numeric fields of a trial's record, and its warm start's time."""
 
 _UNITS: Mapping[str, Mapping[str, float]] = {
     "bytes": {
@@ -47,7 +47,7 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
     "s": {"ms": 1e-3, "s": 1, "min": 60, "h": 3600},
     "ms": {"ms": 1, "s": 1e3, "min": 60e3},
 }  # fmt: skip
-"""Units a bound may be written in, and how many of the field's own unit they are, by that unit."""
+"""Units a bound may be written in, by the field's own unit, with their size in that unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """The objective that `samples_per_s:max` spells.
+        """Parses text such as `samples_per_s:max`.
 
         Raises:
-            ConfigError: no such figure, or no direction.
+            ConfigError: an unknown figure, or no direction.
         """
         name, _, goal = (part.strip() for part in text.partition(":"))
         _check_field(name, f"objective {text!r}")
@@ -74,36 +74,36 @@ class Objective:
         return f"{self.name}:{self.goal}"
 
     def loss(self, record: Record) -> float | None:
-        """The record's figure, less being better; None if it was not reached."""
+        """Returns the record's figure, negated if more is better; None if it was not reached."""
         value = assured(record, self.name, at_most=self.goal is Goal.MIN)
         return None if value is None else self.sign * value
 
     @property
     def sign(self) -> float:
-        """What a figure is multiplied with to make less of it better, and a loss to make it a figure again."""
+        """Factor that turns a figure into a loss, and a loss back into a figure."""
         return 1.0 if self.goal is Goal.MIN else -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A bound that a figure must keep for a setting to be of use."""
+    """A bound that a figure must meet for a setting to be usable."""
 
     name: str
     is_upper: bool
-    """Whether the figure must be at most the bound, or else at least."""
+    """Whether the bound is a maximum; otherwise it is a minimum."""
     bound: float
     """In the field's own unit."""
 
     @classmethod
     def parse(cls, text: str) -> Constraint:
-        """The constraint that `compile_s<=120` or `peak_memory_bytes<=40GiB` spells.
+        """Parses text such as `compile_s<=120` or `peak_memory_bytes<=40GiB`.
 
         Raises:
-            ConfigError: no bound, no such figure, or a unit that is none of the figure's.
+            ConfigError: no bound, an unknown figure, or a unit that does not fit the figure.
         """
         found = re.fullmatch(r"\s*(\w+)\s*(<=|>=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
         if found is None:
-            raise ConfigError(f"constraint {text!r} is no bound; write it like compile_s<=120 or peak_memory_bytes<=40GiB")
+            raise ConfigError(f"constraint {text!r} is not a bound; write it like compile_s<=120 or peak_memory_bytes<=40GiB")
         name, sign, number, unit = found.groups()
         _check_field(name, f"constraint {text!r}")
         bound = float(number) * _scale(name, unit, text)
@@ -115,22 +115,22 @@ class Constraint:
         return f"{self.name}{'<=' if self.is_upper else '>='}{self.bound:g}"
 
     def violation(self, record: Record) -> float | None:
-        """By which part of the bound the figure misses it; 0 or less if it keeps it, None if the figure was not reached."""
-        value = self.told(record)
+        """Returns by which fraction of the bound the figure misses it: 0 or less if met, None if the figure was not reached."""
+        value = self.figure_of(record)
         return None if value is None else self.excess(value)
 
-    def told(self, record: Record) -> float | None:
-        """The record's figure as far as it is `assured`; None if it was not reached."""
+    def figure_of(self, record: Record) -> float | None:
+        """Returns the record's `assured` figure; None if it was not reached."""
         return assured(record, self.name, at_most=self.is_upper)
 
     def excess(self, value: float) -> float:
-        """The same of a figure."""
+        """Returns by which fraction of the bound a figure misses it; 0 or less if it is met."""
         return (value - self.bound if self.is_upper else self.bound - value) / (abs(self.bound) or 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Aims:
-    """What a search is after: objectives, and constraints that all must be kept."""
+    """What a search optimizes: objectives, and constraints that must all be met."""
 
     objectives: tuple[Objective, ...]
     constraints: tuple[Constraint, ...] = ()
@@ -145,58 +145,58 @@ class Aims:
 
     @classmethod
     def parse(cls, objectives: Iterable[str] = (), constraints: Iterable[str] = ()) -> Aims:
-        """From text; without objectives the usual three.
+        """Parses objectives and constraints; without objectives, uses the default three.
 
         Raises:
-            ConfigError: as `Objective.parse` and `Constraint.parse`, or an objective twice.
+            ConfigError: as `Objective.parse` and `Constraint.parse`, or an objective given twice.
         """
         chosen = tuple(Objective.parse(text) for text in objectives) or DEFAULT_OBJECTIVES
         return cls(chosen, tuple(Constraint.parse(text) for text in constraints))
 
     def losses(self, record: Record) -> Losses | None:
-        """One number for each objective, less being better, whatever the record's status; None where a figure is missing."""
+        """Returns one number per objective, lower is better, whatever the status; None where a figure is missing."""
         values = [objective.loss(record) for objective in self.objectives]
         return None if None in values else tuple(value for value in values if value is not None)
 
     def violations(self, record: Record) -> tuple[float, ...]:
-        """How far a record is from being of use: for its own failure, then for each constraint; above 0 is a violation.
+        """Returns how far a record is from usable: for its own failure, then for each constraint. Above 0 is a violation.
 
-        A trial that failed, or reached no figure for an objective, violates by 1; so does a constraint on a figure that was
-        not reached. So failures teach a sampler where not to look.
+        A trial that failed, or has no figure for an objective, violates by 1; so does a constraint whose figure was not reached.
+        That way failures teach a sampler where not to look.
         """
         has_failed = record.get("status") != Status.OK or self.losses(record) is None
         bounds = [constraint.violation(record) for constraint in self.constraints]
         return (float(has_failed), *(1.0 if bound is None else bound for bound in bounds))
 
     def is_usable(self, record: Record) -> bool:
-        """Whether the record may be on the front: ok, with every objective's figure, and within every constraint."""
+        """Whether the record may be on the front: status ok, a figure for every objective, and every constraint met."""
         return all(violation <= 0 for violation in self.violations(record))
 
     def usable_losses(self, records: Iterable[Record]) -> list[Losses]:
-        """The losses of those records that are of use, for fronts and hypervolumes."""
+        """Returns the losses of the usable records, for fronts and hypervolumes."""
         found = (self.losses(record) for record in records if self.is_usable(record))
         return [losses for losses in found if losses is not None]
 
     def refuse_infeasible(self, records: Sequence[Record]) -> None:
-        """Refuses constraints that no record keeps.
+        """Checks that at least one record meets the constraints.
 
         Raises:
-            ConfigError: says which constraint and what comes nearest, or that no record is of use at all.
+            ConfigError: names the constraint and the nearest figure, or says that no record is usable at all.
         """
         if any(self.is_usable(record) for record in records):
             return
         measured = [record for record in records if record.get("status") == Status.OK and self.losses(record) is not None]
         if not measured:
             objectives = ", ".join(objective.name for objective in self.objectives)
-            raise ConfigError(f"none of the {len(records)} records is ok and has figures for {objectives}; there is no front")
+            raise ConfigError(f"none of the {len(records)} records is ok with figures for {objectives}, so there is no front")
         for constraint in self.constraints:
-            figures = [value for record in measured if (value := constraint.told(record)) is not None]
+            figures = [value for record in measured if (value := constraint.figure_of(record)) is not None]
             if not figures:
                 raise ConfigError(f"no record has a figure for the constraint {constraint}; leave it out")
             if constraint.excess(nearest_to := min(figures, key=constraint.excess)) > 0:
-                raise ConfigError(f"no setting keeps the constraint {constraint}; the nearest has {nearest_to:.4g}")
+                raise ConfigError(f"no setting meets the constraint {constraint}; the nearest has {nearest_to:.4g}")
         words = ", ".join(map(str, self.constraints))
-        raise ConfigError(f"no setting keeps all constraints at once ({words}); relax one of them")
+        raise ConfigError(f"no setting meets all constraints at once ({words}); relax one of them")
 
 
 DEFAULT_OBJECTIVES = (
@@ -310,5 +310,5 @@ def _scale(name: str, unit: str, text: str) -> float:
         return 1.0
     if unit not in units:
         hint = f"use one of {', '.join(units)}" if units else "leave the unit out"
-        raise ConfigError(f"constraint {text!r}: {unit!r} is no unit of {name}; {hint}")
+        raise ConfigError(f"constraint {text!r}: {unit!r} is not a unit of {name}; {hint}")
     return float(units[unit])

@@ -1,4 +1,4 @@
-"""Settings of one part of a model, for scope=modular: what differs from the settings of the whole."""
+"""Settings of one part of a model with scope=modular: what differs from the settings of the whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compile_sweep.schema.setting_text import as_mapping, check_name, parse_choi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """How one part is compiled; None takes what the whole takes.
+    """How one part is compiled. None takes the setting of the whole.
 
     Raises:
         SettingsError: the fields cannot be combined.
@@ -37,12 +37,12 @@ class PartSettings:
         _refuse_symbolic_graphs("", self.mode, self.dynamic)
 
     def check_against_whole(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
-        """Refuses what cannot be combined with the fields of the whole that this part takes.
+        """Checks this part against the settings of the whole, from which it takes what it leaves out.
 
         Args:
-            name: the part's.
-            mode: of the whole.
-            dynamic: of the whole.
+            name: Name of the part.
+            mode: Mode of the whole.
+            dynamic: Dynamic strategy of the whole.
 
         Raises:
             SettingsError: they exclude each other.
@@ -52,7 +52,7 @@ class PartSettings:
 
     @property
     def label(self) -> str:
-        """Short text for a person."""
+        """Short description for a person."""
         return "eager" if self.compile is False else " ".join(filter(None, (self.mode, self.dynamic)))
 
     def to_dict(self) -> dict[str, str | bool]:
@@ -67,10 +67,13 @@ def _refuse_symbolic_graphs(where: str, mode: Mode | None, dynamic: Dynamic | No
 
 
 def parse_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
-    """Parts by name from a mapping of mappings, one with dotted names (`encoder.mode`), or pairs; None if there are none.
+    """Parses parts by name from a mapping of mappings, a mapping with dotted names (`encoder.mode`), or pairs.
+
+    Returns:
+        The parts whose settings differ from the whole, sorted by name; None if there are none.
 
     Raises:
-        SettingsError: not that, or a field no part has.
+        SettingsError: another type, or an unknown field.
     """
     names = [f.name for f in fields(PartSettings)]
     found: dict[str, dict[str, Any]] = {}
@@ -83,7 +86,7 @@ def parse_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
             part, dot, field = str(name).rpartition(".")
             if not dot or field not in names:
                 raise SettingsError(
-                    f"parts.{truncate(name)} is no setting of a part; {suggest(field, names)}, as in parts.encoder.mode"
+                    f"parts.{truncate(name)} is not a setting of a part; {suggest(field, names)}, as in parts.encoder.mode"
                 )
             found.setdefault(part, {})[field] = value
     parts = []
@@ -91,20 +94,20 @@ def parse_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
         check_name("parts", name)
         for field in taken:
             if field not in names:
-                raise SettingsError(f"parts.{name}.{truncate(field)} is no setting of a part; {suggest(str(field), names)}")
-        if (made := PartSettings(**taken)) != PartSettings():
-            parts.append((name, made))
+                raise SettingsError(f"parts.{name}.{truncate(field)} is not a setting of a part; {suggest(str(field), names)}")
+        if (part_settings := PartSettings(**taken)) != PartSettings():
+            parts.append((name, part_settings))
     return tuple(parts) or None
 
 
 def settings_of_part(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> PartSettings:
-    """The settings of a module that is a part: under its dotted name, or under the last component of it."""
+    """Returns the settings of a module that is a part, found by its dotted name or by the last component of it."""
     by_name = dict(parts or ())
     return by_name.get(module) or by_name.get(module.rpartition(".")[2]) or PartSettings()
 
 
 def to_json_value(value: Any) -> Any:
-    """A setting's value as JSON holds it."""
+    """Converts a setting's value for JSON."""
     if isinstance(value, StrEnum):
         return str(value)
     if isinstance(value, DdpSettings):

@@ -1,4 +1,4 @@
-"""How far a measurement is. Pure, because those who only watch one need no torch."""
+"""The phases of a measurement. Kept apart from the harness, because code that only watches one needs no torch."""
 
 from __future__ import annotations
 

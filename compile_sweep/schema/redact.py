@@ -1,8 +1,8 @@
-"""Secrets stay out of all that is written down: records, descriptions, logs of trials, sentences on a terminal.
+"""Keeps secrets out of everything that is written: records, descriptions, trial logs, terminal output.
 
-What is known to be secret is taken out wherever it stands: values of environment variables that are named like a secret,
-passwords in addresses, and whatever `keep` was told. What looks like a secret, user and password in any address and access keys
-of AWS, goes too. It is a net below the rule, not instead of it: nothing here prints what it need not.
+Known secrets are removed wherever they appear: values of environment variables whose names suggest a secret, passwords in URIs,
+and anything passed to `register_secret`. Text that looks like a secret is removed too: user and password in any URI, and AWS
+access keys. This is a safety net; code should not print secrets in the first place.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 REDACTED = "***"
-"""Stands for what is secret wherever it is written down."""
+"""Replaces a secret in text."""
 
 _SHORTEST = 8
-"""Characters; a shorter word would be found where it is none: `disabled`, a port, a part of a name."""
+"""Characters. A shorter word would match where it is no secret: `disabled`, a port, a part of a name."""
 
 _MOST_LOG_BYTES = 64 * 2**20
 
@@ -35,29 +35,29 @@ _kept: set[str] = set()
 
 
 def register_secret(secret: str) -> None:
-    """Has a secret that stands in no environment variable hidden from now on, as long as this process lives."""
+    """Redacts a secret that is in no environment variable, from now on and for the life of this process."""
     if len(secret) >= _SHORTEST:
         _kept.add(secret)
 
 
 def redact_uri(address: str) -> str:
-    """A URI whose user and password, and options that are named like a secret, are hidden; a path is left as it is.
+    """Redacts the user, the password, and query parameters with secret-sounding names in a URI; a path is returned as it is.
 
-    Whoever pastes a key does not quote it: one that holds `@` or `/` is hidden as well.
+    People paste keys unquoted, so a password that contains `@` or `/` is redacted as well.
     """
     scheme, colon, rest = address.partition("://")
     if not colon:
         return address
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     port = authority.rpartition("]")[2].partition(":")[2]
-    is_cut = authority.startswith(":") or (port and not port.isdigit())  # by a slash that is the password's
+    is_cut = authority.startswith(":") or (port and not port.isdigit())  # by a slash that belongs to the password
     if "@" in authority or (is_cut and "@" in rest):
         rest = f"{REDACTED}@{rest.rpartition('@')[2]}"
     return f"{scheme}://" + _PARAMETER.sub(lambda found: found[1] + REDACTED, rest)
 
 
 def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """What is known to be secret, the longest first: one may be a part of another."""
+    """Returns the known secrets, longest first, because one may be part of another."""
     found = set(_kept)
     for name, value in environ.items():
         if _NAMED_SECRET.search(name):
@@ -70,28 +70,28 @@ def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """What of a value is secret: a private key's lines are so one by one; a path only says where one is."""
+    """Yields the secret parts of a value. Each line of a private key counts; a path only says where a secret is kept."""
     lines = value.splitlines()
     if len(lines) > 1 or not Path(value).is_absolute():
         yield from (part for part in (value, *map(str.strip, lines)) if len(part) >= _SHORTEST)
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """A secret as it is, as Python and JSON quote it alone or within a text, and as addresses hold it."""
-    quoted = repr(f'{secret}"')[1:-2]  # with that mark, Python spells the other with a backslash
+    """Yields a secret verbatim, as Python and JSON quote it alone or within a text, and as URIs encode it."""
+    quoted = repr(f'{secret}"')[1:-2]  # the appended double quote makes Python escape single quotes
     yield from (secret, quoted, quoted.replace("\\'", "'"))
     yield from (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
-    with suppress(UnicodeEncodeError):  # bytes of the environment that are no text
+    with suppress(UnicodeEncodeError):  # environment values may hold bytes that are not text
         yield from (quote(secret), quote(secret, safe=""), quote_plus(secret))
 
 
 def redact_text(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The text without secrets."""
+    """Returns the text with secrets redacted."""
     return _without(text, known_secrets(environ))
 
 
 def redact_json(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
-    """A JSON value without secrets."""
+    """Returns a JSON value with secrets redacted in all its strings."""
     secrets = known_secrets(environ)
 
     def cleared(inner: Any) -> Any:
@@ -105,13 +105,13 @@ def redact_json(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def redact_logs(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """Takes secrets out of the files of a folder that nobody writes any more."""
+    """Redacts the files in a folder that nothing writes to any more."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         redact_log(path, environ)
 
 
 def redact_log(path: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """The same of one file; one that cannot be looked over is left."""
+    """Redacts one file; one that cannot be read is left alone."""
     with suppress(OSError):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_LOG_BYTES:
             return

@@ -1,4 +1,4 @@
-"""How values of settings are read and written: what a person types, what a key holds, what JSON holds."""
+"""How setting values are parsed and written: what a person types, and what keys and JSON hold."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from compile_sweep.schema.errors import SettingsError
 Scalar = str | int | float | bool
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MOST = 2**63
-_SHOWN = 80
+_INT64_LIMIT = 2**63
+_MAX_SHOWN = 80
+"""Characters of a bad value that an error message repeats."""
 
 
 def parse_choice(name: str, kind: type[StrEnum], value: object) -> Any:
-    """The member of `kind` that `value` names.
+    """Returns the member of `kind` that `value` names.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: no such member.
     """
     try:
         return kind(str(value))
     except ValueError:
         options = [str(member) for member in kind]
-        raise SettingsError(f"{name}={truncate(value)} is none of {', '.join(options)}; {suggest(str(value), options)}") from None
+        raise SettingsError(
+            f"{name}={truncate(value)} is not one of {', '.join(options)}; {suggest(str(value), options)}"
+        ) from None
 
 
 def parse_switch(name: str, value: object) -> bool:
-    """True for on, False for off.
+    """Parses on or off.
 
     Raises:
         SettingsError: neither.
@@ -45,20 +48,20 @@ def parse_switch(name: str, value: object) -> bool:
 
 
 def parse_count(name: str, value: object, unit: str) -> int:
-    """A whole number of 1 or more, also from text.
+    """Parses a whole number of 1 or more, also from text.
 
     Raises:
-        SettingsError: anything else; the message says what is counted in `unit`.
+        SettingsError: anything else; the message names the `unit` that is counted.
     """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SettingsError(f"{name}={truncate(value)} is no number of {unit}; use a whole number of 1 or more")
+        raise SettingsError(f"{name}={truncate(value)} is not a number of {unit}; use a whole number, 1 or more")
     return value
 
 
 def parse_lengths(name: str, value: object) -> tuple[int, ...]:
-    """Ascending lengths in tokens, from a list or from text such as 32/64/256.
+    """Parses ascending lengths in tokens, from a list or from text such as 32/64/256.
 
     Raises:
         SettingsError: not lengths, or not ascending.
@@ -66,32 +69,32 @@ def parse_lengths(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         value = value.split("/")
     if not isinstance(value, Iterable) or not (found := tuple(parse_count(name, one, "tokens") for one in value)):
-        raise SettingsError(f"{name}={truncate(value)} are no lengths; write them like 32/64/256")
+        raise SettingsError(f"{name}={truncate(value)} is not a list of lengths; write it like 32/64/256")
     if list(found) != sorted(set(found)):
-        raise SettingsError(f"{name}={truncate(format_value(found))} must ascend; write each length once, the shortest first")
+        raise SettingsError(f"{name}={truncate(format_value(found))} must ascend; write each length once, shortest first")
     return found
 
 
 def parse_option(value: object) -> Scalar:
-    """A compiler option's value: on and off are switches, digits are numbers, the rest is text.
+    """Parses the value of an option: on and off are bools, digits are numbers, anything else is text.
 
     Raises:
-        SettingsError: none of these, or a number that is not finite or beyond 64 bits.
+        SettingsError: text of several lines, or a number that is not finite or does not fit 64 bits.
     """
     if isinstance(value, str):
         value = _read(value.strip())
     if isinstance(value, bool) or (isinstance(value, str) and value.isprintable()):
         return value
-    if isinstance(value, int | float) and -_MOST <= value < _MOST:  # not of NaN, which equals nothing
+    if isinstance(value, int | float) and -_INT64_LIMIT <= value < _INT64_LIMIT:  # not of NaN, which equals nothing
         return value
-    raise SettingsError(f"{quote_value(value)} is no value of an option; use on, off, a number or text of one line")
+    raise SettingsError(f"{quote_value(value)} is not a valid option value; use on, off, a number, or one line of text")
 
 
 def parse_options(field: str, values: object) -> tuple[tuple[str, Scalar], ...] | None:
-    """Options by name, sorted, from a mapping or pairs; None if there are none.
+    """Parses options, from a mapping or pairs, into pairs sorted by name; None if there are none.
 
     Raises:
-        SettingsError: no mapping, or a name or a value that no option has.
+        SettingsError: not a mapping, or an invalid name or value.
     """
     found = {str(name): parse_option(value) for name, value in as_mapping(field, values).items()}
     for name in found:
@@ -100,38 +103,38 @@ def parse_options(field: str, values: object) -> tuple[tuple[str, Scalar], ...] 
 
 
 def as_mapping(field: str, values: object) -> dict[Any, Any]:
-    """A mapping as JSON or a person's pairs hold it.
+    """Returns a mapping, as JSON or a person's pairs hold it, as a dict.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: not a mapping.
     """
     if isinstance(values, Mapping):
         return dict(values)
     if isinstance(values, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in values):
         return dict(values)
-    raise SettingsError(f"{field}={truncate(values)} names nothing; write {field}.NAME=value")
+    raise SettingsError(f"{field}={truncate(values)} has no name; write {field}.NAME=value")
 
 
 def check_name(field: str, name: object) -> None:
-    """Refuses what cannot be the name of an option, a part or a back-end: names stand in keys, and in source between quotes.
+    """Checks the name of an option, a part or a backend. Names appear in keys, and in generated source between quotes.
 
     Raises:
-        SettingsError: it cannot.
+        SettingsError: the name has other characters.
     """
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise SettingsError(f"{quote_value(name)} is no name that {field} takes; names are letters, digits, _, - and dots")
+        raise SettingsError(f"{quote_value(name)} is not a valid name in {field}; use letters, digits, _, - and dots")
 
 
 def group_by_field(values: Mapping[str, Any], fields: Sequence[str], dotted: Mapping[str, str]) -> dict[str, Any]:
-    """Values by field; those under dotted names, such as `parts.encoder.mode`, in a mapping under the field they belong to.
+    """Groups values by field: those under dotted names, such as `parts.encoder.mode`, become a mapping under their field.
 
     Args:
-        values: by name.
-        fields: that there are.
-        dotted: how dotted names begin, and the field that takes what follows.
+        values: Values by name.
+        fields: The names of all fields.
+        dotted: First components of dotted names, and the field that takes the rest.
 
     Raises:
-        SettingsError: a name that is none.
+        SettingsError: an unknown name.
     """
     taken: dict[str, Any] = {}
     for name, value in values.items():
@@ -144,13 +147,13 @@ def group_by_field(values: Mapping[str, Any], fields: Sequence[str], dotted: Map
 
 
 def truncate(value: object) -> str:
-    """What was given, for a sentence: no longer than half a line, whatever it was."""
+    """Shortens a value for a message to `_MAX_SHOWN` characters."""
     words = str(value)
-    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
+    return words if len(words) <= _MAX_SHOWN else f"{words[: _MAX_SHOWN - 1]}…"
 
 
 def quote_value(value: object) -> str:
-    """The same as Python writes it: of text it shows where it begins and ends, and what cannot be seen."""
+    """Quotes a value for a message as Python writes it, which shows spaces at its ends and invisible characters."""
     return truncate(repr(value))
 
 
@@ -166,7 +169,7 @@ def _read(text: str) -> str | int | float | bool:
 
 
 def format_value(value: object) -> str:
-    """The value as a key writes it; `parse` reads it back."""
+    """Writes a value as keys hold it; `parse` reads it back."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
@@ -175,7 +178,7 @@ def format_value(value: object) -> str:
 
 
 def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values, those of a mapping inside a mapping under dotted names."""
+    """Yields names and values; entries of nested mappings get dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", item) for inner, item in flatten(value))
@@ -184,17 +187,17 @@ def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def parse_pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Each `field=value` of a list separated by commas, a field at most once.
+    """Yields each `field=value` of a comma-separated list.
 
     Raises:
-        SettingsError: a part is no `field=value`, or a field is given twice.
+        SettingsError: an item without `=`, or the same field twice.
     """
     seen = set()
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = part.partition("=")
         name = name.strip()
         if not equals:
-            raise SettingsError(f"{quote_value(part)} is no setting; write field=value, for example scope=full")
+            raise SettingsError(f"{quote_value(part)} is not a setting; write field=value, for example scope=full")
         if name in seen:
             raise SettingsError(f"the setting {quote_value(name)} is given twice; give it once")
         seen.add(name)
@@ -202,7 +205,7 @@ def parse_pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
-    """A hint at what was probably meant."""
+    """Returns a hint: the option that was probably meant, or all of them."""
     options = list(options)
-    close = get_close_matches(word[:_SHOWN], options, n=1)
+    close = get_close_matches(word[:_MAX_SHOWN], options, n=1)
     return f"did you mean {close[0]}?" if close else f"use one of {', '.join(options)}"

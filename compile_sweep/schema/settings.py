@@ -1,11 +1,7 @@
 """`CompileSettings`: one candidate of a sweep, as a pure, hashable, canonical value.
 
-Two spellings of the same thing are equal: `mode=default, cudagraphs=on` is `mode=reduce-overhead`, because that mode is
-nothing else (`torch._inductor.list_mode_options`). What cannot be combined is refused with the reason.
-
-What batches are padded to: what goes with each dynamic strategy, and what contradicts it.
-
-What a person reads instead of a setting's key: short words, without what is usual.
+Two spellings of the same thing are equal: `mode=default, cudagraphs=on` is `mode=reduce-overhead`, because
+`torch._inductor.list_mode_options` defines that mode so. A combination that cannot work raises `SettingsError` with the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compile_sweep.schema.choices import (
     WITHOUT_CUDAGRAPHS,
@@ -46,11 +42,19 @@ from compile_sweep.schema.setting_text import (  # fmt: skip
 )
 from compile_sweep.schema.shapes import ShapePolicy, make_policy
 
-if TYPE_CHECKING:
-    pass
+__all__ = [
+    "RECOMPILE_LIMIT", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision", "Mode", "OptimizerKind",
+    "Padding", "PartSettings", "Scope",
+]  # fmt: skip
 
+RECOMPILE_LIMIT = 8
+"""Graphs torch keeps for one function before it gives up and runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
 
-_NATURAL = {
+DEFAULT_PAD_MULTIPLE = 8
+DEFAULT_BUCKET_SIZE = 32
+INDUCTOR = "inductor"
+
+_DEFAULT_PADDING = {
     Dynamic.STATIC: Padding.MAX,
     Dynamic.AUTO: Padding.LONGEST,
     Dynamic.MARK: Padding.LONGEST,
@@ -58,33 +62,61 @@ _NATURAL = {
     Dynamic.BUCKETS: Padding.BUCKETS,
 }
 
-_CLASH = {
-    Padding.MAX: "dynamic={dynamic} compiles one graph a length, which padding={padding} makes too many; use dynamic=buckets",
+_PADDING_CONFLICTS = {
+    Padding.MAX: "dynamic={dynamic} compiles one graph per length, too many with padding={padding}; use dynamic=buckets",
     Padding.LONGEST: "padding={padding} with dynamic={dynamic} leaves nothing dynamic; use dynamic=static or buckets",
-    Padding.BUCKETS: "dynamic={dynamic} pads to its buckets and padding={padding} contradicts it; leave padding out",
+    Padding.BUCKETS: "dynamic={dynamic} pads to its buckets, which padding={padding} contradicts; leave padding out",
+}
+
+_CHOICES: Mapping[str, type[StrEnum]] = {
+    "scope": Scope, "mode": Mode, "dynamic": Dynamic, "padding": Padding, "optimizer": OptimizerKind,
+    "matmul_precision": MatmulPrecision, "autocast": Autocast, "attention": Attention,
+}  # fmt: skip
+_SWITCHES = ("cudagraphs", "fullgraph", "shape_padding", "static_gradients")
+_COUNTS = {
+    "pad_multiple": "tokens", "bucket_size": "tokens", "dynamic_min": "tokens", "dynamic_max": "tokens",
+    "group_window": "batches", "recompile_limit": "graphs",
+}  # fmt: skip
+
+_TORCH_DEFAULTS: Mapping[str, object] = {
+    "backend": INDUCTOR,
+    "fullgraph": False,
+    "shape_padding": None,
+    "static_gradients": False,
+    "recompile_limit": RECOMPILE_LIMIT,
+    "group_window": 1,
+    "matmul_precision": MatmulPrecision.HIGHEST,
+}
+"""Fields given with torch's default value are stored as None, so that keys stay short."""
+
+_DOTTED = {INDUCTOR: "options", "options": "options", "parts": "parts", "workload": "workload", "ddp": "ddp"}
+"""First component of a dotted name, and the field that takes the rest."""
+
+_OPTIONS_THAT_ARE_FIELDS = {
+    "triton.cudagraphs": "cudagraphs",
+    "shape_padding": "shape_padding",
+    "max_autotune": "mode",
+    "freezing": "workload.weights=frozen where the workload has that option",  # Dynamo reads it from the process's configuration
 }
 
 
 def resolve_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None) -> Padding:
-    """The padding, from the one that a person named, if any, and the strategy it goes with.
+    """Returns the padding to use, or the default for the dynamic strategy if none is given.
 
     Raises:
-        SettingsError: they contradict each other.
+        SettingsError: the padding and the strategy contradict each other.
     """
-    natural = Padding.MAX if dynamic is None else _NATURAL[dynamic]
-    padding = given or natural
+    default = Padding.MAX if dynamic is None else _DEFAULT_PADDING[dynamic]
+    padding = given or default
     if scope is Scope.EAGER and padding is Padding.BUCKETS:
-        raise SettingsError("eager has no graph for a bucket; use padding=longest with pad_multiple=32, say")
-    if scope is not Scope.EAGER and padding is not natural:
-        raise SettingsError(_CLASH[natural].format(dynamic=dynamic, padding=padding))
+        raise SettingsError("scope=eager compiles no graph per bucket; use padding=longest with, say, pad_multiple=32")
+    if scope is not Scope.EAGER and padding is not default:
+        raise SettingsError(_PADDING_CONFLICTS[default].format(dynamic=dynamic, padding=padding))
     return padding
 
 
-DEFAULT_PAD_MULTIPLE = 8
-
-
 def describe(settings: CompileSettings) -> str:
-    """The settings in words."""
+    """Describes the settings in a few words for a person, leaving out defaults."""
     words: list[str] = [settings.scope]
     if settings.mode is not None:
         words.append(settings.mode)
@@ -116,132 +148,89 @@ def describe(settings: CompileSettings) -> str:
     return ", ".join(words)
 
 
-__all__ = [
-    "RECOMPILE_LIMIT", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision", "Mode", "OptimizerKind",
-    "Padding", "PartSettings", "Scope",
-]  # fmt: skip
-
-RECOMPILE_LIMIT = 8
-"""Graphs torch keeps for one function before it gives up and runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
-
-DEFAULT_BUCKET_SIZE = 32
-INDUCTOR = "inductor"
-
-_CHOICES: Mapping[str, type[StrEnum]] = {
-    "scope": Scope, "mode": Mode, "dynamic": Dynamic, "padding": Padding, "optimizer": OptimizerKind,
-    "matmul_precision": MatmulPrecision, "autocast": Autocast, "attention": Attention,
-}  # fmt: skip
-_SWITCHES = ("cudagraphs", "fullgraph", "shape_padding", "static_gradients")
-_COUNTS = {
-    "pad_multiple": "tokens", "bucket_size": "tokens", "dynamic_min": "tokens", "dynamic_max": "tokens",
-    "group_window": "batches", "recompile_limit": "graphs",
-}  # fmt: skip
-
-_USUAL: Mapping[str, object] = {
-    "backend": INDUCTOR,
-    "fullgraph": False,
-    "shape_padding": None,
-    "static_gradients": False,
-    "recompile_limit": RECOMPILE_LIMIT,
-    "group_window": 1,
-    "matmul_precision": MatmulPrecision.HIGHEST,
-}
-"""What torch does unless told otherwise, for fields that hold None then, so that keys stay short."""
-
-_DOTTED = {INDUCTOR: "options", "options": "options", "parts": "parts", "workload": "workload", "ddp": "ddp"}
-"""How dotted names begin, and the field that takes what follows."""
-
-_OPTIONS_THAT_ARE_FIELDS = {
-    "triton.cudagraphs": "cudagraphs",
-    "shape_padding": "shape_padding",
-    "max_autotune": "mode",
-    "freezing": "workload.weights=frozen where the workload has that option",  # Dynamo reads it from the process's configuration
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileSettings:
     """One way to compile a training step.
 
-    A field left at None takes the only or the usual value that goes with the others. The fields from `fullgraph` on stay None
-    where torch's or the workload's own choice is kept, and where they do not apply.
+    A field left at None takes the default that goes with the other fields. From `fullgraph` on, None means that torch's or the
+    workload's own choice is kept, or that the field does not apply.
 
     Raises:
         SettingsError: the fields cannot be combined; the message says why.
     """
 
     scope: Scope = Scope.FULL
-    """eager: nothing; full: model and loss as one; regional: each repeated block; modular: encoder, decoder, loss apart."""
+    """eager: nothing; full: model and loss together; regional: each repeated block; modular: encoder, decoder, loss apart."""
 
     mode: Mode | None = None
-    """`torch.compile`'s mode; None for eager and for other back-ends than Inductor, otherwise default."""
+    """`torch.compile`'s mode. None for eager and for backends other than Inductor, otherwise `default`."""
 
     cudagraphs: bool | None = None
-    """Replay kernels as CUDA graphs; None takes what the mode implies."""
+    """Replay kernels as CUDA graphs. None takes what the mode implies."""
 
     dynamic: Dynamic | None = None
-    """static: one length; auto: torch decides; mark: `mark_dynamic`; true: `dynamic=True`; buckets: one static graph each."""
+    """static: one length; auto: torch decides; mark: `mark_dynamic`; true: `dynamic=True`; buckets: a static graph per bucket."""
 
     padding: Padding | None = None
-    """max, longest in the batch, or the next bucket; None takes what goes with `dynamic`."""
+    """Pad to the maximum, to the longest row in the batch, or to the next bucket. None takes the default for `dynamic`."""
 
     pad_multiple: int | None = None
-    """Tokens; with padding=longest, lengths are rounded up to a multiple of this. 1 rounds nothing but 1, to `shortest`."""
+    """Tokens. With padding=longest, round lengths up to a multiple of this. 1 only raises a length of 1 to `shortest`."""
 
     bucket_size: int | None = None
-    """Tokens; with dynamic=buckets, buckets are its multiples up to the workload's maximum length."""
+    """Tokens. With dynamic=buckets, the buckets are the multiples of this up to the workload's maximum length."""
 
     optimizer: OptimizerKind = OptimizerKind.FOREACH
-    """foreach: one kernel for several tensors; fused: one kernel a group; compiled: `torch.compile` of the step; foreach_map:
-    Adam written with `foreach_map` and compiled, which makes one kernel of it."""
+    """foreach: one kernel for several tensors; fused: one kernel per parameter group; compiled: `torch.compile` of the step;
+    foreach_map: Adam written with `foreach_map` and compiled, which makes one kernel of it."""
 
     fullgraph: bool | None = None
     """Fail at a graph break instead of running in pieces."""
 
     backend: str | None = None
-    """A name `torch.compile` knows; None for Inductor."""
+    """A backend name that `torch.compile` accepts. None for Inductor."""
 
     shape_padding: bool | None = None
-    """Inductor pads sizes of matrix products to multiples the hardware likes; None leaves it to torch."""
+    """Let Inductor pad matrix sizes to multiples that the hardware prefers. None leaves it to torch."""
 
     parts: tuple[tuple[str, PartSettings], ...] | None = None
-    """With scope=modular: parts with a mode or dynamic strategy of their own, by name; the others take the fields above."""
+    """With scope=modular: parts that have their own mode or dynamic strategy, by name. The others take the fields above."""
 
     static_gradients: bool | None = None
-    """Gradients stay at one address and are zeroed in place, so that CUDA graphs need not copy them."""
+    """Keep gradients at fixed addresses and zero them in place, so that CUDA graphs need not copy them."""
 
     dynamic_min: int | None = None
-    """Tokens; with scope=full and dynamic=mark, the lower bound the compiler is told. Shorter batches are padded up to it."""
+    """Tokens. With scope=full and dynamic=mark, the lower bound given to the compiler; shorter batches are padded up to it."""
 
     dynamic_max: int | None = None
-    """Tokens; with scope=full and dynamic=mark, the upper bound the compiler is told."""
+    """Tokens. With scope=full and dynamic=mark, the upper bound given to the compiler."""
 
     recompile_limit: int | None = None
-    """Graphs torch keeps for one function; None for its own limit of 8."""
+    """Graphs torch keeps for one function. None for torch's own limit of 8."""
 
     buckets: tuple[int, ...] | None = None
-    """Tokens; with dynamic=buckets, the lengths themselves instead of `bucket_size`."""
+    """Tokens. With dynamic=buckets, the bucket lengths themselves, instead of `bucket_size`."""
 
     group_window: int | None = None
-    """Batches; samples of like length within so many batches are batched together. None takes them as they come."""
+    """Batches. Samples of similar length within a window of this many batches are batched together. None keeps their order."""
 
     matmul_precision: MatmulPrecision | None = None
-    """`torch.set_float32_matmul_precision`; None for torch's own, highest."""
+    """Argument of `torch.set_float32_matmul_precision`. None for torch's default, highest."""
 
     autocast: Autocast | None = None
-    """The dtype of autocast; None for the workload's own."""
+    """The dtype of autocast. None for the workload's own."""
 
     attention: Attention | None = None
-    """The attention implementation; None for the workload's own."""
+    """The attention implementation. None for the workload's own."""
 
     options: tuple[tuple[str, Scalar], ...] | None = None
-    """Further Inductor options by name (`torch._inductor.list_options`), spelled `inductor.NAME=value`."""
+    """More Inductor options by name (`torch._inductor.list_options`), written `inductor.NAME=value`."""
 
     workload: tuple[tuple[str, Scalar], ...] | None = None
-    """What is varied of the workload itself (`Workload.options`), spelled `workload.NAME=value`; None for its usual form."""
+    """Variations of the workload itself (`Workload.options`), written `workload.NAME=value`. None for its default form."""
 
     ddp: DdpSettings | None = None
-    """How several workers reduce gradients (`DistributedDataParallel`), spelled `ddp.NAME=value`; None keeps torch's choice."""
+    """How several workers reduce gradients (`DistributedDataParallel`), written `ddp.NAME=value`. None keeps torch's choice."""
 
     def __post_init__(self) -> None:
         self._coerce()
@@ -259,19 +248,19 @@ class CompileSettings:
         self._check_bounds()
         if self.ddp is not None:
             check_ddp_with_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients)
-        for name, usual in _USUAL.items():
-            if getattr(self, name) == usual:
+        for name, default in _TORCH_DEFAULTS.items():
+            if getattr(self, name) == default:
                 self._set(name, None)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompileSettings):
             return NotImplemented
-        # For Python 1 equals True and 1.0. An option of Inductor's takes one of them, and they have different keys.
+        # Python says that 1 == True == 1.0, but an Inductor option accepts only one of them, and their keys differ.
         return _values(self) == _values(other) and (self is other or self.key == other.key)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CompileSettings:
-        """The settings with these fields, as `to_dict` or a person wrote them; names may be dotted as in a key.
+        """Builds settings from fields as `to_dict` or a person wrote them; names may be dotted as in a key.
 
         Raises:
             SettingsError: an unknown field or value, or a combination that cannot work.
@@ -280,52 +269,52 @@ class CompileSettings:
 
     @classmethod
     def parse(cls, text: str) -> CompileSettings:
-        """The settings that `key`, or a part of it such as `scope=regional,dynamic=auto`, spells.
+        """Parses `key`, or a part of it such as `scope=regional,dynamic=auto`.
 
         Raises:
-            SettingsError: as `from_dict`, and for text that is no list of `field=value`.
+            SettingsError: as `from_dict`, or the text is not a list of `field=value`.
         """
         return cls.from_dict(dict(parse_pairs(text)))
 
     @property
     def key(self) -> str:
-        """Canonical text: the same for equal settings, different for different ones, readable by `parse`."""
+        """Canonical text: the same for equal settings, different for different ones, and readable by `parse`."""
         named = {INDUCTOR if name == "options" else name: value for name, value in self.fields_that_apply().items()}
         return ",".join(f"{name}={format_value(value)}" for name, value in flatten(named))
 
     @property
     def label(self) -> str:
-        """Short text for a person, without what is usual."""
+        """Short description for a person, without defaults."""
         return describe(self)
 
     @property
     def claims_cudagraphs(self) -> bool:
-        """Whether anything is to be replayed as CUDA graphs."""
+        """Whether any part of the step should be replayed as CUDA graphs."""
         return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
 
     @property
     def tunes(self) -> bool:
-        """Whether Inductor times several kernels for each matrix product."""
+        """Whether Inductor times several kernels for each matrix product (max-autotune)."""
         modes = {self.mode, *(part.mode for _, part in self.parts or ())}
         by_option = any(name.startswith("max_autotune") and value is True for name, value in self.options or ())
         return by_option or bool(modes & {Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS})
 
     @property
     def marks(self) -> bool:
-        """Whether anything is compiled with `mark_dynamic`."""
+        """Whether any part is compiled with `mark_dynamic`."""
         return self.dynamic is Dynamic.MARK or any(part.dynamic is Dynamic.MARK for _, part in self.parts or ())
 
     @property
     def shortest(self) -> int:
-        """Tokens that any batch is padded to at least, with padding=longest.
+        """Fewest tokens that a batch is padded to with padding=longest.
 
-        Two or more where sizes that change are compiled: torch compiles a size of 1 apart, and refuses it where it is marked.
+        At least two where varying sizes are compiled: torch specializes on a size of 1, and rejects it where it is marked.
         """
         least = 2 if self.pad_multiple == 1 and self.scope is not Scope.EAGER else 1
         return max(self.dynamic_min or 1, least)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field with a JSON value; None where the field does not apply or torch's own choice is kept."""
+        """Every field as a JSON value; None where the field does not apply or torch's choice is kept."""
         return {f.name: to_json_value(getattr(self, f.name)) for f in fields(self)}
 
     def fields_that_apply(self) -> dict[str, Any]:
@@ -333,7 +322,7 @@ class CompileSettings:
         return {name: value for name, value in self.to_dict().items() if value is not None}
 
     def shape_policy(self, max_length: int, min_length: int = 1) -> ShapePolicy:
-        """The policy these settings batch and pad by, for batches of `min_length` to `max_length` tokens."""
+        """Returns the policy that these settings batch and pad by, for batches of `min_length` to `max_length` tokens."""
         buckets = self.buckets or (self.bucket_size if self.padding is Padding.BUCKETS else None)
         multiple = self.pad_multiple if self.padding is Padding.LONGEST else None
         window, shortest = self.group_window, self.shortest
@@ -342,17 +331,17 @@ class CompileSettings:
         )
 
     def eager_counterpart(self) -> CompileSettings:
-        """Eager settings of the same precision: what a run under these is compared with, on the same batches.
+        """Returns the eager settings of the same precision that a run is compared with, on the same batches.
 
-        Its attention is the workload's own, because another implementation must give the same numbers. Gradients are reduced
-        as they are here.
+        They use the workload's own attention, because another implementation must give the same numbers, and reduce gradients
+        the same way.
         """
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
         ddp = self.ddp.for_eager() if self.ddp is not None else None
         return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
 
     def num_graphs(self, max_length: int, min_length: int = 1) -> int:
-        """Graphs the compiler is expected to build of each compiled function."""
+        """Returns how many graphs the compiler should build of each compiled function."""
         if self.scope is Scope.EAGER:
             return 0
         if self.dynamic is Dynamic.BUCKETS:
@@ -360,7 +349,7 @@ class CompileSettings:
         return 2 if self.dynamic is Dynamic.AUTO else 1  # auto builds a static graph first, then a dynamic one
 
     def validate_for(self, max_length: int, min_length: int = 1) -> None:
-        """Refuses what cannot work with batches of `min_length` to `max_length` tokens.
+        """Checks that the settings can work with batches of `min_length` to `max_length` tokens.
 
         Raises:
             SettingsError: more buckets than the recompile limit, or a length that does not go with the sequences.
@@ -370,19 +359,19 @@ class CompileSettings:
             smallest = -(-max_length // limit)
             what = f"bucket_size={self.bucket_size}" if self.bucket_size else f"{graphs} buckets"
             raise SettingsError(
-                f"{what} makes {graphs} graphs of {max_length} tokens, above torch's recompile limit of {limit}, after which "
-                f"it runs eagerly; use {smallest} or more tokens a bucket, or say recompile_limit={graphs}"
+                f"{what} makes {graphs} graphs for up to {max_length} tokens, above torch's recompile limit of {limit}, beyond "
+                f"which it runs eagerly; use {smallest} or more tokens per bucket, or set recompile_limit={graphs}"
             )
         for name in ("bucket_size", "pad_multiple", "dynamic_min"):
             if (tokens := getattr(self, name)) is not None and tokens > max_length:
                 raise SettingsError(f"{name}={tokens} is above the workload's {max_length} tokens; use less")
         if self.dynamic_max is not None and self.dynamic_max < max_length:
-            raise SettingsError(f"dynamic_max={self.dynamic_max} is below the workload's {max_length} tokens; use that or more")
+            raise SettingsError(f"dynamic_max={self.dynamic_max} is below the workload's {max_length} tokens; use at least that")
         if self.buckets is not None and self.buckets[-1] != max_length:
             raise SettingsError(f"buckets={format_value(self.buckets)} must end with the workload's {max_length} tokens")
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # the value is frozen for everyone else
+        object.__setattr__(self, name, value)  # frozen for everyone but the constructor
 
     def _coerce(self) -> None:
         for name, kind in _CHOICES.items():
@@ -408,11 +397,11 @@ class CompileSettings:
     def _refuse_compiler_fields(self) -> None:
         for name in ("mode", "dynamic", "bucket_size", "buckets", "fullgraph", "backend", "shape_padding", "parts", "options"):
             if getattr(self, name) not in (None, False):
-                raise SettingsError(f"scope=eager compiles no graph that {name} could act on; leave {name} out")
+                raise SettingsError(f"scope=eager compiles nothing that {name} could act on; leave {name} out")
         if self.cudagraphs:
             raise SettingsError("scope=eager has no compiled graph to capture; leave cudagraphs out")
         if self.recompile_limit is not None:
-            raise SettingsError("scope=eager compiles nothing again; leave recompile_limit out")
+            raise SettingsError("scope=eager never recompiles; leave recompile_limit out")
         self._set("cudagraphs", None)
         self._set("shape_padding", None)
 
@@ -420,14 +409,15 @@ class CompileSettings:
         if self.backend in (None, INDUCTOR):
             for name, _ in self.options or ():
                 if name in _OPTIONS_THAT_ARE_FIELDS:
-                    raise SettingsError(f"inductor.{name} is a setting of its own; use {_OPTIONS_THAT_ARE_FIELDS[name]}")
+                    raise SettingsError(f"inductor.{name} has its own setting; use {_OPTIONS_THAT_ARE_FIELDS[name]}")
             return
         for name in ("mode", "shape_padding", "options", "parts"):
             if getattr(self, name) is not None:
-                raise SettingsError(f"{name} is Inductor's and backend={self.backend} knows none; leave {name} out")
+                raise SettingsError(f"{name} belongs to Inductor, and backend={self.backend} has none; leave {name} out")
         graphed = self.backend == "cudagraphs"
         if self.cudagraphs not in (None, graphed):
-            raise SettingsError(f"backend={self.backend} does {'only' if graphed else 'no'} CUDA graphs; leave cudagraphs out")
+            uses = "always uses" if graphed else "cannot use"
+            raise SettingsError(f"backend={self.backend} {uses} CUDA graphs; leave cudagraphs out")
         self._set("cudagraphs", graphed)
 
     def _settle_mode(self) -> None:
@@ -437,7 +427,7 @@ class CompileSettings:
             self._set("cudagraphs", cudagraphs)
         if self.cudagraphs and self.dynamic is Dynamic.TRUE:
             raise SettingsError(
-                "dynamic=true makes every size symbolic, and a CUDA graph is captured for fixed sizes; "
+                "dynamic=true makes every size symbolic, but a CUDA graph is captured for fixed sizes; "
                 "use dynamic=mark, static or buckets, or cudagraphs=off"
             )
 
@@ -451,7 +441,7 @@ class CompileSettings:
             if self.dynamic is not Dynamic.BUCKETS and getattr(self, name) is not None:
                 raise SettingsError(f"{name} acts only with dynamic=buckets, not dynamic={self.dynamic}; leave it out")
         if self.bucket_size and self.buckets:
-            raise SettingsError("bucket_size and buckets both say which buckets there are; leave one out")
+            raise SettingsError("bucket_size and buckets both define the buckets; leave one of them out")
         if self.dynamic is Dynamic.BUCKETS and not self.buckets:
             self._set("bucket_size", self.bucket_size or DEFAULT_BUCKET_SIZE)
 
@@ -462,14 +452,14 @@ class CompileSettings:
             if not self.marks:
                 raise SettingsError(f"{name} is a bound for dynamic=mark, not dynamic={self.dynamic}; leave it out")
             if self.scope is not Scope.FULL:
-                others = f"of what scope={self.scope} compiles other dimensions change with it, such as twice the length"
-                raise SettingsError(f"{name} bounds the length of a batch, and {others}; leave it out, or use scope=full")
+                others = f"with scope={self.scope} other dimensions change with it, such as twice the length"
+                raise SettingsError(f"{name} bounds the length of a batch, but {others}; leave it out, or use scope=full")
         if self.dynamic_min and self.dynamic_max and self.dynamic_min >= self.dynamic_max:
             raise SettingsError(f"dynamic_min={self.dynamic_min} must be below dynamic_max={self.dynamic_max}")
         if self.dynamic_max is not None and self.dynamic_max <= 2:
-            raise SettingsError(f"dynamic_max={self.dynamic_max} must be above 2, the least size that torch takes for dynamic")
+            raise SettingsError(f"dynamic_max={self.dynamic_max} must be above 2, the smallest size that torch makes dynamic")
         if self.static_gradients and self.scope is Scope.EAGER and self.optimizer in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
-            raise SettingsError("static_gradients serves what is compiled, and nothing is; leave it out")
+            raise SettingsError("static_gradients only helps compiled code, and nothing is compiled; leave it out")
 
 
 _values = attrgetter(*(f.name for f in fields(CompileSettings)))

@@ -1,4 +1,4 @@
-"""Shape policies: which samples share a batch, and to which sequence length a batch is padded. Pure values, no torch."""
+"""Shape policies: which samples share a batch, and what length a batch is padded to. Pure values, no torch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Protocol
 
 
 class ShapePolicy(Protocol):
-    """Puts samples into batches and maps a batch's longest sequence to the length its tensors get."""
+    """Groups samples into batches, and maps a batch's longest row to the length of its tensors."""
 
     def batches(self, row_lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-        """For each batch the indices of its rows, given every row's length in tokens; rows that fill no batch are left out."""
+        """Returns the row indices of each batch, given every row's length in tokens; leftover rows are dropped."""
         ...
 
     def padded(self, longest: int) -> int:
-        """Tokens each row is padded to, when the batch's longest row has `longest` tokens."""
+        """Returns the tokens each row is padded to in a batch whose longest row has `longest` tokens."""
         ...
 
     def lengths(self) -> tuple[int, ...]:
-        """Every length, in tokens and ascending, that batches can be padded to."""
+        """Returns every length, in tokens and ascending, that a batch can be padded to."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grouping:
-    """What every policy can do beside padding."""
+    """Batching, which works the same under every padding policy."""
 
     window: int = 1
-    """Batches; rows of like length within so many batches are batched together. 1 takes rows as they come."""
+    """Batches. Rows of similar length within a window of this many batches are batched together. 1 keeps the rows' order."""
 
     def batches(self, row_lengths: Sequence[int], batch_size: int) -> list[list[int]]:
         return group_by_length(row_lengths, batch_size, self.window)
@@ -37,7 +37,7 @@ class _Grouping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PadToMax(_Grouping):
-    """Every batch has one length."""
+    """Pads every batch to one length."""
 
     max_length: int
 
@@ -51,13 +51,13 @@ class PadToMax(_Grouping):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PadToLongest(_Grouping):
-    """The batch's longest row, at least `shortest` tokens and rounded up to a multiple; at most `max_length`."""
+    """Pads to the batch's longest row, at least `shortest` tokens, rounded up to a multiple, and at most `max_length`."""
 
     max_length: int
     multiple: int = 1
     shortest: int = 1
     min_length: int = 1
-    """Tokens; no batch's longest row has fewer."""
+    """Tokens. The longest row of every batch has at least this many."""
 
     def padded(self, longest: int) -> int:
         _check_fits(longest, self.max_length)
@@ -70,11 +70,11 @@ class PadToLongest(_Grouping):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PadToBuckets(_Grouping):
-    """The smallest of a few fixed lengths that holds the batch's longest row."""
+    """Pads to the smallest of a few fixed lengths that holds the batch's longest row."""
 
     buckets: tuple[int, ...]
     min_length: int = 1
-    """Tokens; no batch's longest row has fewer."""
+    """Tokens. The longest row of every batch has at least this many."""
 
     def padded(self, longest: int) -> int:
         _check_fits(longest, self.buckets[-1])
@@ -93,15 +93,15 @@ def make_policy(
     min_length: int = 1,
     window: int | None = None,
 ) -> ShapePolicy:
-    """The policy for sequences of at most `max_length` tokens.
+    """Builds the policy for sequences of at most `max_length` tokens.
 
     Args:
-        max_length: tokens; what batches are padded to if neither `multiple` nor `buckets` is given.
-        multiple: pad to the longest row, rounded up to this many tokens.
-        buckets: pad to these lengths, or to the multiples of this one.
-        shortest: tokens below which no batch is padded, with `multiple`.
-        min_length: tokens of the shortest batch there is; lengths that hold only shorter ones do not occur.
-        window: batches within which rows of like length are batched together.
+        max_length: Tokens; the padded length if neither `multiple` nor `buckets` is given.
+        multiple: Pad to the longest row, rounded up to a multiple of this many tokens.
+        buckets: Pad to these lengths, or to the multiples of this length.
+        shortest: Tokens; with `multiple`, the smallest padded length.
+        min_length: Tokens in the shortest batch; padded lengths that only shorter batches would use are left out.
+        window: Batches within which rows of similar length are batched together.
     """
     if buckets is not None:
         chosen = uniform_buckets(max_length, buckets) if isinstance(buckets, int) else buckets
@@ -113,14 +113,17 @@ def make_policy(
 
 
 def group_by_length(row_lengths: Sequence[int], batch_size: int, window: int) -> list[list[int]]:
-    """Indices of the rows of each batch; rows of like length share one, within windows of so many batches.
+    """Groups rows of similar length into batches, within windows of `window` batches.
 
     The batches of a window come in random order, the same in every call, so that training does not go from short to long.
 
     Args:
-        row_lengths: tokens of each row.
-        batch_size: rows in a batch; rows that fill none at the end are left out.
-        window: batches in a window; 1 keeps the rows' order.
+        row_lengths: Tokens of each row.
+        batch_size: Rows in a batch; leftover rows at the end are dropped.
+        window: Batches in a window; 1 keeps the rows' order.
+
+    Returns:
+        The row indices of each batch.
     """
     order = list(range(len(row_lengths)))
     step = batch_size * window
@@ -137,21 +140,21 @@ def group_by_length(row_lengths: Sequence[int], batch_size: int, window: int) ->
 
 
 def uniform_buckets(max_length: int, bucket_size: int) -> tuple[int, ...]:
-    """Multiples of `bucket_size` up to `max_length`, which is always the last, in tokens."""
+    """Returns the multiples of `bucket_size` below `max_length`, and `max_length` itself, in tokens."""
     return (*range(bucket_size, max_length, bucket_size), max_length)
 
 
 def optimal_buckets(batches: Mapping[int, int], count: int, max_length: int, multiple: int = 8) -> tuple[int, ...]:
-    """The lengths, at most `count`, for which batches have the fewest tokens after padding; `max_length` is always the last.
+    """Finds at most `count` lengths that leave batches with the fewest tokens after padding; the last is always `max_length`.
 
     Dynamic programming over the sorted lengths: the best `k` buckets that hold every batch up to some length are the best
     `k - 1` up to a shorter one and one bucket more. Quadratic in the number of different lengths, linear in `count`.
 
     Args:
-        batches: how many batches have a longest row of so many tokens.
-        count: buckets at most.
-        max_length: longest sequence there can be, in tokens.
-        multiple: buckets are multiples of this, but for `max_length`.
+        batches: Number of batches by the length of their longest row, in tokens.
+        count: Most buckets to use.
+        max_length: Longest possible sequence, in tokens.
+        multiple: Buckets are multiples of this, except for `max_length`.
     """
     rounded: dict[int, int] = {max_length: 0}
     for longest, number in batches.items():

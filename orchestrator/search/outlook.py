@@ -103,7 +103,7 @@ class Outlook:
         # Of an attempt that was stopped when it had been timed, bounds are the figures, nearly.
         told = {**record, **(record.get("bounds") or {})}
         losses = self._aims.losses(told)
-        bounded = tuple(constraint.told(told) for constraint in self._aims.constraints)
+        bounded = tuple(constraint.figure_of(told) for constraint in self._aims.constraints)
         numbers = None if losses is None else (*losses, *bounded)
         is_usable = self._aims.is_usable(record)
         self._results.pop(key, None)  # so that the latest comes last

@@ -341,7 +341,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         ("none/page.html", "error: none/page.html cannot be written (No such file or directory); name another"),
         (251 * "x" + ".html", "x.html cannot be written (File name too long); name another"),
         (300 * "x" + "/page.html", "x/page.html cannot be written (File name too long); name another"),
-        ("a\0.html", "is no text in UTF-8; write it so"),
+        ("a\0.html", "is not UTF-8 text"),
     ],
 )
 def test_a_page_that_cannot_be_written_is_one_sentence_and_leaves_nothing(

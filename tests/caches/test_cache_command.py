@@ -179,7 +179,7 @@ def test_here_is_as_a_trial_of_the_same_workload_has_it(command: Command, folder
         (("explain", "never-there.json", "001-a"), "no JSON object"),
         (("export", "001-a", "no/such/folder/file"), "cannot be written"),
         (("export", "001-a", ""), ". cannot be written"),
-        (("export", "001-a", "a\0b"), "is no text in UTF-8"),
+        (("export", "001-a", "a\0b"), "is not UTF-8 text"),
     ],
 )
 def test_a_mistake_is_one_sentence(command: Command, words: tuple[str, ...], part: str) -> None:

@@ -238,7 +238,7 @@ def test_what_the_machines_ended_is_proposed_to_the_next_run_and_costs_what_it_t
 def test_a_constraint_that_no_trial_keeps_is_named(tmp_path: Path) -> None:
     asked = search(tmp_path, constraints=("compile_s<=5",))
     step(asked, tmp_path, 100)
-    assert asked.complaint() == "no setting keeps the constraint compile_s<=5; the nearest has 10"
+    assert asked.complaint() == "no setting meets the constraint compile_s<=5; the nearest has 10"
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_a_table_of_two_environments_is_none(tmp_path: Path) -> None:
 
 
 def test_aims_that_no_record_serves_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="no setting keeps the constraint"):
+    with pytest.raises(ConfigError, match="no setting meets the constraint"):
         Ground(read_table(folder), Aims.parse([], ["compile_s<=0.01"]))
 
 
@@ -184,8 +184,8 @@ def test_a_table_is_written_beside_a_link_that_leads_nowhere(folder: Path, tmp_p
     [
         (["nowhere"], "holds no trials.jsonl"),
         (["TABLE", "--objective", "sampels_per_s:max"], "did you mean samples_per_s?"),
-        (["TABLE", "--constraint", "compile_s<120"], "is no bound"),
-        (["TABLE", "--constraint", "compile_s<=0.01"], "no setting keeps the constraint compile_s<=0.01"),
+        (["TABLE", "--constraint", "compile_s<120"], "is not a bound"),
+        (["TABLE", "--constraint", "compile_s<=0.01"], "no setting meets the constraint compile_s<=0.01"),
         (["TABLE", "--stop", "soon"], "is no rule"),
         (["TABLE", "--gpu-budget-s", "-1"], "is no time"),
         (["TABLE", "--seeds", "0"], "--seeds 0 is too few"),

@@ -95,7 +95,7 @@ def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_not
     assert "it cannot keep compile_s<=45 any more" in log.read_text()
 
     assert "2 stopped" in printed
-    assert "no setting keeps the constraint samples_per_s>=1e+06" in printed or "there is no front" in printed
+    assert "no setting meets the constraint samples_per_s>=1e+06" in printed or "there is no front" in printed
     assert still_running(output) == []
     assert list(analysis.load(output)["status"])[1:] == ["stopped", "stopped"]
     assert (output / "report.html").exists()

@@ -84,10 +84,10 @@ def test_torchs_bucket_size_said_is_another_setting_than_none_said() -> None:
         ("ddp=fast", ["write it like ddp.bucket_cap_mb=100"]),
         ("ddp.bucket_cap_mb=0", ["ddp.bucket_cap_mb=0", "MiB"]),
         ("ddp.compression=zip", ["ddp.compression=zip", "powersgd"]),
-        ("ddp.optimize_ddp=python_reducer_without_compiled_forward", ["does nothing for it"]),
+        ("ddp.optimize_ddp=python_reducer_without_compiled_forward", ["ignores it"]),
         ("ddp.powersgd_rank=4", ["ddp.powersgd_rank", "ddp.compression=powersgd"]),
         ("ddp.compression=powersgd,ddp.powersgd_start=1", ["ddp.powersgd_start=1", "2 or more"]),
-        ("ddp.static_graph=on,ddp.find_unused_parameters=on", ["ddp.static_graph", "once and for all"]),
+        ("ddp.static_graph=on,ddp.find_unused_parameters=on", ["ddp.static_graph", "finds unused parameters once"]),
         ("ddp.optimize_ddp=python_reducer,ddp.static_graph=on", ["ddp.static_graph", "python_reducer"]),
         ("ddp.optimize_ddp=python_reducer,ddp.compression=powersgd", ["buckets", "python_reducer"]),
         ("ddp.optimize_ddp=python_reducer,static_gradients=on", ["static_gradients", "python_reducer"]),
@@ -126,7 +126,7 @@ def test_a_sweep_leaves_out_what_its_workers_cannot_follow_and_says_why() -> Non
     candidates = [{"scope": "eager"}, {"scope": "full", "ddp.static_graph": True}]
     alone, together = (choose(candidates, Target(max_length=16, has_gpu=True, num_workers=n)) for n in (1, 2))
     assert [(len(one.settings), len(one.excluded)) for one in (alone, together)] == [(1, 1), (2, 0)]
-    assert "ddp.static_graph=on is about gradients of several workers" in alone.excluded[0].reason
+    assert "ddp.static_graph=on needs several workers" in alone.excluded[0].reason
 
 
 def test_the_eager_twin_reduces_gradients_alike_and_is_told_nothing_about_compiling() -> None:

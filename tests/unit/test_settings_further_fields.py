@@ -84,7 +84,7 @@ def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str)
         ("scope=modular,dynamic=true,parts.encoder.mode=max-autotune", ["parts.encoder", "dynamic=true", "CUDA graphs"]),
         ("backend=aot_eager,mode=max-autotune", ["mode", "backend=aot_eager"]),
         ("backend=aot_eager,cudagraphs=on", ["backend=aot_eager", "leave cudagraphs out"]),
-        ("backend=cudagraphs,cudagraphs=off", ["backend=cudagraphs", "only CUDA graphs"]),
+        ("backend=cudagraphs,cudagraphs=off", ["backend=cudagraphs", "always uses CUDA graphs"]),
         ("backend=cudagraphs,dynamic=true", ["dynamic=true", "fixed sizes"]),
         ("inductor.triton.cudagraphs=on", ["inductor.triton.cudagraphs", "use cudagraphs"]),
         ("inductor.max_autotune=on", ["inductor.max_autotune", "use mode"]),
@@ -96,7 +96,7 @@ def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str)
         ("dynamic=mark,dynamic_max=2", ["dynamic_max=2", "above 2"]),
         ("buckets=32/64", ["buckets", "dynamic=buckets"]),
         ("dynamic=buckets,buckets=64/32", ["buckets=64/32", "ascend"]),
-        ("dynamic=buckets,buckets=a/b", ["a is no number of tokens"]),
+        ("dynamic=buckets,buckets=a/b", ["a is not a number of tokens"]),
         ("dynamic=buckets,buckets=32/64,bucket_size=32", ["bucket_size and buckets"]),
         ("autocast=fp8", ["autocast=fp8", "bf16, fp16, off"]),
         ("attention=flash", ["attention=flash", "unmasked"]),
@@ -118,7 +118,7 @@ def test_what_cannot_be_combined_is_refused_with_the_reason(spelling: str, named
         ("dynamic=mark,dynamic_min=300", "dynamic_min=300 is above the workload's 256 tokens"),
         ("dynamic=mark,dynamic_max=128", "dynamic_max=128 is below the workload's 256 tokens"),
         ("dynamic=buckets,buckets=32/128", "buckets=32/128 must end with the workload's 256 tokens"),
-        ("dynamic=buckets,bucket_size=16", "say recompile_limit=16"),
+        ("dynamic=buckets,bucket_size=16", "set recompile_limit=16"),
     ],
 )
 def test_what_does_not_fit_the_workload_is_refused(spelling: str, named: str) -> None:
