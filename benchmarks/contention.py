@@ -137,6 +137,7 @@ def warm_up(job: Job) -> None:
 
         from compile_sweep.contract.base import load_workload
         from compile_sweep.harness.measure import measure
+        from compile_sweep.harness.prepare import prepare
         from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
 
         torch.set_num_threads(len(cpus))
@@ -159,12 +160,8 @@ def warm_up(job: Job) -> None:
                 raise _WarmedUp
 
         with contextlib.suppress(_WarmedUp):
-            measure(
-                load_workload(job.workload)(job.size, 0),
-                CompileSettings.parse(job.setting),
-                device=torch.device(job.device),
-                on_phase=on_phase,
-            )
+            workload = load_workload(job.workload)(job.size, 0)
+            measure(prepare(workload, CompileSettings.parse(job.setting), job.device), on_phase=on_phase)
 
 
 def _run(arrangement: Arrangement, options: Options, ends_at: float) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import torch
 
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
@@ -60,7 +61,7 @@ def _compare() -> int:
     rates: dict[str, list[float]] = {"off": [], "on": []}
     for _ in range(ROUNDS):
         for name, workload in (("off", Captioning), ("on", CaptioningCudnnOnly)):
-            found = measure(workload("base", 0), settings, device=torch.device("cuda"), protocol=protocol)
+            found = measure(prepare(workload("base", 0), settings, "cuda"), protocol=protocol)
             rates[name].append(1e3 / found.step_ms_median)
     off, on = (statistics.fmean(rates[name]) for name in ("off", "on"))
     print(f"{settings.label}, steps/s: cuDNN attention off {rates['off']}, on {rates['on']}; off/on {off / on:.4f}")

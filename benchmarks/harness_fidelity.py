@@ -28,6 +28,7 @@ import torch
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.settings import CompileSettings, Mode
 from orchestrator import cli
@@ -96,9 +97,7 @@ def resident(workload: Captioning, device: torch.device) -> Iterator[Batch]:
 def trial(settings: CompileSettings, workload: Captioning, device: torch.device) -> float:
     """Steps/s that `measure` says, by the mean like the loop's."""
     found = measure(
-        workload,
-        settings,
-        device=device,
+        prepare(workload, settings, device),
         protocol=Protocol(
             compared_steps=1, min_passes=PASSES, max_passes=PASSES, min_window_s=0.0, cpu_window_s=0.0, eager_batches=4
         ),

@@ -45,6 +45,7 @@ from torch._inductor.runtime import compile_tasks
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.apply import applied
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToLongest, ShapePolicy
@@ -182,7 +183,7 @@ def _built(job: Job, workload: Captioning, device: torch.device) -> Iterator[tup
     with workload.process_settings():
         model = workload.build_model().to(device)
         optimizer = workload.optimizer(model, settings.optimizer)
-        with applied(settings, workload, model, optimizer, device) as step:
+        with applied(prepare(workload, settings, device), model, optimizer) as step:
             yield step, settings.shape_policy(workload.max_length), 3 if settings.claims_cudagraphs else 2
 
 

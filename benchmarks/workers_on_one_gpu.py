@@ -128,16 +128,16 @@ def _by_two(options: Options, spelled: str) -> dict[str, Any]:
 
 def worker() -> None:
     """What each of the processes does."""
-    import torch
     from torch import distributed
 
     from compile_sweep.contract.base import load_workload
     from compile_sweep.harness.measure import measure
+    from compile_sweep.harness.prepare import prepare
 
     rank, (scratch, workload, size, device, spelled) = int(sys.argv[1]), json.loads(sys.argv[2])
     distributed.init_process_group("gloo", init_method=f"file://{scratch}/meeting", rank=rank, world_size=NUM_WORKERS)
     try:
-        found = measure(load_workload(workload)(size, 0), CompileSettings.parse(spelled), device=torch.device(device), rank=rank)
+        found = measure(prepare(load_workload(workload)(size, 0), CompileSettings.parse(spelled), device), rank=rank)
     finally:
         distributed.destroy_process_group()
     if rank == 0:

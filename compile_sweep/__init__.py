@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from compile_sweep.contract.from_model import WorkloadFromModel
     from compile_sweep.harness.measure import measure
     from compile_sweep.harness.measurement import Measurement, Protocol
+    from compile_sweep.harness.prepare import prepare
 
 __version__ = "0.2.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "WorkloadFromModel",
     "load_workload",
     "measure",
+    "prepare",
 ]
 
 _WITH_TORCH = {
@@ -54,6 +56,7 @@ _WITH_TORCH = {
     "WorkloadFromModel": "compile_sweep.contract.from_model",
     "load_workload": "compile_sweep.contract.base",
     "measure": "compile_sweep.harness.measure",
+    "prepare": "compile_sweep.harness.prepare",
 }
 
 

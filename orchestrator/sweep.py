@@ -372,11 +372,11 @@ def _one_setting(console: Console, options: Options, environment: Environment) -
     target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=workers)
     (setting,) = _given(f"--{asked}", [str(spelled)], (), target).settings
     if asked == "source":
-        from compile_sweep.harness.apply import source_for  # torch only where it is needed
+        from compile_sweep.harness.prepare import prepare  # torch only where it is needed
 
         with building():
             model = workload.build_model()
-        print(source_for(setting, workload, model, device, num_workers=workers), end="")
+        print(prepare(workload, setting, device, num_workers=workers).source(model), end="")
         return 0
     from orchestrator.view.explain import explain  # only here: a sweep does without
 

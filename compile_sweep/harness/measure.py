@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.base import Batch
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory, steady
 from compile_sweep.harness.apply import TrainStep, applied
@@ -39,12 +39,10 @@ from compile_sweep.harness.numerics.check import check_numerics
 from compile_sweep.harness.numerics.references import build_model_on, eager_reference, record_run
 from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
+from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.steady import Limits, Window
 from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.phases import Phase
-from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.schema.shapes import ShapePolicy
 
 
 def first_steps(pool: Sequence[Batch], protocol: Protocol) -> list[Batch]:
@@ -52,16 +50,14 @@ def first_steps(pool: Sequence[Batch], protocol: Protocol) -> list[Batch]:
     return [pool[index % len(pool)] for index in range(protocol.compared_steps)]
 
 
-def warm_up_batches(
-    workload: Workload, settings: CompileSettings, pool: Sequence[Batch], *, rank: int, device: torch.device, protocol: Protocol
-) -> list[Batch]:
+def warm_up_batches(prepared: Prepared, pool: Sequence[Batch], *, rank: int, protocol: Protocol) -> list[Batch]:
     """The first steps, then every length the settings can pad to, often enough to compile and capture."""
-    lengths = settings.shape_policy(workload.max_length, workload.min_length).lengths()
+    lengths = prepared.policy.lengths()
     by_length = {batch.length: batch for batch in pool}
     for length in lengths:
         if length not in by_length:
-            by_length[length] = workload.batch_of_length(length, rank=rank, device=device)
-    visits = protocol.cudagraph_visits if settings.claims_cudagraphs else protocol.visits
+            by_length[length] = prepared.workload.batch_of_length(length, rank=rank, device=prepared.device)
+    visits = protocol.cudagraph_visits if prepared.settings.claims_cudagraphs else protocol.visits
     return [*first_steps(pool, protocol), *[by_length[length] for length in lengths] * visits]
 
 
@@ -75,14 +71,15 @@ _NEVER = 2**31 - 1
 class _Run:
     """What is measured, and how."""
 
-    workload: Workload
-    settings: CompileSettings
-    policy: ShapePolicy
+    prepared: Prepared
     pool: Sequence[Batch]
-    device: torch.device
     rank: int
     protocol: Protocol
     pipeline: Pipeline
+
+    @property
+    def device(self) -> torch.device:
+        return self.prepared.device
 
     @property
     def limits(self) -> Limits:
@@ -115,10 +112,8 @@ class _Steady:
 
 
 def measure(
-    workload: Workload,
-    settings: CompileSettings,
+    prepared: Prepared,
     *,
-    device: torch.device,
     rank: int = 0,
     protocol: Protocol | None = None,
     pipeline: str = Pipeline.RESIDENT,
@@ -128,9 +123,7 @@ def measure(
     """Measures one setting in this process, which should be fresh and have empty compile caches for a cold figure.
 
     Args:
-        workload: what to train.
-        settings: how to compile it.
-        device: where; one process a device.
+        prepared: the setting, on its workload.
         rank: this worker's; the default process group must exist where there are several.
         protocol: how long to measure.
         pipeline: `resident` for prepared batches, `real` for the workload's own loader.
@@ -138,24 +131,17 @@ def measure(
         on_early: told figures of the measurement, by their names, as the first timed pass has them.
 
     Raises:
-        SettingsError: the settings do not fit the workload.
+        SettingsError: the model has nothing of what the settings compile.
         WorkloadError: there is no such pipeline, or the workload has no loader for it.
     """
     source_of_batches = parse_pipeline(pipeline)
-    workload = workload.under(settings)
-    check_ddp_workers(
-        settings.ddp, num_workers(), workload=type(workload).__name__, trains=workload.trains, has_gpu=device.type == "cuda"
-    )
+    workload, device = prepared.workload, prepared.device
     with workload.process_settings():
         on_phase(Phase.BUILDING)
         memory.reset_peaks(device)
-        policy = settings.shape_policy(workload.max_length)
         run = _Run(
-            workload=workload,
-            settings=settings,
-            policy=policy,
-            pool=workload.pool(policy, rank=rank, device=device),
-            device=device,
+            prepared=prepared,
+            pool=workload.pool(prepared.policy, rank=rank, device=device),
             rank=rank,
             protocol=protocol or Protocol(),
             pipeline=source_of_batches,
@@ -164,14 +150,14 @@ def measure(
 
 
 def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[dict[str, float]], None]) -> Measurement:
-    workload, device = run.workload, run.device
-    model = build_model_on(workload, device)
-    optimizer = workload.optimizer(model, run.settings.optimizer)
-    warmup_batches = warm_up_batches(workload, run.settings, run.pool, rank=run.rank, device=device, protocol=run.protocol)
-    recorder = make_recorder(workload, model, steps=run.protocol.compared_steps)
-    expected = Expectation.of(run.settings, workload, model, optimizer)
-    seed_all(workload.seed)
-    with capture_diagnostics(expected) as diagnostics, applied(run.settings, workload, model, optimizer, device) as step:
+    prepared, device = run.prepared, run.device
+    model = build_model_on(prepared.workload, device)
+    optimizer = prepared.optimizer(model)
+    warmup_batches = warm_up_batches(prepared, run.pool, rank=run.rank, protocol=run.protocol)
+    recorder = make_recorder(prepared.workload, model, steps=run.protocol.compared_steps)
+    expected = Expectation.of(prepared, model, optimizer)
+    seed_all(prepared.workload.seed)
+    with capture_diagnostics(expected) as diagnostics, applied(prepared, model, optimizer) as step:
         source = step.source
         _synchronize(device)
         on_phase(Phase.WARMING_UP)
@@ -184,12 +170,10 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     torch._dynamo.reset()
     memory.free(device)
     numerics = check_numerics(
-        workload,
-        run.settings,
+        prepared,
         run.compared,
         warmup.trajectory,
         _floats(found.window.losses),
-        device,
         eager=found.eager,
         eager_steady_losses=_floats(found.window.eager_losses),
     )
@@ -261,8 +245,8 @@ def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryP
 
 def _grown_beside_eager(run: _Run, step: TrainStep, window: Window) -> Trajectory:
     """Fills the window, with blocks of eager steps unless they are too slow, and returns the first steps of the eager model."""
-    with eager_reference(run.workload, run.settings, run.device) as (model, eager_step):
-        trajectory = record_run(run.workload, model, eager_step, run.compared)
+    with eager_reference(run.prepared) as (model, eager_step):
+        trajectory = record_run(run.prepared.workload, model, eager_step, run.compared)
         window.chosen = _for_reference(run, eager_step)
         if window.chosen:
             with _undisturbed():
@@ -285,8 +269,8 @@ def _for_reference(run: _Run, eager_step: TrainStep) -> list[int]:
 def _real(run: _Run, step: TrainStep) -> RealPasses:
     return real_passes(
         step,
-        run.workload,
-        run.policy,
+        run.prepared.workload,
+        run.prepared.policy,
         steps=len(run.pool),
         passes=run.protocol.real_passes,
         rank=run.rank,

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
-from compile_sweep.contract.base import Workload, load_workload
+from compile_sweep.contract.base import load_workload
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.toolchain import warm_cpp_headers
 from compile_sweep.schema.phases import Phase
-from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.settings import CompileSettings
 
 
 def main(assignment: Path, outcome: Path) -> None:
@@ -49,17 +50,10 @@ def _measured(told: dict[str, Any], phase_file: Path) -> dict[str, Any]:
         device = torch.device("cuda", torch.cuda.current_device())
     else:
         warm_cpp_headers()
-    settings = CompileSettings.parse(told["settings"])
     workload = load_workload(told["workload"])(told["size"], told["seed"])
-    protocol = Protocol(**told.get("protocol", {}))
-    measurement = measure(workload, settings, device=device, protocol=protocol, on_phase=on_phase)
-    return {"measurement": measurement.to_dict(), "targets": _targets(workload, settings)}
-
-
-def _targets(workload: Workload, settings: CompileSettings) -> list[str]:
-    if settings.scope is Scope.REGIONAL:
-        return list(workload.regions(workload.build_model()))
-    return list(workload.parts()) if settings.scope is Scope.MODULAR else []
+    prepared = prepare(workload, CompileSettings.parse(told["settings"]), device)
+    measurement = measure(prepared, protocol=Protocol(**told.get("protocol", {})), on_phase=on_phase)
+    return {"measurement": measurement.to_dict(), "targets": prepared.compiled_apart(workload.build_model())}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Starting a setting until it compiles no more, and no further: what a training job pays each time that it is restarted.
 
 Background: the job's process is new and its compile caches hold what an earlier one left. The batches are those of the warm-up
-that `measuring.py` times, so the two can be compared; there is no steady window, no eager reference and no check.
+that `measure.py` times, so the two can be compared; there is no steady window, no eager reference and no check.
 
 Output: seconds to build model and optimizer, of the first step, and of the whole warm-up with what its steps themselves take.
 """
@@ -15,16 +15,13 @@ from typing import Any
 
 import torch
 
-from compile_sweep.contract.base import Workload
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.compile_phases import record_phases
-from compile_sweep.harness.distributed import num_workers
 from compile_sweep.harness.measure import warm_up_batches
 from compile_sweep.harness.measurement import Protocol
-from compile_sweep.schema.ddp_settings import check_ddp_workers
+from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.phases import Phase
-from compile_sweep.schema.settings import CompileSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +44,8 @@ class Start:
 
 
 def restart(
-    workload: Workload,
-    settings: CompileSettings,
+    prepared: Prepared,
     *,
-    device: torch.device,
     rank: int = 0,
     protocol: Protocol | None = None,
     on_phase: Callable[[Phase], None] = lambda phase: None,
@@ -58,30 +53,25 @@ def restart(
     """Starts one setting in this process, which should be fresh.
 
     Args:
-        workload: what to train.
-        settings: how to compile it.
-        device: where; one process a device.
+        prepared: the setting, on its workload.
         rank: this worker's; the default process group must exist where there are several.
         protocol: how long to warm up.
         on_phase: told when a phase begins.
 
     Raises:
-        SettingsError: the settings do not fit the workload.
+        SettingsError: the model has nothing of what the settings compile.
     """
-    workload = workload.under(settings)
-    check_ddp_workers(
-        settings.ddp, num_workers(), workload=type(workload).__name__, trains=workload.trains, has_gpu=device.type == "cuda"
-    )
+    workload, device = prepared.workload, prepared.device
     with workload.process_settings():
         on_phase(Phase.BUILDING)
-        pool = workload.pool(settings.shape_policy(workload.max_length), rank=rank, device=device)
-        batches = warm_up_batches(workload, settings, pool, rank=rank, device=device, protocol=protocol or Protocol())
+        pool = workload.pool(prepared.policy, rank=rank, device=device)
+        batches = warm_up_batches(prepared, pool, rank=rank, protocol=protocol or Protocol())
         _synchronize(device)
         began = time.perf_counter()
         model = workload.build_model().to(device)  # as a job does; a trial's models are copies of one
-        optimizer = workload.optimizer(model, settings.optimizer)
+        optimizer = prepared.optimizer(model)
         seed_all(workload.seed)
-        with applied(settings, workload, model, optimizer, device) as step:
+        with applied(prepared, model, optimizer) as step:
             _synchronize(device)
             loaded = time.perf_counter()
             on_phase(Phase.WARMING_UP)

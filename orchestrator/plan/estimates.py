@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
@@ -13,7 +14,7 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 _OVERHEAD_S = 20.0
 """Worker start, model, steady state and check, before any trial has shown what they take."""
 
-_PER_GRAPH_S = {Scope.EAGER: 0.0, Scope.REGIONAL: 20.0, Scope.MODULAR: 60.0, Scope.FULL: 60.0}
+_PER_GRAPH_S = defaultdict(lambda: 60.0, {Scope.EAGER: 0.0, Scope.REGIONAL: 20.0})
 """Cold compile of one graph of the captioning model, `base` on an H200 (docs/results.md); `tiny` on two CPU cores is near."""
 
 _AUTOTUNE_FACTOR = 4.0

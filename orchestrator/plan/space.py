@@ -17,7 +17,7 @@ from typing import Any
 
 from compile_sweep.contract.base import Workload, load_workload
 from compile_sweep.contract.options import Option, check_inference, check_options, gpu_requirement
-from compile_sweep.harness.apply import refuse_other_update_of, refuse_unknown_names
+from compile_sweep.harness.prepare import refuse_other_update_of, refuse_unknown_names
 from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar, format_value, parse_count

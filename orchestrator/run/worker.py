@@ -151,6 +151,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     from compile_sweep.contract.base import load_workload
     from compile_sweep.harness.measure import Measurement, measure
     from compile_sweep.harness.measurement import told_by_all
+    from compile_sweep.harness.prepare import prepare
     from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
     from compile_sweep.harness.warm_start import Start, restart
 
@@ -197,19 +198,12 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     sharing = Sharing(assignment, workload, rank)
     sharing.restore(deadline - time.monotonic())
     with sharing.watching():
+        prepared = prepare(workload, assignment.settings, device)
         measured: Start | Measurement
         if plan.warm_start:
-            measured = restart(workload, assignment.settings, device=device, rank=rank, on_phase=on_phase)
+            measured = restart(prepared, rank=rank, on_phase=on_phase)
         else:
-            measured = measure(
-                workload,
-                assignment.settings,
-                device=device,
-                rank=rank,
-                pipeline=plan.pipeline,
-                on_phase=on_phase,
-                on_early=on_early,
-            )
+            measured = measure(prepared, rank=rank, pipeline=plan.pipeline, on_phase=on_phase, on_early=on_early)
     neighbours = told_by_all(gpu_neighbours)  # a stranger on any worker's GPU slows them all
     return {
         **measured.to_dict(),

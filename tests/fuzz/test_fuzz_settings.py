@@ -11,7 +11,7 @@ from fuzzing import HOSTILE, PLANTED, nested, nothing_runs, said, spliced, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_sweep.harness.apply import refuse_unknown_names
+from compile_sweep.harness.prepare import refuse_unknown_names
 from compile_sweep.harness.source import Facts, to_source
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import PartSettings

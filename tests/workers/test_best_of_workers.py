@@ -8,7 +8,7 @@ import torch
 from toy_workloads import Toy
 
 from analysis.best_script import Outcome, best_script, rerun
-from compile_sweep.harness.apply import source_for
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def exported(spelled: str, *, num_workers: int, device: str = "cpu") -> pd.Serie
     workload = Toy("only", 0)
     return pd.Series(
         {
-            "source": source_for(settings, workload, workload.build_model(), CPU, num_workers=num_workers),
+            "source": prepare(workload, settings, CPU, num_workers=num_workers).source(workload.build_model()),
             "workload": "toy_workloads:Toy",
             "size": "only",
             "settings_key": settings.key,

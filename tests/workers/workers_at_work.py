@@ -73,6 +73,7 @@ def _work(told: dict[str, Any]) -> None:
 
     from compile_sweep.contract.base import load_workload
     from compile_sweep.harness.measure import Protocol, measure
+    from compile_sweep.harness.prepare import prepare
     from compile_sweep.schema.settings import CompileSettings
 
     faulthandler.dump_traceback_later(told["stacks_after_s"])
@@ -95,14 +96,8 @@ def _work(told: dict[str, Any]) -> None:
         gc.collect()
         gc.freeze()  # a measurement collects six times, and what was imported is no garbage
         try:
-            measurement = measure(
-                workload,
-                CompileSettings.parse(spelled),
-                device=device,
-                rank=rank,
-                protocol=protocol,
-                pipeline=told["pipeline"],
-            )
+            prepared = prepare(workload, CompileSettings.parse(spelled), device)
+            measurement = measure(prepared, rank=rank, protocol=protocol, pipeline=told["pipeline"])
             found.append(
                 {
                     **measurement.to_dict(),

@@ -22,6 +22,7 @@ from compile_sweep.harness.compile_cache.transfer import (
     restore_artifacts,
     watch_caches,
 )
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.warm_start import restart
 from compile_sweep.schema.settings import CompileSettings
 
@@ -45,7 +46,7 @@ def first_step(name: str, *, mode: str | None, device: str) -> float:
 def first_step_under(settings: str, name: str, *, device: str) -> float:
     """Seconds of the first step of a workload."""
     workload = load_workload(name)("tiny", 0)
-    return restart(workload, CompileSettings.parse(settings), device=torch.device(device)).first_step_s
+    return restart(prepare(workload, CompileSettings.parse(settings), device)).first_step_s
 
 
 def run(plan: dict[str, Any]) -> dict[str, Any]:

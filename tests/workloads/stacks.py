@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.harness.measure import Measurement, Protocol
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
@@ -57,4 +58,4 @@ def made(batch_fn: Callable[[int], Any] | None = None, **told: Any) -> ModelWork
 
 
 def measured(workload: ModelWorkload, spelled: str) -> Measurement:
-    return measure(workload, CompileSettings.parse(spelled), device=CPU, protocol=SHORT)
+    return measure(prepare(workload, CompileSettings.parse(spelled), CPU), protocol=SHORT)

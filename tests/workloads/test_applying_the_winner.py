@@ -14,7 +14,7 @@ import torch
 
 from analysis.best_script import best_script
 from compile_sweep.contract.base import load_workload
-from compile_sweep.harness.apply import source_for
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
 STEPS = 6
@@ -51,7 +51,7 @@ def best_of(spelled: str) -> str:
     settings = CompileSettings.parse(spelled)
     workload = load_workload("examples.bring_your_own:Texts")("only", 0)
     trial = {
-        "source": source_for(settings, workload, workload.build_model(), "cpu"),
+        "source": prepare(workload, settings, "cpu").source(workload.build_model()),
         "workload": "examples.bring_your_own:Texts",
         "size": "only",
         "settings_key": settings.key,

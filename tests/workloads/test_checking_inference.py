@@ -13,6 +13,7 @@ from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.harness.measure import Protocol
 from compile_sweep.harness.numerics.trajectory import Recorder
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.settings import CompileSettings
 
@@ -26,7 +27,7 @@ def inferred(model_fn: Callable[[], nn.Module], spelled: str = "scope=full,backe
     """The verdict on a model that is given 4 rows of 8 numbers."""
     workload = WorkloadFromModel(model_fn, lambda number: {"x": torch.randn(4, 8)}, trains=False, num_batches=3)("only", 0)
     torch._dynamo.reset()
-    return measure(workload, CompileSettings.parse(spelled), device=CPU, protocol=SHORT).numerics
+    return measure(prepare(workload, CompileSettings.parse(spelled), CPU), protocol=SHORT).numerics
 
 
 class Doubled(nn.Module):

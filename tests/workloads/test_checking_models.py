@@ -18,6 +18,7 @@ from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check
 from compile_sweep.harness.numerics.references import References, eager_reference, record_run, run_references
 from compile_sweep.harness.numerics.tolerance import Gap
 from compile_sweep.harness.numerics.trajectory import MAX_GROUPS, SAMPLED_ELEMENTS, Recorder, Trajectory, module_groups
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
 
@@ -72,7 +73,7 @@ def trained(
     optimizer = workload.optimizer(model, settings.optimizer)
     spoil(model, optimizer)
     torch.manual_seed(seed)
-    with applied(settings, workload, model, optimizer, CPU) as step:
+    with applied(prepare(workload, settings, CPU), model, optimizer) as step:
         return record_run(workload, model, step, batches_of(workload))
 
 
@@ -80,7 +81,7 @@ def trained(
 def references_of(workload_class: type[Toy]) -> References:
     """The eager runs under default settings; the same for every run of a workload."""
     workload = workload_class("only", 0)
-    return run_references(workload, EAGER, batches_of(workload), CPU)
+    return run_references(prepare(workload, EAGER, CPU), batches_of(workload))
 
 
 def judged(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,)) -> Numerics:
@@ -88,7 +89,7 @@ def judged(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,)) -> 
 
 
 def checked(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,), settings: CompileSettings = EAGER) -> Numerics:
-    return check_numerics(workload, settings, batches_of(workload), run, steady, CPU)
+    return check_numerics(prepare(workload, settings, CPU), batches_of(workload), run, steady)
 
 
 def a_wrong_loss(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -262,7 +263,7 @@ def test_arithmetic_coarser_than_asked_for_is_found() -> None:
 def test_torch_is_left_as_it_was() -> None:
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     workload = Toy("only", 0)
-    run_references(workload, CompileSettings.parse("scope=eager,matmul_precision=high"), batches_of(workload), CPU)
+    run_references(prepare(workload, CompileSettings.parse("scope=eager,matmul_precision=high"), CPU), batches_of(workload))
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
@@ -303,21 +304,21 @@ def test_a_compiled_model_is_recorded_and_checked_like_an_eager_one() -> None:
 
 def test_an_eager_run_recorded_by_the_caller_is_used() -> None:
     workload = Toy("only", 0)
-    with eager_reference(workload, EAGER, CPU) as (model, step):
+    with eager_reference(prepare(workload, EAGER, CPU)) as (model, step):
         eager = record_run(workload, model, step, batches_of(workload))
-    assert run_references(workload, EAGER, batches_of(workload), CPU, eager=eager).eager is eager
+    assert run_references(prepare(workload, EAGER, CPU), batches_of(workload), eager=eager).eager is eager
     assert eager.losses == trained(workload).losses
 
 
 def test_recording_ends_by_itself_and_changes_nothing() -> None:
     workload = Toy("only", 0)
-    with eager_reference(workload, EAGER, CPU) as (model, step):
+    with eager_reference(prepare(workload, EAGER, CPU)) as (model, step):
         recorder = Recorder(workload, model, steps=2)
         losses = [float(recorder.step(step, batch)) for batch in batches_of(workload)]
     trajectory = recorder.trajectory()
     assert recorder.done
     assert trajectory.losses == losses[:2]
-    with eager_reference(workload, EAGER, CPU) as (_, step):
+    with eager_reference(prepare(workload, EAGER, CPU)) as (_, step):
         assert [float(step(batch)) for batch in batches_of(workload)] == losses
     assert all(len(norms) == 2 for norms in (*trajectory.gradients.values(), *trajectory.updates.values()))
 

@@ -16,6 +16,7 @@ from toy_workloads import Toy
 from compile_sweep.harness.compile_phases import CompilePhase, PhaseClock, record_phases
 from compile_sweep.harness.measure import measure
 from compile_sweep.harness.measurement import Measurement, Protocol
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
 pytestmark = pytest.mark.alone
@@ -154,7 +155,7 @@ def _measured_cold(spelled: str, caches: Path) -> Measurement:
     caches.mkdir()
     protocol = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
     with fresh_cache(dir=str(caches)):
-        return measure(Toy("only", 0), CompileSettings.parse(spelled), device=CPU, protocol=protocol)
+        return measure(prepare(Toy("only", 0), CompileSettings.parse(spelled), CPU), protocol=protocol)
 
 
 def test_running_and_capturing_a_graph_is_capture_and_torch_gets_its_methods_back(

@@ -17,6 +17,7 @@ from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.measure import Measurement, Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.source_runtime import foreach_map_adam
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.labels import Label, judge_measurement
@@ -30,7 +31,7 @@ SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 def measured(workload: Workload, spelled: str) -> Measurement:
     torch._dynamo.reset()
-    return measure(workload, CompileSettings.parse(spelled), device=CPU, protocol=SHORT)
+    return measure(prepare(workload, CompileSettings.parse(spelled), CPU), protocol=SHORT)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_captioning_changes_its_attention(attention: str) -> None:
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers 5.17 sets it
 def test_captioning_runs_flex_attention_in_its_encoder() -> None:
     settings = CompileSettings.parse("scope=regional,attention=flex")
-    found = measure(Captioning("tiny", 0), settings, device=torch.device("cuda"), protocol=SHORT)
+    found = measure(prepare(Captioning("tiny", 0), settings, "cuda"), protocol=SHORT)
     assert found.numerics["status"] == "ok", found.numerics
 
 
@@ -186,7 +187,7 @@ def test_foreach_map_takes_adam_with_several_groups() -> None:
 @pytest.mark.parametrize("optimizer", ["compiled", "foreach_map"])
 def test_an_optimizers_update_is_a_cuda_graph(optimizer: str) -> None:
     settings = CompileSettings.parse(f"scope=full,mode=reduce-overhead,optimizer={optimizer}")
-    found = measure(Toy("only", 0), settings, device=torch.device("cuda"), protocol=SHORT)
+    found = measure(prepare(Toy("only", 0), settings, "cuda"), protocol=SHORT)
     assert (found.cudagraph_skips, found.cudagraph_skip_reasons) == (0, [])
     assert found.numerics["status"] == "ok", found.numerics
 
@@ -236,7 +237,7 @@ def test_forwards_are_put_back() -> None:
     model = workload.build_model()
     settings = CompileSettings.parse("scope=regional,dynamic=mark,pad_multiple=4")
     optimizer = workload.optimizer(model, settings.optimizer)
-    with applied(settings, workload, model, optimizer, CPU):
+    with applied(prepare(workload, settings, CPU), model, optimizer):
         assert all("forward" in model.get_submodule(name).__dict__ for name in workload.regions(model))
     assert not any("forward" in module.__dict__ for module in model.modules())
 
@@ -251,7 +252,8 @@ def test_the_executed_source_is_a_module_only_while_it_is_applied() -> None:
     names = []
     for _ in range(2):
         optimizer = workload.optimizer(model, settings.optimizer)
-        with applied(settings, workload, model, optimizer, CPU) as step, applied(settings, workload, model, optimizer, CPU):
+        prepared = prepare(workload, settings, CPU)
+        with applied(prepared, model, optimizer) as step, applied(prepared, model, optimizer):
             (name,) = known()
             names.append(name)
             assert hashlib.sha256(step.source.encode()).hexdigest().startswith(name.removeprefix("compile_settings_"))

@@ -24,6 +24,7 @@ from compile_sweep.contract.base import Workload
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.diagnostics.capture import Diagnostics, _Reader, capture_diagnostics
 from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
 
@@ -36,10 +37,11 @@ def watched(workload: Workload, spelled: str) -> Diagnostics:
     """One step on each batch of the pool."""
     torch._dynamo.reset()
     settings = CompileSettings.parse(spelled)
+    prepared = prepare(workload, settings, CPU)
     model = workload.build_model()
     optimizer = workload.optimizer(model, settings.optimizer)
-    expected = Expectation.of(settings, workload, model, optimizer)
-    with capture_diagnostics(expected) as found, applied(settings, workload, model, optimizer, CPU) as step:
+    expected = Expectation.of(prepared, model, optimizer)
+    with capture_diagnostics(expected) as found, applied(prepared, model, optimizer) as step:
         for batch in workload.pool(settings.shape_policy(workload.max_length), rank=0, device=CPU):
             step(batch)
     return found

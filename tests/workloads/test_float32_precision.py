@@ -19,6 +19,7 @@ from compile_sweep.harness.precision import (
     preserve_precision,
     use_full_precision,
 )
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ def named(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_such_a_workload_is_measured_and_its_precision_is_what_it_was(named: str) -> None:
     before = fp32_precisions()
     for spelled in ("scope=eager", "scope=eager,matmul_precision=high"):
-        found = measure(PRODUCTS(), CompileSettings.parse(spelled), device=CPU, protocol=SHORT)
+        found = measure(prepare(PRODUCTS(), CompileSettings.parse(spelled), CPU), protocol=SHORT)
         assert found.numerics["status"] == "ok", found.numerics
         assert fp32_precisions() == before
         # float64 is above float32 alone; what is less precise is compared with float32

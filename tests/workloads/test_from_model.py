@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compile_sweep import WorkloadFromModel, load_workload, measure
 from compile_sweep.contract.from_model import ModelAndLoss, model_loss
 from compile_sweep.contract.inspect_model import repeated_blocks
-from compile_sweep.harness.apply import source_for
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToLongest, PadToMax
@@ -212,7 +212,7 @@ def test_equal_seeds_give_equal_weights_and_batches_and_leave_the_callers_random
 def test_regional_settings_of_a_model_without_blocks_are_refused() -> None:
     workload = WorkloadFromModel(lambda: nn.Linear(4, 4), rows_of(3), loss_of)("only", 0)
     with pytest.raises(SettingsError, match="no repeated blocks"):
-        source_for(CompileSettings.parse("scope=regional"), workload, workload.build_model(), CPU)
+        prepare(workload, CompileSettings.parse("scope=regional"), CPU).source(workload.build_model())
 
 
 def test_the_examples_blocks_and_lengths_are_found() -> None:
@@ -225,7 +225,7 @@ def test_the_examples_blocks_and_lengths_are_found() -> None:
 
 def test_a_training_example_is_measured_compiled() -> None:
     workload = load_workload(f"{EXAMPLES}:Reviews")("only", 0)
-    found = measure(workload, CompileSettings.parse("scope=regional,backend=aot_eager"), device=CPU, protocol=SHORT)
+    found = measure(prepare(workload, CompileSettings.parse("scope=regional,backend=aot_eager"), CPU), protocol=SHORT)
     assert (found.numerics["status"], found.graphs, found.fallbacks) == ("ok", 1, [])
     assert found.numerics["outputs"] is None
     assert "optimizer.zero_grad" in found.source
@@ -233,7 +233,7 @@ def test_a_training_example_is_measured_compiled() -> None:
 
 def test_a_model_that_computes_its_loss_is_one_graph_for_batches_with_and_without_padding() -> None:
     workload = load_workload(f"{EXAMPLES}:Texts")("only", 0)
-    found = measure(workload, CompileSettings.parse("scope=full,dynamic=mark,backend=aot_eager"), device=CPU, protocol=SHORT)
+    found = measure(prepare(workload, CompileSettings.parse("scope=full,dynamic=mark,backend=aot_eager"), CPU), protocol=SHORT)
     assert (found.graphs, found.graph_break_reasons, found.recompile_reasons) == (1, [], [])
     longest = {"input_ids": torch.ones(4, 64, dtype=torch.long)}
     padded = workload.padded({**longest, "labels": longest["input_ids"]}, lambda longest: longest)  # type: ignore[attr-defined]
@@ -268,7 +268,7 @@ def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
         model = workload.build_model().get_submodule("model").eval()
         expected = model(**batch).loss
         whole = ModelAndLoss(model, model_loss)
-        source = source_for(CompileSettings.parse(f"scope={scope},backend=aot_eager"), workload, whole, CPU)
+        source = prepare(workload, CompileSettings.parse(f"scope={scope},backend=aot_eager"), CPU).source(whole)
         exported: dict[str, Any] = {"__name__": "best"}
         exec(compile(source, "best.py", "exec"), exported)
         compiled = exported["compile_model"](whole)

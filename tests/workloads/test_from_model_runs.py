@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.from_model import ModelWorkload
-from compile_sweep.harness.apply import source_for
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToLongest, PadToMax
@@ -155,9 +155,9 @@ def test_tensors_that_change_inside_other_arguments_are_found_and_marked() -> No
     dims = {"hidden": (1,), "turns.0": (0,), "turns.1": (0,), "others.masks.full": (0,)}
     assert workload.dynamic_dims("model.layers.0") == dims
     settings = CompileSettings.parse("scope=regional,dynamic=mark,pad_multiple=2,backend=aot_eager")
-    found = measure(workload, settings, device=CPU, protocol=SHORT)
+    found = measure(prepare(workload, settings, CPU), protocol=SHORT)
     assert (found.graphs, found.recompile_reasons, found.numerics["status"]) == (1, [], "ok")
-    assert '"others.masks.full": (0,)' in source_for(settings, workload, workload.build_model(), CPU)
+    assert '"others.masks.full": (0,)' in prepare(workload, settings, CPU).source(workload.build_model())
 
 
 @lru_cache
@@ -260,7 +260,7 @@ def test_a_loss_whose_state_outlives_its_run_leaves_the_numbers_unchecked_and_on
 def test_a_batch_longer_than_any_at_the_time_of_the_sweep_is_refused_and_not_cut(spelled: str) -> None:
     exported: dict[str, Any] = {"__name__": "best"}
     then = made()
-    exec(source_for(CompileSettings.parse(spelled), then, then.build_model(), CPU), exported)
+    exec(prepare(then, CompileSettings.parse(spelled), CPU).source(then.build_model()), exported)
     now = made(rows_of(3, 9))
     assert now.padded({"hidden": torch.ones(2, 6, 4)}, exported["padded_length"])["hidden"].size(1) == 7
     for padded_length in (exported["padded_length"], lambda longest: min(7, longest)):

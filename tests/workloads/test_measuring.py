@@ -21,6 +21,7 @@ from toy_workloads import Toy
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness import memory, steady
 from compile_sweep.harness.measure import Measurement, Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.settings import CompileSettings
@@ -33,7 +34,7 @@ SHORT = Protocol(compared_steps=2, min_passes=3, max_passes=3, cpu_window_s=0.0)
 
 
 def measured(spelled: str, workload: Toy | None = None, protocol: Protocol = SHORT, pipeline: str = "resident") -> Measurement:
-    return measure(workload or Toy("only", 0), CompileSettings.parse(spelled), device=CPU, protocol=protocol, pipeline=pipeline)
+    return measure(prepare(workload or Toy("only", 0), CompileSettings.parse(spelled), CPU), protocol=protocol, pipeline=pipeline)
 
 
 def test_no_full_collection_falls_among_timed_steps_and_the_collector_is_as_before_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,7 @@ def test_no_full_collection_falls_among_timed_steps_and_the_collector_is_as_befo
 def test_phases_come_in_order_and_figures_agree_with_each_other() -> None:
     phases: list[Phase] = []
     settings = CompileSettings.parse("scope=eager")
-    found = measure(Toy("only", 0), settings, device=CPU, protocol=SHORT, on_phase=phases.append)
+    found = measure(prepare(Toy("only", 0), settings, CPU), protocol=SHORT, on_phase=phases.append)
     assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE]
     assert found.steady_steps == len(found.step_ms) == 3 * Toy.pool_batches
     assert found.warmup_steps == 2 + 2  # two compared, one length visited twice
@@ -230,12 +231,12 @@ import json, sys
 import torch, torch.distributed as dist
 from toy_workloads import Toy
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
 protocol = Protocol(compared_steps=2, min_passes=2, max_passes=6, cpu_window_s=0.0, cpu_target_width=0.1)
-found = measure(
-    Toy("only", 0), CompileSettings.parse("scope=eager"), device=torch.device("cpu"), rank=int(sys.argv[1]), protocol=protocol
-)
+prepared = prepare(Toy("only", 0), CompileSettings.parse("scope=eager"), "cpu")
+found = measure(prepared, rank=int(sys.argv[1]), protocol=protocol)
 print(json.dumps([found.steady_steps, len(found.eager_step_ms)]))
 dist.destroy_process_group()
 """

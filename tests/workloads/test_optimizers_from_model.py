@@ -13,6 +13,7 @@ from torch import nn
 from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.base import Workload
 from compile_sweep.harness.measure import Protocol
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind
 
@@ -76,7 +77,7 @@ def test_foreach_and_fused_are_added_where_they_are_taken_and_left_open(
 
 @pytest.mark.parametrize("optimizer_fn", [partial(AdamW, lr=3e-4, fused=True), Signs, partial(Signs, lr=1e-4)])
 def test_a_fused_one_and_ones_own_are_measured(optimizer_fn: Callable[..., torch.optim.Optimizer]) -> None:
-    found = measure(workload_with(optimizer_fn), CompileSettings.parse("scope=eager"), device=CPU, protocol=SHORT)
+    found = measure(prepare(workload_with(optimizer_fn), CompileSettings.parse("scope=eager"), CPU), protocol=SHORT)
     assert found.numerics["status"] == "ok"
 
 

@@ -15,8 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from compile_sweep.contract.base import BUILT_IN, Workload, load_workload
-from compile_sweep.harness.apply import applied, source_for
+from compile_sweep.harness.apply import applied
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.source_runtime import moving_average
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
@@ -61,7 +62,7 @@ def first_inputs(workload: Workload) -> dict[str, torch.Tensor]:
 )
 def test_compiled_it_is_one_graph_a_piece_and_right(name: str, spelled: str) -> None:
     workload = tiny(name)
-    found = measure(workload, CompileSettings.parse(f"{spelled},backend=aot_eager"), device=CPU, protocol=SHORT)
+    found = measure(prepare(workload, CompileSettings.parse(f"{spelled},backend=aot_eager"), CPU), protocol=SHORT)
     assert (found.numerics["status"], found.fallbacks, found.graph_break_reasons) == ("ok", [], []), found.numerics["worst"]
     assert found.graphs == {"decoder": 3}.get(name, 1) if "modular" in spelled else 1  # encoder; a first token; the others
     assert (found.numerics["outputs"] is None) is workload.trains
@@ -83,7 +84,7 @@ def test_compiled_it_is_one_graph_a_piece_and_right(name: str, spelled: str) -> 
 def test_what_needs_a_gpu_is_right_on_one(name: str, spelled: str) -> None:
     settings = CompileSettings.parse(spelled)
     device = torch.device("cuda", torch.cuda.current_device())
-    found = measure(tiny(name), settings, device=device, protocol=SHORT)
+    found = measure(prepare(tiny(name), settings, device), protocol=SHORT)
     assert (found.numerics["status"], found.fallbacks, found.graph_break_reasons) == ("ok", [], []), found.numerics["worst"]
     assert (found.cudagraph_skips, found.cudagraph_skip_reasons) == (0, [])
 
@@ -139,7 +140,7 @@ def test_options_change_the_workload_and_their_usual_values_do_not() -> None:
     assert {parameter.dtype for parameter in other.build_model().parameters()} == {torch.bfloat16}
     assert first_inputs(other)["ids"].shape == (5, 32)
     assert (other.autocast_dtype(torch.device("cuda")), workload.autocast_dtype(torch.device("cuda"))) == (None, torch.bfloat16)
-    source = source_for(CompileSettings.parse("scope=full,workload.grad_mode=no_grad"), workload, workload.build_model(), CPU)
+    source = prepare(workload, CompileSettings.parse("scope=full,workload.grad_mode=no_grad"), CPU).source(workload.build_model())
     assert "@torch.no_grad()" in source
     assert "workload.grad_mode=no_grad" in source
 
@@ -151,7 +152,7 @@ def test_casts_that_are_kept_are_those_of_the_first_step(cache: str, sees_the_ch
     batch = workload.pool(PadToMax(max_length=32), rank=0, device=CPU)[0]
     with workload.process_settings():
         model = workload.build_model()
-        with applied(settings, workload, model, None, CPU) as step:
+        with applied(prepare(workload, settings, CPU), model, None) as step:
             before = step(batch)
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
@@ -192,15 +193,15 @@ def test_what_a_workload_sets_for_the_process_is_exported_and_put_back(name: str
     workload = tiny(name)
     model = workload.under(settings).build_model()
     before = state()
-    with applied(settings, workload, model, workload.optimizer(model, settings.optimizer), CPU) as step:
+    with applied(prepare(workload, settings, CPU), model, workload.optimizer(model, settings.optimizer)) as step:
         assert statement in step.source
         assert state() != before
     assert state() == before
-    source = source_for(settings, workload, model, CPU)
+    source = prepare(workload, settings, CPU).source(model)
     assert source == step.source
     program = f"import pasted, torch; print({state_of(statement)})"
     assert in_a_new_process(source, program) == "True"
-    assert statement not in source_for(CompileSettings.parse("scope=full"), tiny("layers"), tiny("layers").build_model(), CPU)
+    assert statement not in prepare(tiny("layers"), CompileSettings.parse("scope=full"), CPU).source(tiny("layers").build_model())
 
 
 def state_of(statement: str) -> str:
@@ -281,7 +282,7 @@ def test_a_step_with_an_average_keeps_it_after_every_update() -> None:
     settings = CompileSettings.parse("scope=eager,workload.ema=on")
     workload = tiny("segmentation").under(settings)
     model = workload.build_model()
-    with applied(settings, workload, model, workload.optimizer(model, settings.optimizer), CPU) as step:
+    with applied(prepare(workload, settings, CPU), model, workload.optimizer(model, settings.optimizer)) as step:
         assert "moving_average(model, 0.9998)" in step.source
         assert "        average()\n        optimizer.zero_grad" in step.source
         assert torch.isfinite(step(workload.pool(PadToMax(max_length=1), rank=0, device=CPU)[0]))
@@ -301,7 +302,7 @@ def test_synchronized_normalisation_replaces_the_usual_one() -> None:
 def test_synchronized_normalisation_is_refused_where_there_is_no_gpu() -> None:
     settings = CompileSettings.parse("scope=eager,workload.norm=sync")
     with pytest.raises(SettingsError, match=r"^workload\.norm=sync needs a GPU: .*; use workload\.norm=batch$"):
-        measure(tiny("segmentation"), settings, device=CPU, protocol=SHORT)
+        measure(prepare(tiny("segmentation"), settings, CPU), protocol=SHORT)
     chosen = choose([settings.fields_that_apply()], Target.of(tiny("segmentation"), has_gpu=False))
     assert (chosen.settings, len(chosen.excluded)) == ((), 1)
     assert "needs a GPU" in chosen.excluded[0].reason

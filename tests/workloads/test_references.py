@@ -15,6 +15,7 @@ from compile_sweep.contract.base import Batch
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
 from compile_sweep.harness.numerics.references import References, build_model_on, eager_reference, record_run, run_references
 from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import ShapePolicy
 
@@ -30,7 +31,7 @@ def batches_of(workload: Toy) -> list[Batch]:
 
 def trained(workload: Toy, spoil: Callable[[nn.Module], object] = lambda model: None, *, seed: int = 0) -> Trajectory:
     """A run that stands for a compiled one, with a fault put in."""
-    with eager_reference(workload, EAGER, CPU, seed=seed) as (model, step):
+    with eager_reference(prepare(workload, EAGER, CPU), seed=seed) as (model, step):
         spoil(model)
         return record_run(workload, model, step, batches_of(workload))
 
@@ -39,7 +40,7 @@ def trained(workload: Toy, spoil: Callable[[nn.Module], object] = lambda model: 
 def references_of(workload_class: type[Toy]) -> References:
     """The eager runs; the same for every run of a workload."""
     workload = workload_class("only", 0)
-    return run_references(workload, EAGER, batches_of(workload), CPU)
+    return run_references(prepare(workload, EAGER, CPU), batches_of(workload))
 
 
 def judged(workload: Toy, run: Trajectory) -> Numerics:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compile_sweep.contract.base import load_workload
-from compile_sweep.harness.apply import source_for
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.training_script import main, train
 from compile_sweep.schema.settings import CompileSettings
 
@@ -20,7 +20,7 @@ def test_exported_settings_run_by_themselves(name: str) -> None:
     settings = CompileSettings.parse("scope=eager")
     workload = load_workload(name)("tiny", 0).under(settings)
     exported: dict[str, Any] = {}
-    exec(source_for(settings, workload, workload.build_model(), CPU), exported)
+    exec(prepare(workload, settings, CPU).source(workload.build_model()), exported)
     came = train(
         exported["make_step"],
         workload=name,

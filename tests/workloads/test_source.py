@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from compile_sweep.harness.apply import applied, source_for
+from compile_sweep.harness.apply import applied
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.source import Facts, to_source
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
@@ -60,7 +61,7 @@ def model() -> torch.nn.Module:
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_what_is_written_is_valid_and_names_the_setting(spelled: str, model: torch.nn.Module) -> None:
     settings = CompileSettings.parse(spelled)
-    source = source_for(settings, Captioning("tiny", 0), model, CPU)
+    source = prepare(Captioning("tiny", 0), settings, CPU).source(model)
     tree = ast.parse(source)
     assert settings.key in (ast.get_docstring(tree) or "")
     imported = {
@@ -78,7 +79,10 @@ def test_what_is_written_is_valid_and_names_the_setting(spelled: str, model: tor
 def test_the_written_padding_is_that_of_the_measured_batches(spelled: str, model: torch.nn.Module) -> None:
     settings = CompileSettings.parse(spelled)
     namespace: dict[str, Any] = {}
-    exec(source_for(settings, Captioning("tiny", 0), model, CPU).replace("torch._dynamo.config.recompile_limit", "_"), namespace)
+    exec(
+        prepare(Captioning("tiny", 0), settings, CPU).source(model).replace("torch._dynamo.config.recompile_limit", "_"),
+        namespace,
+    )
     torch.set_float32_matmul_precision("highest")
     policy = settings.shape_policy(64)
     assert [namespace["padded_length"](longest) for longest in range(1, 65)] == [policy.padded(n) for n in range(1, 65)]
@@ -171,7 +175,7 @@ def test_unmasked_attention_gives_the_loss_and_gradients_of_the_masked_one(model
         settings = CompileSettings.parse(spelled)
         batch = workload.pool(settings.shape_policy(64), rank=0, device=CPU)[0]
         gradients: list[torch.Tensor] = []
-        with applied(settings, workload, copy, workload.optimizer(copy, settings.optimizer), CPU) as step:
+        with applied(prepare(workload, settings, CPU), copy, workload.optimizer(copy, settings.optimizer)) as step:
             loss = step(batch, before_update=lambda g=gradients, c=copy: g.extend(p.grad.clone() for p in c.parameters()))  # type: ignore[misc]
         found.append((loss, torch.cat([gradient.flatten() for gradient in gradients])))
     (loss, gradients_masked), (loss_unmasked, gradients_unmasked) = found
@@ -182,7 +186,7 @@ def test_unmasked_attention_gives_the_loss_and_gradients_of_the_masked_one(model
 def test_a_part_the_workload_lacks_is_refused_with_those_it_has(model: torch.nn.Module) -> None:
     settings = CompileSettings.parse("scope=modular,parts.encodr.mode=default")
     with pytest.raises(SettingsError, match=r"parts.encodr: .* has no such part; use encoder, decoder, loss"):
-        source_for(settings, Captioning("tiny", 0), model, CPU)
+        prepare(Captioning("tiny", 0), settings, CPU).source(model)
 
 
 @pytest.mark.parametrize(
@@ -196,13 +200,8 @@ def test_a_part_the_workload_lacks_is_refused_with_those_it_has(model: torch.nn.
     ],
 )
 def test_a_name_torch_does_not_know_is_refused_with_the_nearest(spelled: str, complaint: str, model: torch.nn.Module) -> None:
-    workload = Captioning("tiny", 0)
-    optimizer = workload.optimizer(model, CompileSettings().optimizer)
-    with (
-        pytest.raises(SettingsError, match=complaint),
-        applied(CompileSettings.parse(spelled), workload, model, optimizer, CPU),
-    ):
-        pass
+    with pytest.raises(SettingsError, match=complaint):
+        prepare(Captioning("tiny", 0), CompileSettings.parse(spelled), CPU)
 
 
 def test_process_wide_settings_are_put_back() -> None:
@@ -210,7 +209,7 @@ def test_process_wide_settings_are_put_back() -> None:
     model = workload.build_model()
     settings = CompileSettings.parse("scope=full,recompile_limit=12,matmul_precision=medium")
     before = torch._dynamo.config.recompile_limit, torch.get_float32_matmul_precision()
-    with applied(settings, workload, model, workload.optimizer(model, settings.optimizer), CPU) as step:
+    with applied(prepare(workload, settings, CPU), model, workload.optimizer(model, settings.optimizer)) as step:
         assert (torch._dynamo.config.recompile_limit, torch.get_float32_matmul_precision()) == (12, "medium")
         assert "recompile_limit = 12" in step.source
     assert (torch._dynamo.config.recompile_limit, torch.get_float32_matmul_precision()) == before

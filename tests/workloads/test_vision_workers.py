@@ -28,7 +28,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, 
 protocol = Protocol(compared_steps=3, visits=1, min_passes=1, max_passes=1, cpu_window_s=0.0, eager_batches=0)
 for name, spelled in json.loads(sys.argv[3]):
     workload = load_workload(name)("tiny", 0)
-    found = measure(workload, CompileSettings.parse(spelled), device=device, rank=rank, protocol=protocol)
+    found = measure(prepare(workload, CompileSettings.parse(spelled), device), rank=rank, protocol=protocol)
     first = workload.pool(PadToMax(max_length=1), rank=rank, device=device)[0]
     told = {"numerics": found.numerics["status"], "worst": found.numerics["worst"], "breaks": found.graph_break_reasons}
     print(json.dumps({**told, "sum": float(first.inputs["pixel_values"].sum()), "source": found.source}), flush=True)

@@ -16,11 +16,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from compile_sweep.contract.base import Workload, unwrap_ddp
+from compile_sweep.contract.base import unwrap_ddp
 from compile_sweep.harness.diagnostics.torch_logs import module_path
+from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
-from compile_sweep.schema.part_settings import settings_of_part
-from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
+from compile_sweep.schema.settings import OptimizerKind, Scope
 
 _INLINE_WRAPPER = "torch/_dynamo/external_utils.py"
 """Where torch keeps the function it compiles around one that it would not convert on its own, such as a forward of `torch.nn`."""
@@ -37,15 +37,12 @@ class Expectation:
     cudagraphs: bool
 
     @classmethod
-    def of(cls, settings: CompileSettings, workload: Workload, model: nn.Module, optimizer: Optimizer | None) -> Expectation:
-        """What `settings` mean for this workload's model, before they are applied."""
-        inner = unwrap_ddp(model)
-        names: list[str] = []
-        if settings.scope is Scope.REGIONAL:
-            names = list(workload.regions(inner))
-        elif settings.scope is Scope.MODULAR:
-            names = [name for name in workload.parts() if settings_of_part(settings.parts, name).compile is not False]
-        targets: dict[str, Callable[..., Any]] = {name: inner.get_submodule(name).forward for name in names}
+    def of(cls, prepared: Prepared, model: nn.Module, optimizer: Optimizer | None) -> Expectation:
+        """What the prepared settings mean for this model, before they are applied."""
+        settings, inner = prepared.settings, unwrap_ddp(model)
+        targets: dict[str, Callable[..., Any]] = {
+            name: inner.get_submodule(name).forward for name in prepared.compiled_apart(model)
+        }
         words = [f"scope={settings.scope}"] if settings.scope is not Scope.EAGER else []
         if settings.optimizer in COMPILED_OPTIMIZERS:
             words.append(f"optimizer={settings.optimizer}")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.base import Batch
 from compile_sweep.harness.numerics.references import References, run_references
 from compile_sweep.harness.numerics.tolerance import (
     GRADIENTS,
@@ -34,7 +34,7 @@ from compile_sweep.harness.numerics.tolerance import (
 )
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.outputs import zero_infinities
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.harness.prepare import Prepared
 
 
 class NumericsStatus(StrEnum):
@@ -91,12 +91,10 @@ class Numerics:
 
 
 def check_numerics(
-    workload: Workload,
-    settings: CompileSettings,
+    prepared: Prepared,
     batches: Sequence[Batch],
     compiled: Trajectory,
     steady_losses: Sequence[float],
-    device: torch.device,
     *,
     eager: Trajectory | None = None,
     eager_steady_losses: Sequence[float] = (),
@@ -104,16 +102,14 @@ def check_numerics(
     """Runs the references and judges a compiled run. Wants as much memory as training in float32 takes, and frees it.
 
     Args:
-        workload: what was trained.
-        settings: how.
+        prepared: the settings under test; all workers of a group must call this together.
         batches: of the compared steps, in order.
         compiled: what a `Recorder` recorded of the run under test.
         steady_losses: of its timed steps.
-        device: where the references run; all workers of a group must call this together.
         eager: the run of `eager_reference`, where it was recorded already.
         eager_steady_losses: of eager steps between the timed ones, where there were any.
     """
-    references = run_references(workload, settings, batches, device, eager=eager)
+    references = run_references(prepared, batches, eager=eager)
     return judge(compiled, references, steady_losses, eager_steady_losses)
 
 

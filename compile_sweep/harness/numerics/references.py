@@ -27,8 +27,9 @@ from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.distributed import everywhere, num_workers
 from compile_sweep.harness.numerics.trajectory import Trajectory, make_recorder
 from compile_sweep.harness.precision import matmul_precision, preserve_precision, use_full_precision
+from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.ddp_settings import Compression
-from compile_sweep.schema.settings import Autocast, CompileSettings, MatmulPrecision, OptimizerKind
+from compile_sweep.schema.settings import Autocast, CompileSettings, MatmulPrecision
 
 RANDOM_REPEATS = 3
 """Runs B where steps are random. With A and R that leaves Student's t 4 degrees of freedom at each step; with one B its 2 let
@@ -86,21 +87,23 @@ def build_model_on(workload: Workload, device: torch.device, dtype: torch.dtype 
 
 
 @contextmanager
-def eager_reference(
-    workload: Workload, settings: CompileSettings, device: torch.device, *, seed: int | None = None
-) -> Iterator[tuple[nn.Module, TrainStep]]:
-    """A model with the starting weights and an eager step of it that computes what `settings` should compute.
+def eager_reference(prepared: Prepared, *, seed: int | None = None) -> Iterator[tuple[nn.Module, TrainStep]]:
+    """A model with the starting weights and an eager step of it that computes what the prepared settings should compute.
 
     Args:
-        workload: what to train.
-        settings: those under test; precision and attention are taken from them.
-        device: where.
+        prepared: the settings under test.
         seed: of the random numbers drawn from here on; None for the workload's.
     """
-    model = build_model_on(workload, device)
-    optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
-    seed_all(workload.seed if seed is None else seed)
-    with applied(settings.eager_counterpart(), workload, model, optimizer, device) as step:
+    with _stepping(prepared.eager_counterpart(), prepared.workload.seed if seed is None else seed) as (model, step):
+        yield model, step
+
+
+@contextmanager
+def _stepping(prepared: Prepared, seed: int, dtype: torch.dtype | None = None) -> Iterator[tuple[nn.Module, TrainStep]]:
+    model = build_model_on(prepared.workload, prepared.device, dtype)
+    optimizer = prepared.optimizer(model)
+    seed_all(seed)
+    with applied(prepared, model, optimizer) as step:
         yield model, step
 
 
@@ -133,64 +136,51 @@ class References:
         return [self.eager, *self.permuted, *([self.precise] if self.precise else [])]
 
 
-def run_references(
-    workload: Workload,
-    settings: CompileSettings,
-    batches: Sequence[Batch],
-    device: torch.device,
-    *,
-    eager: Trajectory | None = None,
-) -> References:
+def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Trajectory | None = None) -> References:
     """Trains eagerly on the batches, each time from the start; all workers of a group must call it together.
 
     Args:
-        workload: what to train.
-        settings: those under test.
+        prepared: the settings under test.
         batches: of the compared steps.
-        device: where.
         eager: run A where the caller has recorded it already, with `recorded` in `eager_reference`.
     """
+    workload, device = prepared.workload, prepared.device
     if eager is None:
-        eager = _run(workload, settings, batches, device, workload.seed)
+        eager = _run(prepared, batches, workload.seed)
     # Inference sums over no rows, and its outputs are compared element by element.
     in_other_order = _in_other_order(workload, batches, device, eager) if workload.trains else batches
     memory.reset_peaks(device)
     seeds = range(workload.seed + 1, workload.seed + 1 + (RANDOM_REPEATS if eager.random else 1))
-    permuted = [_run(workload, settings, in_other_order, device, seed) for seed in seeds]
+    permuted = [_run(prepared, in_other_order, seed) for seed in seeds]
     # Twice the precision takes twice the memory, of which has_room adds a factor of 1.6.
     room = round(1.25 * memory.read_peaks(device).in_use_bytes)
-    rounding, above = _precision(settings, workload.autocast_dtype(device), eager.weights)
+    rounding, above = _precision(prepared.settings, workload.autocast_dtype(device), eager.weights)
     for dtype in above:
         # An error is caught only where no other worker waits for this one.
         if num_workers() > 1 and not everywhere(memory.has_room(room, device), device):
             continue
-        precise = _precise(workload, settings, batches, device, dtype)
+        precise = _precise(prepared, batches, dtype)
         if precise is not None:
             name = str(dtype).removeprefix("torch.")
             return References(eager=eager, permuted=permuted, precise=precise, precise_dtype=name, rounding=rounding)
     return References(eager=eager, permuted=permuted, precise=None, precise_dtype=None, rounding=rounding)
 
 
-def _run(workload: Workload, settings: CompileSettings, batches: Sequence[Batch], device: torch.device, seed: int) -> Trajectory:
-    memory.free(device)
-    with eager_reference(workload, settings, device, seed=seed) as (model, step):
-        return record_run(workload, model, step, batches)
+def _run(prepared: Prepared, batches: Sequence[Batch], seed: int) -> Trajectory:
+    memory.free(prepared.device)
+    with eager_reference(prepared, seed=seed) as (model, step):
+        return record_run(prepared.workload, model, step, batches)
 
 
-def _precise(
-    workload: Workload, settings: CompileSettings, batches: Sequence[Batch], device: torch.device, dtype: torch.dtype
-) -> Trajectory | None:
-    memory.free(device)
-    twin = settings.eager_counterpart()
-    ddp = twin.ddp.exact() if twin.ddp is not None else None
-    twin = replace(twin, autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST, ddp=ddp)
+def _precise(prepared: Prepared, batches: Sequence[Batch], dtype: torch.dtype) -> Trajectory | None:
+    memory.free(prepared.device)
+    eager = prepared.settings.eager_counterpart()
+    ddp = eager.ddp.exact() if eager.ddp is not None else None
+    eager = replace(eager, autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST, ddp=ddp)
+    seed = prepared.workload.seed + 1 + RANDOM_REPEATS
     try:
-        with _full_precision():
-            model = build_model_on(workload, device, dtype)
-            optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
-            seed_all(workload.seed + 1 + RANDOM_REPEATS)
-            with applied(twin, workload, model, optimizer, device) as step:
-                return record_run(workload, model, step, [_as(dtype, batch) for batch in batches])
+        with _full_precision(), _stepping(prepared.with_settings(eager), seed, dtype) as (model, step):
+            return record_run(prepared.workload, model, step, [_as(dtype, batch) for batch in batches])
     except RuntimeError as error:  # out of memory, or a model with a dtype written into its forward, which is so in every worker
         if num_workers() > 1 and isinstance(error, torch.OutOfMemoryError | dist.DistError):
             raise

@@ -1,0 +1,239 @@
+"""One setting on one workload, resolved once: what measures, starts warm, explains or exports it takes the same value.
+
+Everything that follows from the two is decided here: which modules a scope compiles, what batches are padded to, what the source
+must know, and whether the installed torch can follow the settings at all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_origin
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from compile_sweep.contract.base import Workload, unwrap_ddp
+from compile_sweep.harness import distributed
+from compile_sweep.harness.source import Facts, to_source
+from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_workers
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.part_settings import settings_of_part
+from compile_sweep.schema.setting_text import Scalar, format_value, suggest
+from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
+from compile_sweep.schema.shapes import ShapePolicy
+
+Dimensions = Mapping[str, tuple[int, ...]]
+"""Dimensions that change from batch to batch, by the name of a forward's argument."""
+
+
+def modules_of_scope(scope: Scope, workload: Workload, model: nn.Module) -> Sequence[str]:
+    """Dotted names of the modules that a scope compiles; `""` is the model as a whole.
+
+    Raises:
+        SettingsError: the scope compiles repeated blocks, and the model has none.
+    """
+    if scope is Scope.EAGER:
+        return []
+    if scope is Scope.FULL:
+        return [""]
+    if scope is Scope.MODULAR:
+        return workload.parts()
+    blocks = workload.regions(unwrap_ddp(model))
+    if not blocks:
+        raise SettingsError(f"scope=regional: the model of {type(workload).__name__} has no repeated blocks; use scope=full")
+    return blocks
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Prepared:
+    """What follows from one setting and one workload; `prepare` makes it."""
+
+    settings: CompileSettings
+    workload: Workload
+    """In the form that the settings ask for."""
+    device: torch.device
+    num_workers: int
+    """Workers that train together."""
+    policy: ShapePolicy
+    """How batches are made and padded."""
+    _modules: Mapping[str, Dimensions] | None = field(default=None, init=False)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        """The workload's optimizer over the model's parameters; None for inference.
+
+        Raises:
+            SettingsError: the settings would replace its update by that of another optimizer.
+        """
+        optimizer = self.workload.optimizer(model, self.settings.optimizer)
+        if optimizer is not None:
+            refuse_other_update(self.settings, optimizer)
+        return optimizer
+
+    def modules(self, model: nn.Module) -> Mapping[str, Dimensions]:
+        """The modules of the settings' scope by dotted name, with the dimensions of their arguments that are marked as dynamic.
+
+        They are looked up in the first model only: every model of a workload has the same.
+
+        Raises:
+            SettingsError: the model has no such modules.
+        """
+        if self._modules is None:
+            names = modules_of_scope(self.settings.scope, self.workload, model)
+            # Finding the dimensions may take a run of the model, which only marks are worth.
+            self._modules = {name: self.workload.dynamic_dims(name) if self.settings.marks else {} for name in names}
+        return self._modules
+
+    def compiled_apart(self, model: nn.Module) -> list[str]:
+        """Names of the modules that are compiled one by one; those that the settings leave eager are not among them."""
+        return [name for name in self.modules(model) if name and settings_of_part(self.settings.parts, name).compile is not False]
+
+    def facts(self, model: nn.Module) -> Facts:
+        """What the source must know.
+
+        Raises:
+            SettingsError: the settings name modules or an attention that the workload does not have.
+        """
+        workload = self.workload
+        dtype = workload.autocast_dtype(self.device)
+        major, minor = torch.__version__.split(".")[:2]
+        return Facts(
+            workload=type(workload).__name__,
+            device_type=self.device.type,
+            torch_version=(int(major), int(minor)),
+            max_length=workload.max_length,
+            targets=self.modules(model),
+            autocast=None if dtype is None else str(dtype).removeprefix("torch."),
+            attention=None if self.settings.attention is None else workload.attention_statement(self.settings.attention),
+            grad_mode=None if workload.trains else workload.grad_mode,
+            average_decay=workload.average_decay if workload.trains else None,
+            num_workers=self.num_workers,
+            process_statements=tuple(workload.process_statements()),
+        )
+
+    def source(self, model: nn.Module) -> str:
+        """The settings as Python, for this workload's model; what is measured is this text, executed.
+
+        Raises:
+            SettingsError: the settings name modules or an attention that the workload does not have.
+        """
+        return to_source(self.settings, self.facts(model))
+
+    def with_settings(self, settings: CompileSettings) -> Prepared:
+        """The same workload under other settings, such as those of an eager reference, which are not checked again."""
+        policy = settings.shape_policy(self.workload.max_length, self.workload.min_length)
+        return replace(self, settings=settings, policy=policy)
+
+    def eager_counterpart(self) -> Prepared:
+        """The eager run that one under these settings is compared with."""
+        return self.with_settings(self.settings.eager_counterpart())
+
+
+def prepare(
+    workload: Workload, settings: CompileSettings, device: torch.device | str, *, num_workers: int | None = None
+) -> Prepared:
+    """Resolves a setting on a workload, and refuses what cannot work.
+
+    Args:
+        workload: what to train.
+        settings: how to compile it.
+        device: where; one process a device.
+        num_workers: that train together; by default those of the process group.
+
+    Raises:
+        SettingsError: the settings do not fit the workload, its workers or the installed torch.
+    """
+    device = torch.device(device)
+    num_workers = distributed.num_workers() if num_workers is None else num_workers
+    workload = workload.under(settings)
+    name = type(workload).__name__
+    check_ddp_workers(settings.ddp, num_workers, workload=name, trains=workload.trains, has_gpu=device.type == "cuda")
+    refuse_unknown_names(settings)
+    policy = settings.shape_policy(workload.max_length, workload.min_length)
+    return Prepared(settings=settings, workload=workload, device=device, num_workers=num_workers, policy=policy)
+
+
+def refuse_unknown_arguments(ddp: DdpSettings | None) -> None:
+    """Refuses what the installed `DistributedDataParallel` cannot do.
+
+    Raises:
+        SettingsError: it does not take the argument.
+    """
+    taken = inspect.signature(DistributedDataParallel.__init__).parameters
+    if ddp is not None and ddp.batched_grad_copy and "batched_grad_copy" not in taken:
+        raise SettingsError(f"ddp.batched_grad_copy is there from torch 2.12 on, and this is {torch.__version__}; leave it out")
+
+
+def refuse_unknown_names(settings: CompileSettings) -> None:
+    """Refuses what the installed torch does not know by name, and options whose values it would not take.
+
+    Raises:
+        SettingsError: an Inductor option or a back-end; says which is meant, probably, or what the option takes.
+    """
+    refuse_unknown_arguments(settings.ddp)
+    known = torch._inductor.list_options() if settings.options else []  # loaded when first asked: a plan without has no need
+    for name, value in settings.options or ():
+        if name not in known:
+            raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, known)}")
+        _refuse_other_type(name, value)
+    backends = torch._dynamo.list_backends(exclude_tags=()) if settings.backend else []
+    if settings.backend and settings.backend not in backends:
+        raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {suggest(settings.backend, backends)}")
+
+
+def _refuse_other_type(name: str, value: Scalar) -> None:
+    """Refuses a value that `torch.compile` would refuse, which it does in the middle of a trial."""
+    from torch._inductor import config
+
+    wanted: Any = config.get_type(name)  # type: ignore[attr-defined]
+    kind = get_origin(wanted)  # None of plain types; of unions, torch checks nothing either
+    if kind in (list, dict, tuple, set) or (kind is None and not isinstance(value, wanted)):
+        able = _WRITTEN.get(wanted, f"leave it out: a setting spells no {getattr(kind or wanted, '__name__', wanted)}")
+        raise SettingsError(f"inductor.{name}={format_value(value)} is none of what Inductor takes there; {able}")
+
+
+_WRITTEN = {
+    bool: "use on or off",
+    int: "use a whole number",
+    float: "use a number with a point, such as 1.0",
+    str: "use text that is no number and no switch",
+}
+"""How a person writes values of an option's type."""
+
+
+def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimizer) -> None:
+    """Refuses optimizer=foreach_map for an optimizer that it would replace by another.
+
+    Raises:
+        SettingsError: its own step is another formula.
+    """
+    if settings.optimizer is OptimizerKind.FOREACH_MAP:
+        from compile_sweep.harness.source_runtime import refuse_unless_plain_adam  # it loads the compiler; most plans need none
+
+        try:
+            refuse_unless_plain_adam(optimizer)
+        except TypeError as error:
+            raise SettingsError(str(error)) from None
+
+
+def refuse_other_update_of(workload: Workload, settings: CompileSettings) -> None:
+    """The same before there is a model, as far as that can be told.
+
+    Raises:
+        SettingsError: the step of the workload's optimizer is another formula.
+    """
+    if settings.optimizer is not OptimizerKind.FOREACH_MAP:
+        return
+    try:
+        optimizer = workload.optimizer(torch.nn.Linear(1, 1), OptimizerKind.FOREACH)
+    except Exception:  # one that looks for modules of the model; a trial will say
+        return
+    if optimizer is not None:
+        refuse_other_update(settings, optimizer)
+
+
+def _nearest_of_many(name: str, known: list[str]) -> str:
+    hint = suggest(name, known)
+    return hint if hint.startswith("did you mean") else "torch._inductor.list_options() names them"
