@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
-from compile_sweep.schema.record import Caches, Status
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings
 
 

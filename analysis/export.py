@@ -28,7 +28,8 @@ from analysis.report import renew_report
 from analysis.table import markdown_table
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
 from compile_sweep.schema.objectives import Constraint
-from compile_sweep.schema.record import SWEEP_FILE, Status
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import SWEEP_FILE
 
 USUAL_STEPS = 100_000
 

@@ -16,7 +16,8 @@ from analysis.formatting import number
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.objectives import INTERVALS
-from compile_sweep.schema.record import LOST_TO_MACHINES, SWEEP_FILE, TRIALS_FILE, Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"

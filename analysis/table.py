@@ -20,7 +20,7 @@ from analysis.formatting import MISSING, cell, figure, gib, interval, number, or
 from analysis.load import load
 from analysis.page.table import numerics_cell
 from analysis.page.verdict import remarks
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 
 class TableColumn(NamedTuple):

@@ -18,7 +18,8 @@ from typing import Annotated
 import tyro
 
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Status, TrialRecord, read
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, read
 from orchestrator import cli
 
 PROG = "python -m benchmarks.source_tables"

@@ -17,7 +17,8 @@ from typing import Annotated
 import tyro
 
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Status, TrialRecord, read
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, read
 from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
 from orchestrator import cli

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -66,10 +66,19 @@ def compared() -> str:
         return _printed(lambda: compare.main([str(ALONE), str(SIDE_BY_SIDE), "--markdown", "--output", str(page)]))
 
 
+def labels() -> str:
+    """Every label of a trial that is not ok."""
+    from compile_sweep.schema.outcome import Label
+
+    rows = [(f"`{label}`", label.status, label.fault.value, label.tries, label.meaning) for label in Label]
+    return _rows(("label", "status", "at fault", "tries", "meaning"), rows)
+
+
 TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "recommended": ("analysis.md", recommended),
     "compared": ("analysis.md", compared),
     "measured": ("results.md", measured),
+    "labels": ("records.md", labels),
 }
 """Name of a block → the page it stands on, between `<!-- NAME -->` and `<!-- end -->`, and what makes it."""
 
@@ -148,6 +157,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not told.no_screens:
         print(*write_screens(), sep="\n")
     return 0
+
+
+def _rows(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
 
 
 def _printed(command: Callable[[], int]) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compile_sweep.schema.errors import ConfigError, RecordsError, SweepFolderError
-    from compile_sweep.schema.labels import Label
-    from compile_sweep.schema.record import Caches, Status, TrialRecord
+    from compile_sweep.schema.outcome import Label, Status
+    from compile_sweep.schema.record import Caches, TrialRecord
     from orchestrator.config import SweepConfig
     from orchestrator.environment import Environment
 
@@ -31,9 +31,9 @@ _MODULES = {
     "Caches": "compile_sweep.schema.record",
     "ConfigError": "compile_sweep.schema.errors",
     "Environment": "orchestrator.environment",
-    "Label": "compile_sweep.schema.labels",
+    "Label": "compile_sweep.schema.outcome",
     "RecordsError": "compile_sweep.schema.errors",
-    "Status": "compile_sweep.schema.record",
+    "Status": "compile_sweep.schema.outcome",
     "SweepConfig": "orchestrator.config",
     "SweepFolderError": "compile_sweep.schema.errors",
     "TrialRecord": "compile_sweep.schema.record",

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from compile_sweep.contract.base import Workload
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.labels import judge_death, judge_measurement
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status, judge_death, judge_measurement
+from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator import cli
 from orchestrator.config import Device, check_seed

@@ -21,7 +21,7 @@ from compile_sweep.contract.base import Workload, named_workloads
 from compile_sweep.schema import record
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.labels import Label
+from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
@@ -392,7 +392,7 @@ def _fronts(config: SweepConfig) -> Fronts:
 
     def hopeful(output: Path) -> list[str]:
         trials = analysis.load(output)
-        status = trials["status"].mask(trials["label"] == Label.GPU_SHARED, str(record.Status.OK))
+        status = trials["status"].mask(trials["label"] == Label.GPU_SHARED, str(Status.OK))
         return list(front_of(trials.assign(status=status, stable=True))["settings_key"])
 
     return Fronts(present=present, hopeful=hopeful)

@@ -21,7 +21,7 @@ from analysis.choose.break_even import samples_per_step
 from analysis.choose.pareto import expected_compile_s, floats, standing, usable
 from analysis.choose.uncertainty import Z95, deviations, noise
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Padding, Scope
 
 FEWEST_TRIALS = 8

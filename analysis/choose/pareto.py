@@ -12,7 +12,8 @@ import pandas as pd
 
 from analysis.formatting import number
 from compile_sweep.schema.objectives import INTERVALS, Goal
-from compile_sweep.schema.record import LOST_TO_MACHINES, Caches, Status
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
+from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import OptimizerKind, Padding, Scope
 
 _ALIKE = ("group_window", "autocast", "matmul_precision", "workload_options")

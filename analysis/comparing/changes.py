@@ -17,7 +17,7 @@ from analysis.formatting import number, text
 from analysis.load import SweepInfo
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Goal
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 FIGURES: Mapping[str, Goal] = MappingProxyType(
     {

@@ -18,7 +18,7 @@ from analysis.comparing.changes import Change, Comparison, Kind, Pair, change
 from analysis.formatting import figure, number, percent, text
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import FIELDS, Constraint
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 NEWS_KINDS = tuple(kind for kind in Kind if kind not in (Kind.MENDED, Kind.OTHERWISE))
 

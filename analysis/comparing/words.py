@@ -13,7 +13,7 @@ from analysis.comparing.changes import FIGURES, Change, Comparison, Pair, is_usa
 from analysis.comparing.rules import signed_percent
 from analysis.formatting import MISSING, cell, figure, gib, percent, text, times
 from compile_sweep.schema.objectives import Goal
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 TITLES = {
     "samples_per_s": "samples/s",

@@ -12,7 +12,8 @@ from analysis.choose.pareto import standing
 from analysis.figures.chart_style import SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import MISSING, figure, number, percent, times, whole
-from compile_sweep.schema.record import Caches, Status
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import Scope
 
 _MOST_ROWS = 16

@@ -24,7 +24,7 @@ from analysis.figures.chart_style import (
 )
 from analysis.figures.pareto_points import TICKS_S, ParetoInfo, ParetoPoint, pareto_info
 from analysis.formatting import figure, gib, interval, times
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Dynamic, Scope
 
 _MOST_NAMED = 10

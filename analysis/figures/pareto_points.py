@@ -12,7 +12,7 @@ from analysis.choose.uncertainty import uncertain_front
 from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRICES, FrontAxis, front_objectives
 from analysis.formatting import number, text, upper_end
 from analysis.page.verdict import remarks
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Dynamic, Scope
 
 MOST_POINTS = 1000

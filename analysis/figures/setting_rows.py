@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from analysis.choose.pareto import pareto_front, standing
 from analysis.figures.chart_style import base_layout, empty_figure
 from analysis.formatting import figure
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 ROW_PX = 46
 """Height of a row: its name, and under it what is drawn."""

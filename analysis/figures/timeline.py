@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import LINE_COLOR, PAPER, base_layout, empty_figure
 from analysis.figures.setting_rows import row_hover
 from analysis.formatting import duration, number, text
-from compile_sweep.schema.record import Status, WarmStart
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import WarmStart
 
 _MOST_TRIALS = 400
 _CLOCK_S = 1.5

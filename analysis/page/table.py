@@ -16,7 +16,7 @@ from analysis.choose.pareto import pareto_front, speedup_over_eager
 from analysis.columns import COMPILE_PHASES
 from analysis.formatting import MISSING, duration, figure, gib, interval, number, percent, text, times, whole
 from analysis.page.verdict import Remark, remarks
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 MOST_SOURCES = 300
 """Rows that keep the Python of their setting: a page of 10,000 has no room for all."""

@@ -31,7 +31,7 @@ from analysis.choose.pareto import (
 from analysis.choose.uncertainty import chance
 from analysis.formatting import duration, figure, gib, interval, number, or_estimate, percent, span, text, times, upper_end
 from analysis.load import SweepInfo
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Scope
 
 CLOCK_DRIFT_LIMIT = 0.02

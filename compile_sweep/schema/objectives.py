@@ -15,7 +15,8 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.setting_text import suggest
 
 Record = Mapping[str, Any]

@@ -15,28 +15,13 @@ from typing import Any, get_type_hints
 
 from compile_sweep.schema import journal
 from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
 from compile_sweep.schema.settings import CompileSettings
 
 SCHEMA_VERSION = 2
 TRIALS_FILE = "trials.jsonl"
 WARM_STARTS_FILE = "warm_starts.jsonl"
 SWEEP_FILE = "sweep.json"
-
-
-class Status(StrEnum):
-    """What became of an attempt."""
-
-    OK = "ok"
-    """Measured, and nothing speaks against using it."""
-
-    INFEASIBLE = "infeasible"
-    """The setting itself cannot or must not be used: out of memory, wrong numerics, a compile beyond its deadline."""
-
-    FAILED = "failed"
-    """The attempt broke for a reason that says nothing certain about the setting: an exception, a dead worker."""
-
-    STOPPED = "stopped"
-    """Nothing went wrong: the attempt was stopped because at best it would not have been worth having; `bounds` says how good."""
 
 
 class Caches(StrEnum):
@@ -311,10 +296,6 @@ def read_warm_starts(folder: Path) -> list[WarmStart]:
 def follow_warm_starts(folder: Path) -> journal.Tail[WarmStart]:
     """What reads the folder's warm starts as they are recorded, each once."""
     return journal.Tail(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
-
-
-LOST_TO_MACHINES = frozenset({"node-lost", "actor-lost", "device-lost", "disk-full", "trial-died"})
-"""Labels of trials that the machines ended, which says nothing of their settings."""
 
 
 def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:

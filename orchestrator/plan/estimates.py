@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 
 _OVERHEAD_S = 20.0

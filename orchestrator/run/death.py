@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 
-from compile_sweep.schema.labels import Death, is_let_down
+from compile_sweep.schema.outcome import Death, is_let_down
 from compile_sweep.schema.phases import Phase
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import Evidence

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile
 
-from compile_sweep.schema.labels import INFRASTRUCTURE, Label
-from compile_sweep.schema.record import LOST_TO_MACHINES, Caches, TrialRecord, WarmStart, standing
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, Label
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, standing
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import REDIS, CachePolicy, SweepConfig
 
 
 def counts(config: SweepConfig, record: TrialRecord) -> bool:
     """Whether a setting was tried: where trials are to be cold, not by a warm one, nor by one that the machines ended."""
-    return record.label not in INFRASTRUCTURE and (config.caches is not CachePolicy.COLD or record.caches is Caches.COLD)
+    return record.label not in LOST_TO_MACHINES and (config.caches is not CachePolicy.COLD or record.caches is Caches.COLD)
 
 
 def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:
@@ -51,7 +51,7 @@ def not_started(
         return []
     is_redis = config.cache.startswith(REDIS)
     published = {record.settings_key for record in done if record.cache_made or (is_redis and record.caches is Caches.WARM)}
-    started = {start.settings_key for start in starts if start.label not in INFRASTRUCTURE}
+    started = {start.settings_key for start in starts if start.label not in LOST_TO_MACHINES}
     settings = [CompileSettings.parse(key) for key in front if key in published - started]
     return [setting for setting in settings if setting.scope is not Scope.EAGER]
 

@@ -25,7 +25,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchT
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema import redact
-from compile_sweep.schema.labels import (
+from compile_sweep.schema.outcome import (
     LOST_TO_PRECOMPILE,
     OF_PRECOMPILE,
     Label,
@@ -33,8 +33,8 @@ from compile_sweep.schema.labels import (
     backoff_s,
     judge_death,
     judge_measurement,
-    judge_stop,
     judge_warm_start,
+    verdict_of,
 )
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from orchestrator.artifacts.manifest import kept_apart
@@ -180,7 +180,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
         claims_cudagraphs = assignment.settings.claims_cudagraphs
         return measurement, judge_measurement(measurement, claims_cudagraphs=claims_cudagraphs), progress
     if progress is not None and progress.ended_by is not None and cause_of(error) is None:
-        return None, judge_stop(Label(progress.ended_by.label), progress.ended_by.reason), progress
+        return None, verdict_of(Label(progress.ended_by.label), progress.ended_by.reason), progress
     found = watchdog.gathered(assignment.log_folder, logged)
     worked_s = time.monotonic() - began - waited_s(plan, progress)
     return None, judge_death(death_of(plan, error, progress, worked_s, found)), progress

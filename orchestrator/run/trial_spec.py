@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from compile_sweep.schema.labels import Verdict, was_lost_to_precompile
+from compile_sweep.schema.outcome import Verdict, was_lost_to_precompile
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.run.sweep_folder import LOGS

@@ -41,7 +41,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from compile_sweep.schema import record as records
 from compile_sweep.schema import redact
 from compile_sweep.schema.errors import SessionError, SweepFolderError
-from compile_sweep.schema.labels import MOST_ATTEMPTS, Label, Verdict, backoff_s, judge_trial_death
+from compile_sweep.schema.outcome import Label, Verdict, backoff_s, judge_trial_death
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import head_actors, placement
@@ -397,7 +397,7 @@ def run_trials(
                 *([EarlyStopping(output, pruning)] if pruning else []),
                 *([LogTrials(tracking)] if tracking else []),
             ],
-            failure_config=tune.FailureConfig(max_failures=MOST_ATTEMPTS[Label.TRIAL_DIED] - 1),  # of a trial's own process
+            failure_config=tune.FailureConfig(max_failures=Label.TRIAL_DIED.tries - 1),  # of a trial's own process
         ),
     )
     try:

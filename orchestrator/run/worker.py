@@ -32,7 +32,7 @@ from ray.train.v2._internal.util import TrainingFramework
 from ray.util.placement_group import get_current_placement_group, placement_group_table
 
 from compile_sweep.schema import redact
-from compile_sweep.schema.labels import is_let_down
+from compile_sweep.schema.outcome import is_let_down
 from compile_sweep.schema.phases import Phase
 from orchestrator import environment
 from orchestrator.artifacts.sharing import Sharing

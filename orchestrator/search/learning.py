@@ -9,6 +9,7 @@ from pathlib import Path
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims, Losses, Record, front
+from compile_sweep.schema.outcome import LOST_TO_MACHINES
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 
@@ -90,7 +91,7 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
                 f"--learn-from {folder}: its figures are from {difference}, so they are none of this sweep's; "
                 "force it to try its best settings first all the same"
             )
-        told += [asdict(record) for record in found if record not in others and record.label not in records.LOST_TO_MACHINES]
+        told += [asdict(record) for record in found if record not in others and record.label not in LOST_TO_MACHINES]
         known_good |= {setting.key: setting for setting in best_settings([asdict(record) for record in others], aims)}
     return Learned(records=tuple(told), known_good=tuple(known_good.values()))
 

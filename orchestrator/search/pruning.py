@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
-from compile_sweep.schema.labels import Label
 from compile_sweep.schema.objectives import Aims, Goal, Losses, Record, figure, front, reference_point
+from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.phases import Phase
-from compile_sweep.schema.record import Caches, Status
+from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells

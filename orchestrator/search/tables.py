@@ -21,6 +21,7 @@ import tyro
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError, SweepFolderError
 from compile_sweep.schema.objectives import Record
+from compile_sweep.schema.outcome import LOST_TO_MACHINES
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli
@@ -73,7 +74,7 @@ def read_table(folder: Path) -> Table:
     except OSError as error:
         raise RecordsError(f"{folder} cannot be read ({error.strerror}); {_SWEEP}") from None
     every = records.standing(records.read(folder))
-    found = {key: record for key, record in every.items() if record.label not in records.LOST_TO_MACHINES}
+    found = {key: record for key, record in every.items() if record.label not in LOST_TO_MACHINES}
     if not found:
         raise RecordsError(f"{folder / TRIALS_FILE} holds no record of what a setting came to; {_SWEEP}")
     origin = Origin.of_all(found.values())

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from compile_sweep.contract.base import load_workload
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_measurement
-from compile_sweep.schema.labels import Death, Verdict, judge_death, judge_measurement
+from compile_sweep.schema.outcome import Death, Verdict, judge_death, judge_measurement
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
 from orchestrator.config import CachePolicy, Placement, SweepConfig, shown
 from orchestrator.environment import Environment
 from orchestrator.plan.estimates import expected_s

@@ -10,7 +10,8 @@ from samples import measured
 
 import analysis
 from analysis.comparing.changes import Comparison, compare
-from compile_sweep.schema.record import Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]

@@ -10,7 +10,8 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.choose.attribution import FEWEST_TRIALS, MOST_TRIALS, MOST_VALUES, effects, region_prices, shares
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 
 
 def grid() -> list[TrialRecord]:

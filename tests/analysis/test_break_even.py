@@ -16,7 +16,8 @@ from sweep_folders import MakeSweep, trial, warm_start
 import analysis
 from analysis.choose.break_even import Job, Starts, costs, reigns, samples_per_step
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Caches, Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord, append
 
 EAGER, FULL, REGIONAL = "scope=eager,padding=max", "scope=full", "scope=regional"
 

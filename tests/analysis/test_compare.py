@@ -19,7 +19,8 @@ from analysis.comparing.changes import Kind, change, compare, mean_change
 from analysis.comparing.rules import Rule, check
 from analysis.comparing.words import cell_of, sentences
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
 
 
 def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: MakeTwo) -> None:

@@ -16,7 +16,8 @@ import analysis
 from analysis.best_script import Outcome, best_script, rerun
 from analysis.export import main, to_csv, to_parquet
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 
 EAGER, FULL = "scope=eager,padding=longest", "scope=full,options.epilogue_fusion=on"
 

@@ -9,7 +9,8 @@ from analysis.compare import main
 from analysis.comparing.changes import Kind
 from analysis.comparing.rules import Rule, check
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.figures.label_layout import Box, Label, place_labels
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 
 def test_the_chart_shows_each_trial_that_has_figures(make_sweep: MakeSweep) -> None:

@@ -10,7 +10,8 @@ from sweep_folders import MakeSweep, trial, typical_trials
 import analysis
 from analysis.page.table import table
 from analysis.table import markdown_table
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
 
 LABELS = {
     "nan": Status.INFEASIBLE,

@@ -12,7 +12,8 @@ from sweep_folders import MakeSweep, trial, warm_start
 import analysis
 from analysis.columns import COMPILE_PHASES
 from compile_sweep.schema.errors import RecordsError
-from compile_sweep.schema.record import Caches, Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 
 

@@ -12,7 +12,8 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.choose.pareto import assured
-from compile_sweep.schema.record import Caches, Status
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches
 
 FIGURES = st.one_of(st.none(), st.floats(), st.integers(0, 4).map(float))
 TRIALS = st.lists(st.tuples(FIGURES, FIGURES, st.sampled_from([str(status) for status in Status])), max_size=12)

@@ -11,7 +11,7 @@ from analysis.choose.break_even import Job, Starts
 from analysis.recommend import main, recommend, sentences
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Constraint
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 EAGER, PLAIN = "scope=eager,padding=max", "scope=full"
 QUICK, FAST = "scope=regional", "scope=full,mode=max-autotune,optimizer=compiled"

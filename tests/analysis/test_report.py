@@ -20,7 +20,8 @@ from analysis.formatting import interval
 from analysis.page.table import table, table_data
 from analysis.recommend import recommend, sentences
 from compile_sweep.schema.errors import SweepFolderError
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&{{7*7}}"""
 

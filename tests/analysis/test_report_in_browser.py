@@ -14,7 +14,7 @@ from sweep_folders import MakeSweep, ReportOn, trial, typical_trials
 
 import analysis
 from analysis import picture
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Status
 
 HOSTILE = """</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">"""
 

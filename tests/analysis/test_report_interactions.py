@@ -14,7 +14,8 @@ from sweep_folders import MakeSweep, ReportOn, trial, warm_start
 import analysis
 from analysis.choose.break_even import Job, costs
 from analysis.recommend import recommend
-from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, append
 
 pytestmark = pytest.mark.browser
 

@@ -22,7 +22,8 @@ from sweep_folders import MakeSweep, trial
 from analysis import report
 from analysis.page.page import report_page
 from analysis.page.server import LivePage, ReportServer
-from compile_sweep.schema.record import Status, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import append
 
 
 class Answer(NamedTuple):

@@ -25,7 +25,8 @@ from analysis.figures import (
     timeline_figure,
     timeline_info,
 )
-from compile_sweep.schema.record import Caches, Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord, append
 
 HOSTILE = "<img src=x>"
 

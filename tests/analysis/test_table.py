@@ -13,7 +13,8 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis import picture, report, table
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 
 
 def rows_of(markdown: str) -> list[dict[str, str]]:

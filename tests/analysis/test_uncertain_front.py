@@ -12,7 +12,8 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.choose.uncertainty import USUAL, deviations, drawn, front_probability, noise, uncertain_front
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
 
 EAGER = "scope=eager,padding=max"
 FULL, REGIONAL, MODULAR = "scope=full", "scope=regional", "scope=modular"

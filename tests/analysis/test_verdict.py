@@ -10,7 +10,8 @@ from sweep_folders import MakeSweep, trial
 import analysis
 from analysis.load import SweepInfo
 from analysis.page.verdict import cautions, tiles, verdict
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 
 
 def judge(make_sweep: MakeSweep, records: list[TrialRecord] | None = None) -> str:

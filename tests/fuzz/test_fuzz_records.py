@@ -18,7 +18,8 @@ from analysis.page.page import report_page
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import CompileSweepError, RecordsError
 from compile_sweep.schema.objectives import Aims
-from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, Status, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint

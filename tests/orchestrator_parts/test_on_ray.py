@@ -14,6 +14,7 @@ from samples import wait_until
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import SessionError
+from compile_sweep.schema.outcome import Status
 from orchestrator.run.session import ray_session
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
@@ -189,7 +190,7 @@ def died(folder: Path, assignment: Assignment) -> None:
 def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path: Path, deadline_s: float, label: str) -> None:
     died(tmp_path, assignment_in(tmp_path, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s))
     (record,) = records.read(tmp_path)
-    assert (record.trial_id, record.status, record.label) == ("7", records.Status.FAILED, label)
+    assert (record.trial_id, record.status, record.label) == ("7", Status.FAILED, label)
     assert records.read_warm_starts(tmp_path) == []
 
 
@@ -232,5 +233,5 @@ def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path:
 def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path: Path) -> None:
     died(tmp_path, assignment_in(tmp_path, cache="/cache", restores=True, warm_start=True))
     (start,) = records.read_warm_starts(tmp_path)
-    assert (start.trial_id, start.status, start.label) == ("7", records.Status.FAILED, "trial-died")
+    assert (start.trial_id, start.status, start.label) == ("7", Status.FAILED, "trial-died")
     assert records.read(tmp_path) == []

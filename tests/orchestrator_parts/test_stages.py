@@ -13,7 +13,8 @@ from rich.console import Console
 from samples import H200
 
 from compile_sweep.schema import record as records
-from compile_sweep.schema.record import Status, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SearchConfig, SweepConfig
 from orchestrator.run import sweep_folder

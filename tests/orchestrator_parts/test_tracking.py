@@ -13,7 +13,8 @@ import pytest
 from samples import measured
 
 from compile_sweep.schema.errors import CompileSweepError, ConfigError, TrackingError
-from compile_sweep.schema.record import SCHEMA_VERSION, Status, TrialRecord, WarmStart, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import SCHEMA_VERSION, TrialRecord, WarmStart, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.tracking import Destination, LoggedTrial, Tracking, delivery, entry_of
 

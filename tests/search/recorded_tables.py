@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.schema import record as records
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from orchestrator.plan.recipes import grid
 from orchestrator.plan.space import Target, choose

@@ -10,7 +10,8 @@ import pytest
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.record import Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint

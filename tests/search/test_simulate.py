@@ -15,7 +15,8 @@ from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, w
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError, RecordsError
 from compile_sweep.schema.objectives import Aims, Record
-from compile_sweep.schema.record import Status, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, WarmStart
 from orchestrator import simulate
 from orchestrator.search import Budget, Searcher, StableFront, make_proposer
 from orchestrator.search.tables import main as write_table_main
@@ -107,7 +108,7 @@ def test_a_table_is_well_under_a_megabyte_and_says_the_same_as_its_sweep(tmp_pat
     full = [replace(record, step_ms=[1.0] * 500, eager_step_ms=[1.23456789] * 200, source="x" * 2000) for record in DONE]
     sweep = write_sweep(tmp_path / "sweep", full)
     start = WarmStart(
-        trial_id="w", settings=DONE[0].settings, settings_key=DONE[0].settings_key, status=records.Status.OK, warm_start_s=3.5
+        trial_id="w", settings=DONE[0].settings, settings_key=DONE[0].settings_key, status=Status.OK, warm_start_s=3.5
     )
     records.append(sweep, start)
     config = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.labels import Label
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Label, Status
+from compile_sweep.schema.record import TrialRecord
 from orchestrator.guard.progress import Board, Ending, Progress
 from orchestrator.run import death, trial
 from orchestrator.run.trial_spec import Assignment, TrialPlan

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from begun_sweeps import SETTINGS
 
-from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, append
 from orchestrator import sweep
 from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint

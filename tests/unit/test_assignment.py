@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.labels import OK
+from compile_sweep.schema.outcome import OK
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts.manifest import kept_apart

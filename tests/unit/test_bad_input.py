@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from begun_sweeps import SETTINGS, contents
 
-from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, TrialRecord, append
 from orchestrator import sweep
 from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.environment import fingerprint

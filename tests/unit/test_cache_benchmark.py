@@ -20,7 +20,8 @@ from samples import measured
 from benchmarks import cache, cache_restart, cache_sweeps, cache_transfer
 from benchmarks.cache_restart import Job, Kind, Plan
 from benchmarks.cache_sweeps import compared, short_by
-from compile_sweep.schema.record import SCHEMA_VERSION, Caches, Status, TrialRecord, WarmStart, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import SCHEMA_VERSION, Caches, TrialRecord, WarmStart, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.labels import Label
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Label, Status
+from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.run.remaining import announcement, disturbed_members, rounds
 

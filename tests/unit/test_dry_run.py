@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from begun_sweeps import SETTINGS, contents
 
-from compile_sweep.schema.record import Caches, Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
 from orchestrator.config import SearchConfig, SweepConfig

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.space import Target, choose, every_candidate

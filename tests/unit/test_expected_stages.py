@@ -11,7 +11,8 @@ from rich.console import Console
 from samples import H200
 
 from compile_sweep.schema import record as records
-from compile_sweep.schema.record import Caches, Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.check import Tried, _costs
 from orchestrator.config import CachePolicy, Device, SearchConfig, SweepConfig

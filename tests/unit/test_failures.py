@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_sweep.harness.numerics.check import NumericsStatus
-from compile_sweep.schema.labels import (
+from compile_sweep.schema.outcome import (
     OK,
     Death,
     Label,
+    Status,
     Verdict,
     judge_death,
     judge_measurement,
-    judge_stop,
     judge_trial_death,
     judge_warm_start,
+    verdict_of,
 )
-from compile_sweep.schema.record import Status
 
 STATUSES = {
     Label.NAN: Status.INFEASIBLE,
@@ -354,5 +354,5 @@ def test_a_long_message_is_cut() -> None:
 
 
 def test_a_trial_that_was_stopped_failed_of_nothing_and_one_given_up_is_to_blame() -> None:
-    check(judge_stop(Label.DOMINATED, "stopped: it had nothing to gain"), Label.DOMINATED, ["nothing to gain"])
-    check(judge_stop(Label.COMPILE_DEADLINE, "given up"), Label.COMPILE_DEADLINE, ["given up"])
+    check(verdict_of(Label.DOMINATED, "stopped: it had nothing to gain"), Label.DOMINATED, ["nothing to gain"])
+    check(verdict_of(Label.COMPILE_DEADLINE, "given up"), Label.COMPILE_DEADLINE, ["given up"])

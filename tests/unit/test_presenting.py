@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from samples import measured
 
-from compile_sweep.schema.record import Status, TrialRecord
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import MOST_AT_ONCE, SweepConfig
 from orchestrator.view.live import outcome_of

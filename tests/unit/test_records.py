@@ -21,13 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_sweep.schema.errors import RecordsError
-from compile_sweep.schema.labels import Label
+from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import (
     SCHEMA_VERSION,
     TRIALS_FILE,
     WARM_STARTS_FILE,
     Caches,
-    Status,
     TrialRecord,
     WarmStart,
     append,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.labels import Label
-from compile_sweep.schema.record import Caches, Status, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import Label, Status
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.run.remaining import announced_cold, announced_starts, left, not_started, warm_members

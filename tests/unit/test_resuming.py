@@ -11,7 +11,8 @@ import pytest
 
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import SessionError
-from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cli, sweep
 from orchestrator.config import Options, SearchConfig, SweepConfig

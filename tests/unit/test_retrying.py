@@ -6,23 +6,23 @@ from itertools import pairwise
 
 import pytest
 
-from compile_sweep.schema.labels import INFRASTRUCTURE, LONGEST_BACKOFF_S, LOST_TO_PRECOMPILE, MOST_ATTEMPTS, Label, backoff_s
+from compile_sweep.schema.outcome import LONGEST_BACKOFF_S, LOST_TO_MACHINES, LOST_TO_PRECOMPILE, Label, backoff_s
 
 LOST = "the node left"
 
 
-@pytest.mark.parametrize("label", sorted(set(Label) - INFRASTRUCTURE - {Label.WORKER_DIED}))
+@pytest.mark.parametrize("label", sorted(set(Label) - LOST_TO_MACHINES - {Label.WORKER_DIED}))
 def test_what_is_a_result_is_not_repeated(label: Label) -> None:
     assert backoff_s(label, []) is None
 
 
-@pytest.mark.parametrize("label", sorted(INFRASTRUCTURE))
+@pytest.mark.parametrize("label", sorted(LOST_TO_MACHINES))
 def test_a_fault_of_the_machines_is_repeated_later_each_time_up_to_a_limit(label: Label) -> None:
-    waits = [backoff_s(label, [LOST] * before) for before in range(MOST_ATTEMPTS[label] - 1)]
+    waits = [backoff_s(label, [LOST] * before) for before in range(label.tries - 1)]
     assert len(waits) >= 2
     assert all(one is not None and two is not None and two == 2 * one for one, two in pairwise(waits))
-    assert backoff_s(label, [LOST] * (MOST_ATTEMPTS[label] - 1)) is None
-    assert backoff_s(label, [LOST] * MOST_ATTEMPTS[label]) is None
+    assert backoff_s(label, [LOST] * (label.tries - 1)) is None
+    assert backoff_s(label, [LOST] * label.tries) is None
 
 
 def test_a_worker_that_went_without_a_word_gets_one_more_chance() -> None:
@@ -41,5 +41,5 @@ def test_a_success_is_not_repeated() -> None:
 
 
 def test_no_wait_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MOST_ATTEMPTS, Label.NODE_LOST, 100)
+    monkeypatch.setattr(Label.NODE_LOST, "tries", 100)
     assert backoff_s(Label.NODE_LOST, [LOST] * 49) == LONGEST_BACKOFF_S

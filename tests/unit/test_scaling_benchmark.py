@@ -11,7 +11,8 @@ import pytest
 from benchmarks.scaling import MAX_AUTOTUNE, WorkersOptions, _walls, asked, main
 from benchmarks.scaling_tables import of_sweeps, of_workers
 from compile_sweep.schema.ddp_settings import OptimizeDdp
-from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 
 FULL, EAGER = (CompileSettings.parse(words).key for words in ("scope=full", "scope=eager"))

@@ -14,7 +14,8 @@ from samples import H200
 
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import RecordsError, SweepFolderError
-from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, SweepConfig
 from orchestrator.run import sweep_folder

@@ -16,8 +16,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from compile_sweep.schema import record as records
-from compile_sweep.schema.labels import MOST_ATTEMPTS, OK, Label, Verdict, judge_death
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import OK, Label, Status, Verdict, judge_death
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import MARKER, Evidence
 from orchestrator.run import trial, tuning, worker
@@ -133,7 +132,7 @@ def test_what_its_tries_waited_for_hosts_is_told_apart(tmp_path: Path, monkeypat
 
 @pytest.mark.usefixtures("board")
 def test_there_is_a_limit_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    most = MOST_ATTEMPTS[Label.NODE_LOST]
+    most = Label.NODE_LOST.tries
     ran(tmp_path, monkeypatch, clock, *[LOST] * most)
     (record,) = records.read(tmp_path)
     assert (record.status, record.label, record.tries, len(record.retry_reasons)) == ("failed", "node-lost", most, most - 1)
@@ -165,7 +164,7 @@ def test_what_fails_with_traced_functions_kept_is_tried_once_more_without(
 def test_an_attempt_lost_to_traced_functions_is_none_of_the_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    most = MOST_ATTEMPTS[Label.NODE_LOST]
+    most = Label.NODE_LOST.tries
     ran(tmp_path, monkeypatch, clock, TRACED, *[LOST] * (most - 1), OK, settings_key=FULL, precompile=True)
     (record,) = records.read(tmp_path)
     assert (record.status, record.tries) == ("ok", most + 1)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.variations import main
-from compile_sweep.schema.record import Status, TrialRecord, append
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 
 GIB = 2**30

@@ -20,8 +20,7 @@ from compile_sweep.harness.measure import Measurement, Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.source_runtime import foreach_map_adam
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.labels import Label, judge_measurement
-from compile_sweep.schema.record import Status
+from compile_sweep.schema.outcome import Label, Status, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
 

@@ -1,0 +1,353 @@
+"""How an attempt ended: its status, its label, whose fault that was, and whether to try again.
+
+Pure: evidence goes in; status, label and a reason come out. A new label is one line of `Label` and the rule that gives it.
+
+A fault of the machines says nothing about the setting, so the setting is tried again, after a longer wait each time: what broke
+may need time to recover. A fault of the setting is a result. A worker that died without a word may be either, so it gets one
+more try. Where traced functions are kept (`--precompile`), torch may be at fault, because it cannot do that for all of them; the
+setting then gets one try without.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any
+
+from compile_sweep.schema.phases import Phase
+
+MAX_DATA_WAIT_SHARE = 0.05
+"""Share of a step spent waiting for data above which the figure describes the input pipeline rather than the setting."""
+
+_SENTENCE_LENGTH = 300
+
+
+class Status(StrEnum):
+    """What became of an attempt."""
+
+    OK = "ok"
+    """Measured, and nothing speaks against using the setting."""
+
+    INFEASIBLE = "infeasible"
+    """The setting itself cannot or must not be used: out of memory, wrong numerics, a compile beyond its deadline."""
+
+    FAILED = "failed"
+    """The attempt broke for a reason that says nothing certain about the setting: an exception, a dead worker."""
+
+    STOPPED = "stopped"
+    """Nothing went wrong: the attempt was stopped because even at best it would not have been worth having."""
+
+
+class Fault(Enum):
+    """Whose fault it is that an attempt is not ok."""
+
+    SETTING = "the setting"
+    MACHINES = "the machines"
+    UNCERTAIN = "not certain"
+    NOBODY = "nobody"
+
+
+_SETTING = Status.INFEASIBLE, Fault.SETTING, 1
+_MACHINES = Status.FAILED, Fault.MACHINES
+_UNCERTAIN = Status.FAILED, Fault.UNCERTAIN
+
+
+class Label(StrEnum):
+    """Why an attempt is not ok, as one word: its status, whose fault it is, how many tries it gets in all, and what it means."""
+
+    status: Status
+    fault: Fault
+    tries: int
+    meaning: str
+
+    def __new__(  # the defaults are for mypy, which takes looking a label up, Label("nan"), for a call of this
+        cls, word: str, status: Status = Status.FAILED, fault: Fault = Fault.UNCERTAIN, tries: int = 1, meaning: str = ""
+    ) -> Label:
+        label = str.__new__(cls, word)
+        label._value_ = word
+        label.status, label.fault, label.tries, label.meaning = status, fault, tries, meaning
+        return label
+
+    NAN = "nan", *_SETTING, "loss or gradients are not finite where eager's are, or a timed loss is not finite"
+    DIVERGES = "diverges", *_SETTING, "further from eager than correct runs are from each other"
+    RECOMPILE_LIMIT = "recompile-limit", *_SETTING, "torch reached its recompile limit and runs some lengths eagerly"
+    CUDAGRAPHS_SKIPPED = "cudagraphs-skipped", *_SETTING, "CUDA graphs were asked for and not used"
+    SILENT_FALLBACK = "silent-fallback", *_SETTING, "torch ran eagerly what it should have compiled, or compiled nothing"
+    INPUT_BOUND = "input-bound", *_SETTING, "with `--pipeline real`, waits for data more than 5 % of the time"
+    OUT_OF_MEMORY = "out-of-memory", *_SETTING, "the device or the host ran out of memory"
+    COMPILE_ERROR = "compile-error", *_SETTING, "the compiler raised an exception"
+    COMPILE_DEADLINE = "compile-deadline", *_SETTING, "still compiling or warming up at the deadline; killed"
+    DEVICE_FAULT = "device-fault", *_SETTING, "an illegal memory access or a device-side assert"
+    DOMINATED = (
+        "dominated", Status.STOPPED, Fault.NOBODY, 1,
+        "what it had shown when it was stopped could neither keep the constraints nor add to the front",
+    )  # fmt: skip
+    EAGER_UNSTABLE = "eager-unstable", *_UNCERTAIN, 1, "eager itself is not finite on these batches, so nothing can be checked"
+    TRIAL_DEADLINE = "trial-deadline", *_UNCERTAIN, 1, "not done at the deadline; killed"
+    EXCEPTION = "exception", *_UNCERTAIN, 1, "a worker raised an exception that is not the compiler's"
+    CRASHED = "crashed", *_UNCERTAIN, 1, "native code died of a signal"
+    GPU_SHARED = "gpu-shared", *_UNCERTAIN, 1, "other processes were on its GPU"
+    NOT_WARM = "not-warm", *_UNCERTAIN, 1, "a warm start that could restore nothing, or use nothing of what it restored"
+    WORKER_DIED = "worker-died", *_UNCERTAIN, 2, "a worker was gone without a word, twice"
+    DEVICE_LOST = "device-lost", *_MACHINES, 3, "the GPU failed, or another process had filled it"
+    DISK_FULL = "disk-full", *_MACHINES, 3, "a disk was full"
+    NODE_LOST = "node-lost", *_MACHINES, 4, "the host of a worker left the cluster"
+    ACTOR_LOST = "actor-lost", *_MACHINES, 4, "an actor or object that the trial needed was gone"
+    TRIAL_DIED = "trial-died", *_MACHINES, 4, "the trial's own process failed"
+
+
+LOST_TO_MACHINES = frozenset(label for label in Label if label.fault is Fault.MACHINES)
+"""Labels of attempts that the machines ended: the setting is tried again, and again when the sweep is resumed."""
+
+OF_PRECOMPILE = frozenset({Label.COMPILE_ERROR, Label.EXCEPTION, Label.CRASHED})
+"""Labels of attempts with `--precompile` that torch may have ended because it could not keep or load a traced function."""
+
+LOST_TO_PRECOMPILE = "with --precompile: "
+"""First words of the reason of such an attempt. A process that takes over a trial knows only the reasons of its attempts."""
+
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemory|MemoryError|out of memory|(?:can't|[Cc]annot) allocate memory|low on memory|memory usage threshold"
+)
+_HOST_FULL = re.compile(r"low on memory|memory usage threshold")
+"""What Ray's memory monitor says when it ends a worker."""
+
+_GPU_FULL = re.compile(r"CUDA error: out of memory")
+"""What CUDA says when there is no room even for a process's context, before the setting matters."""
+
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_DEVICE_LOST = re.compile(
+    r"uncorrectable ECC|uncorrectable NVLink|[Dd]evice is lost|GPU is lost|fallen off the bus|no CUDA-capable device"
+    r"|No CUDA GPUs are available|with GPUs, no GPUs found"
+    r"|devices?(?:\(s\) is/are| are| is) busy or unavailable|CUDA driver initialization failed|system not yet initialized"
+)
+_DEVICE_FAULT = re.compile(
+    r"illegal memory access|misaligned address|device-side assert|unspecified launch failure|illegal instruction was encountered"
+    r"|invalid program counter|hardware stack error|invalid address space|launch timed out"
+)
+_PEERS_GONE = re.compile(
+    r"[Cc]onnection (?:closed by|reset by|refused by)|[Bb]roken pipe|remote process (?:has )?exited|communicator was aborted"
+    r"|ncclRemoteError|ncclSystemError|[Ss]ocket [Cc]losed|Timed out waiting|DistNetworkError|DistBackendError"
+)
+"""What the exception of a worker says whose peer was gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A status, with label and reason if it is not ok."""
+
+    status: Status
+    label: Label | None = None
+    reason: str | None = None
+
+
+OK = Verdict(status=Status.OK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The evidence about an attempt that returned no measurement."""
+
+    phase: str
+    """The last phase a worker reported."""
+    in_phase_s: float
+    """Seconds since that report."""
+    elapsed_s: float
+    """Seconds since the trial started."""
+    compile_deadline_s: float
+    trial_deadline_s: float
+    error_type: str | None = None
+    """Class name of the exception a worker raised, dotted; None if it died without one."""
+    error_text: str = ""
+    error_is_compilers: bool = False
+    """Whether the exception came out of the compiler."""
+    num_workers: int = 1
+    """Workers of the trial."""
+    fatal: str | None = None
+    """What Python wrote when a signal ended a worker, like "Segmentation fault"; None if it wrote nothing."""
+    timed_out: bool = False
+    """Whether a worker wrote that its deadline ended it."""
+    oom_killed: bool = False
+    """Whether the kernel ended a process of a worker's host for want of memory as the worker went."""
+    nodes_lost: int = 0
+    """How many hosts of the trial's workers left the cluster."""
+
+
+def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
+    """Judges a measured attempt: may the setting be used?
+
+    What makes a setting unusable comes before what only makes its figure uncertain. Noise alone is no reason: the record's
+    interval says how uncertain its figure is, and fronts go by the interval's worse end.
+
+    Args:
+        measurement: `Measurement.to_dict()`.
+        claims_cudagraphs: whether the settings say that CUDA graphs are used.
+    """
+    numerics = measurement["numerics"]
+    if numerics["status"] != "ok":
+        label = Label(numerics["status"].replace("_", "-"))
+        return verdict_of(label, _numerics_reason(label, numerics))
+    if hits := measurement["recompile_limit_hits"]:
+        advice = "use fewer lengths, dynamic=mark, or a higher recompile_limit"
+        return verdict_of(Label.RECOMPILE_LIMIT, f"runs some sizes eagerly, because {_sentence(hits[0])}; {advice}")
+    if fallbacks := measurement["fallbacks"]:
+        others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
+        return verdict_of(Label.SILENT_FALLBACK, f"not all is compiled that should be: {_sentence(fallbacks[0])}{others}")
+    if claims_cudagraphs and measurement["cudagraph_skips"]:
+        reasons = measurement["cudagraph_skip_reasons"] or ["torch gave no reason"]
+        return verdict_of(Label.CUDAGRAPHS_SKIPPED, f"CUDA graphs were asked for and not used: {_sentence(reasons[0])}")
+    share = measurement["data_wait_share"]
+    if share is not None and share > MAX_DATA_WAIT_SHARE:
+        return verdict_of(
+            Label.INPUT_BOUND,
+            f"waits for data {share:.0%} of the time (allowed {MAX_DATA_WAIT_SHARE:.0%}), so the figure is the input pipeline's; "
+            "make the loader faster, or time the compute alone with --pipeline resident",
+        )
+    if neighbours := measurement.get("gpu_neighbours"):
+        return verdict_of(
+            Label.GPU_SHARED,
+            f"the GPU was not the trial's alone: {_sentence('; '.join(neighbours))}; measure it again when it is",
+        )
+    return OK
+
+
+def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
+    """Judges a warm start: was it warm?
+
+    Args:
+        start: figures of a `WarmStart`.
+    """
+    if start["cache_hits"]:
+        return OK
+    if not start["cache_restored"]:
+        return verdict_of(Label.NOT_WARM, "none of its artifacts could be had, so this was a cold start; see its log")
+    return verdict_of(Label.NOT_WARM, "the compiler found nothing it could use among its artifacts, so this was a cold start")
+
+
+def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:
+    if label is Label.EAGER_UNSTABLE:
+        what = "eager itself is not finite or not reproducible on these batches, so the numbers cannot be checked"
+        return f"{what}: {_sentence(numerics['worst'])}"
+    if label is Label.DIVERGES:
+        since = "" if numerics["first_bad_step"] is None else f" from step {numerics['first_bad_step']} on"
+        return f"does not follow eager on the same batches{since}: {_sentence(numerics['worst'])}"
+    if numerics["first_bad_step"] is not None:
+        return f"loss or gradients are not finite from step {numerics['first_bad_step']} on; eager is, on the same batches"
+    return f"the loss is not finite from timed step {numerics['first_bad_steady_step']} on"
+
+
+def judge_death(death: Death) -> Verdict:
+    """Judges an attempt without a measurement: what ended it?"""
+    return _judge_silence(death) if death.error_type is None else _judge_exception(death, death.error_type)
+
+
+def is_let_down(error_type: str, text: str) -> bool:
+    """Whether a worker's exception says only that another worker of its group was gone."""
+    return _PEERS_GONE.search(f"{error_type} {text}") is not None
+
+
+def _judge_exception(death: Death, error_type: str) -> Verdict:
+    where = f"in phase {death.phase}"
+    text = f"{error_type.rpartition('.')[2]}: {_sentence(death.error_text)}"
+    everything = f"{error_type} {death.error_text}"
+    if death.nodes_lost:
+        return _node_lost(death, where)
+    if lost := _device_lost(death, everything, text):
+        return lost
+    if _OUT_OF_MEMORY.search(everything):
+        return verdict_of(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}")
+    if _NO_ROOM.search(everything):
+        return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {text}")
+    if _DEVICE_FAULT.search(everything):
+        return verdict_of(Label.DEVICE_FAULT, f"a kernel did what the GPU forbids {where}: {text}")
+    if error_type.startswith("ray."):
+        return verdict_of(Label.ACTOR_LOST, f"an actor or object that the trial needed was gone {where}: {text}")
+    if death.num_workers > 1 and is_let_down(error_type, death.error_text):
+        return verdict_of(Label.WORKER_DIED, f"a worker died without an exception {where}; another one says {text}")
+    return verdict_of(Label.COMPILE_ERROR if death.error_is_compilers else Label.EXCEPTION, f"{text} ({where})")
+
+
+def _judge_silence(death: Death) -> Verdict:
+    where = f"in phase {death.phase}"
+    if death.nodes_lost:
+        return _node_lost(death, where)
+    if lost := _device_lost(death, death.error_text, _sentence(death.error_text)):
+        return lost
+    if death.oom_killed or _HOST_FULL.search(death.error_text):
+        by = "the kernel" if death.oom_killed else "Ray"
+        return verdict_of(Label.OUT_OF_MEMORY, f"the host ran out of memory {where}, and {by} ended a worker")
+    if _OUT_OF_MEMORY.search(death.error_text):
+        return verdict_of(Label.OUT_OF_MEMORY, f"out of memory {where}: {_sentence(death.error_text)}")
+    if death.fatal is not None:
+        return verdict_of(Label.CRASHED, f"{_sentence(death.fatal)} {where}, outside Python; the stacks are in the trial's log")
+    if _NO_ROOM.search(death.error_text):
+        return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {_sentence(death.error_text)}")
+    in_time = death.elapsed_s < death.trial_deadline_s
+    if death.phase == Phase.WARMING_UP and (death.in_phase_s >= death.compile_deadline_s or (death.timed_out and in_time)):
+        return verdict_of(
+            Label.COMPILE_DEADLINE, f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
+        )
+    if death.timed_out or not in_time:
+        return verdict_of(Label.TRIAL_DEADLINE, f"not done after {death.trial_deadline_s:g} s, {where}; killed by the deadline")
+    return verdict_of(Label.WORKER_DIED, f"a worker died without an exception {where}: {_sentence(death.error_text)}")
+
+
+def _device_lost(death: Death, everything: str, text: str) -> Verdict | None:
+    """A verdict if no process can use the GPU, whatever its work; None otherwise."""
+    if death.phase == Phase.STARTING and _GPU_FULL.search(everything):
+        return verdict_of(Label.DEVICE_LOST, f"the GPU was full before anything of the setting was on it: {text}")
+    if _DEVICE_LOST.search(everything):
+        return verdict_of(Label.DEVICE_LOST, f"the GPU failed in phase {death.phase}, which no setting can make it: {text}")
+    return None
+
+
+def _node_lost(death: Death, where: str) -> Verdict:
+    lost = "the host of a worker" if death.nodes_lost == 1 else f"{death.nodes_lost} hosts of workers"
+    return verdict_of(Label.NODE_LOST, f"{lost} left the cluster {where}")
+
+
+def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str) -> Verdict:
+    """Judges a trial whose own process ended before it could write its record.
+
+    Args:
+        elapsed_s: seconds since it started, or since it had a host.
+        trial_deadline_s: seconds after which it ends itself if its workers cannot be ended.
+        error_text: Tune's message.
+    """
+    if elapsed_s >= trial_deadline_s:
+        return verdict_of(Label.TRIAL_DEADLINE, f"not done after {trial_deadline_s:g} s and its workers did not end; killed")
+    return verdict_of(Label.TRIAL_DIED, f"the trial's own process failed: {_sentence(error_text)}")
+
+
+def verdict_of(label: Label, reason: str) -> Verdict:
+    """The verdict that a label stands for."""
+    return Verdict(status=label.status, label=label, reason=reason)
+
+
+def _sentence(text: str) -> str:
+    """The first line that says something, cut to a readable length."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    return line if len(line) <= _SENTENCE_LENGTH else line[:_SENTENCE_LENGTH] + "…"
+
+
+FIRST_BACKOFF_S = 2.0
+LONGEST_BACKOFF_S = 30.0
+
+
+def was_lost_to_precompile(failed: Sequence[str]) -> bool:
+    """Whether one of these failed attempts, given by their reasons, was ended by `--precompile`."""
+    return any(reason.startswith(LOST_TO_PRECOMPILE) for reason in failed)
+
+
+def backoff_s(label: Label | None, failed: Sequence[str]) -> float | None:
+    """Seconds to wait before the next attempt; None if there should be none.
+
+    Args:
+        label: the latest attempt's label; None if it was ok.
+        failed: the reason of each earlier attempt. One that `--precompile` ended does not count.
+    """
+    attempts = 1 + sum(not reason.startswith(LOST_TO_PRECOMPILE) for reason in failed)
+    if label is None or attempts >= label.tries:
+        return None
+    return float(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempts - 1)))
