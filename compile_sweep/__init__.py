@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from compile_sweep.harness.measure import measure
     from compile_sweep.harness.measurement import Measurement, Protocol
     from compile_sweep.harness.prepare import prepare
+    from compile_sweep.script.callbacks import lightning_callback, trainer_callback
+    from compile_sweep.script.winner import apply, steps
 
 __version__ = "0.2.0"
 
@@ -43,9 +45,13 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "WorkloadFromModel",
+    "apply",
+    "lightning_callback",
     "load_workload",
     "measure",
     "prepare",
+    "steps",
+    "trainer_callback",
 ]
 
 _WITH_TORCH = {
@@ -54,9 +60,13 @@ _WITH_TORCH = {
     "Protocol": "compile_sweep.harness.measurement",
     "Workload": "compile_sweep.contract.base",
     "WorkloadFromModel": "compile_sweep.contract.from_model",
+    "apply": "compile_sweep.script.winner",
+    "lightning_callback": "compile_sweep.script.callbacks",
     "load_workload": "compile_sweep.contract.base",
     "measure": "compile_sweep.harness.measure",
     "prepare": "compile_sweep.harness.prepare",
+    "steps": "compile_sweep.script.winner",
+    "trainer_callback": "compile_sweep.script.callbacks",
 }
 
 

@@ -131,14 +131,14 @@ def grow(
             at_limit = long_enough and len(window.passes) >= limits.max_passes
             width = relative_width(window)
             is_narrow = width <= limits.target_width and elapsed_s >= min(LEAST_S, limits.min_window_s)
-            if agreed(at_limit or is_narrow or (long_enough and _hopeless(window, width, limits)), device):
+            if agreed(at_limit or is_narrow or (long_enough and is_hopeless(window, width, limits)), device):
                 return
             look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # looking costs time too
         _pass(window, step, pool, device)
         block()
 
 
-def _hopeless(window: Window, width: float, limits: Limits) -> bool:
+def is_hopeless(window: Window, width: float, limits: Limits) -> bool:
     """Whether the interval will not be narrow in time: its width shrinks with the root of the number of passes."""
     done = len(window.passes)
     return done >= HOPELESS_FROM and done * width**2 > HOPELESS_FACTOR * limits.max_passes * limits.target_width**2 > 0

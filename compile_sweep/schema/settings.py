@@ -72,7 +72,7 @@ _CHOICES: Mapping[str, type[StrEnum]] = {
     "scope": Scope, "mode": Mode, "dynamic": Dynamic, "padding": Padding, "optimizer": OptimizerKind,
     "matmul_precision": MatmulPrecision, "autocast": Autocast, "attention": Attention,
 }  # fmt: skip
-_SWITCHES = ("cudagraphs", "fullgraph", "shape_padding", "static_gradients")
+_SWITCHES = ("cudagraphs", "fullgraph", "shape_padding", "static_gradients", "as_written")
 _COUNTS = {
     "pad_multiple": "tokens", "bucket_size": "tokens", "dynamic_min": "tokens", "dynamic_max": "tokens",
     "group_window": "batches", "recompile_limit": "graphs",
@@ -83,6 +83,7 @@ _TORCH_DEFAULTS: Mapping[str, object] = {
     "fullgraph": False,
     "shape_padding": None,
     "static_gradients": False,
+    "as_written": False,
     "recompile_limit": RECOMPILE_LIMIT,
     "group_window": 1,
     "matmul_precision": MatmulPrecision.HIGHEST,
@@ -117,6 +118,8 @@ def resolve_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None
 
 def describe(settings: CompileSettings) -> str:
     """Describes the settings in a few words for a person, leaving out defaults."""
+    if settings.as_written:
+        return "as the script has it"
     words: list[str] = [settings.scope]
     if settings.mode is not None:
         words.append(settings.mode)
@@ -232,8 +235,13 @@ class CompileSettings:
     ddp: DdpSettings | None = None
     """How several workers reduce gradients (`DistributedDataParallel`), written `ddp.NAME=value`. None keeps torch's choice."""
 
+    as_written: bool | None = None
+    """With scope=eager, of a script: nothing is changed, and what the script compiles itself stays compiled."""
+
     def __post_init__(self) -> None:
         self._coerce()
+        if self.as_written and (self.scope is not Scope.EAGER or self.optimizer is not OptimizerKind.FOREACH):
+            raise SettingsError("as_written leaves a script as it is, so it goes with scope=eager and no other setting")
         if self.scope is Scope.EAGER:
             self._refuse_compiler_fields()
         else:

@@ -1,0 +1,257 @@
+"""Applies compile settings to the modules and optimizers of a script that runs, in place.
+
+A module keeps its class, its attributes and the keys of its `state_dict`; what is compiled is its forward, called by way of
+`_compiled_call_impl`, as `Module.compile` does, which neither a pickle nor a deep copy of the module (an average of the weights,
+say) takes along. Each class's forward gets a code object of its own, so that kinds of blocks do not use up each other's limit
+of graphs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.optim import Optimizer
+
+from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.harness.source_runtime import marked_forward, with_own_code
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
+from compile_sweep.script.discover import Discovery, Shapes, Target, changing
+from compile_sweep.script.job import ScriptError
+from compile_sweep.script.replace import replaced
+
+Call = Callable[..., Any]
+
+_compile, _call = torch.compile, nn.Module.__call__
+"""torch's own, also while others stand in their place."""
+
+
+def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None) -> dict[str, Any]:
+    """Keyword arguments of `torch.compile` under these settings.
+
+    Args:
+        settings: not eager.
+        dynamic: in place of the settings' own.
+    """
+    strategy = dynamic or settings.dynamic
+    options: dict[str, Any] = dict(settings.options or ())
+    if settings.shape_padding is not None:
+        options["shape_padding"] = settings.shape_padding
+    elif strategy is Dynamic.MARK and settings.backend is None and torch.__version__ < "2.13":
+        options["shape_padding"] = False  # before 2.13 Inductor fails on marked sizes that it would pad; see source.py
+    found: dict[str, Any] = {}
+    if settings.fullgraph:
+        found["fullgraph"] = True
+    if settings.backend is not None:
+        found["backend"] = settings.backend
+    if strategy in (Dynamic.STATIC, Dynamic.TRUE):
+        found["dynamic"] = strategy is Dynamic.TRUE
+    if settings.mode not in (None, Mode.DEFAULT):
+        if not options:
+            return {**found, "mode": str(settings.mode)}
+        options = {**torch._inductor.list_mode_options(str(settings.mode)), **options}
+    return {**found, "options": options} if options else found
+
+
+def process_wide(settings: CompileSettings) -> None:
+    """Sets what of the settings is the process's: torch's limit of graphs and the precision of float32 products."""
+    if settings.recompile_limit is not None:
+        torch._dynamo.config.recompile_limit = settings.recompile_limit
+    if settings.matmul_precision is not None:
+        torch.set_float32_matmul_precision(settings.matmul_precision)
+
+
+def apply_to_modules(
+    settings: CompileSettings, targets: Sequence[Target], block_shapes: Mapping[nn.Module, list[Shapes]]
+) -> None:
+    """Compiles the targets, or their repeated blocks; nothing compiles before their next call.
+
+    Raises:
+        ScriptError: scope=regional, and no target has repeated blocks.
+    """
+    if settings.scope is Scope.EAGER:
+        return
+    arguments = compile_arguments(settings)
+    for module, dims in _compiled_apart(settings, targets, block_shapes):
+        compiled: Call = _compile(with_own_code(module.forward), **arguments)
+        if settings.dynamic is Dynamic.MARK and dims:
+            compiled = marked_forward(module, compiled, dims)
+        vars(module)["_compiled_call_impl"] = calling(module, compiled)
+
+
+def _compiled_apart(
+    settings: CompileSettings, targets: Sequence[Target], block_shapes: Mapping[nn.Module, list[Shapes]]
+) -> Iterator[tuple[nn.Module, dict[str, tuple[int, ...]]]]:
+    """Modules whose forward is compiled, each with the dimensions of its arguments that change."""
+    if settings.scope is Scope.FULL:
+        yield from ((target.module, target.changing()) for target in targets)
+        return
+    blocks = [target.module.get_submodule(name) for target in targets for name in target.blocks]
+    if not blocks:
+        names = ", ".join(type(target.module).__name__ for target in targets)
+        raise ScriptError(f"scope=regional: {names or 'the script'} has no repeated blocks; use scope=full")
+    yield from ((block, changing(block_shapes.get(block, []))) for block in blocks)
+
+
+def calling(module: nn.Module, forward: Call) -> Call:
+    """What a module's call becomes: the given forward in the place of its own, its hooks outside as ever."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _has_hooks(module):
+            return forward(*args, **kwargs)
+        before = vars(module).get("forward")
+        vars(module)["forward"] = forward
+        try:
+            return module._call_impl(*args, **kwargs)
+        finally:
+            del vars(module)["forward"]
+            if before is not None:
+                vars(module)["forward"] = before
+
+    return call
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
+    )
+
+
+def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> list[str]:
+    """Gives the optimizers the implementation that the settings ask for; returns a sentence for each that has no such one."""
+    missed: list[str] = []
+    for optimizer in optimizers:
+        if settings.as_written:
+            continue
+        if settings.optimizer in COMPILED_OPTIMIZERS:
+            _compile_step(optimizer, settings)
+        elif settings.optimizer is OptimizerKind.FUSED:
+            if not _make_fused(optimizer):
+                missed.append(f"{type(optimizer).__name__} has no fused implementation here and runs as the script has it")
+        else:
+            _make_foreach(optimizer)
+    return missed
+
+
+def _make_foreach(optimizer: Optimizer) -> None:
+    """Takes a fused implementation off; what was not fused is torch's own choice, which on a GPU is foreach."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group["fused"], group["foreach"] = False, True
+    if hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = False
+
+
+def _make_fused(optimizer: Optimizer) -> bool:
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    devices = _get_fused_kernels_supported_devices()
+    weights = [one for group in optimizer.param_groups for one in group["params"]]
+    able = all(one.device.type in devices and torch.is_floating_point(one) for one in weights)
+    if not able or not all("fused" in group and not group.get("differentiable") for group in optimizer.param_groups):
+        return False
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    for one, state in optimizer.state.items():  # fused kernels read the count of steps on the device
+        if isinstance(step := state.get("step"), Tensor):
+            state["step"] = step.to(device=one.device, dtype=torch.float32)
+    return True
+
+
+def _compile_step(optimizer: Optimizer, settings: CompileSettings) -> None:
+    """Compiles what is below torch's hooks, which go on around it; schedulers find the step they know."""
+    own = type(optimizer).step
+    inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
+    compiled = _compile(inner, **{**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False})
+
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
+        return compiled(*args, **kwargs)
+
+    hooked = Optimizer.profile_hook_step(step)
+    hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    bound = MethodType(hooked, optimizer)
+    optimizer.step = bound  # type: ignore[method-assign]
+
+
+def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
+    """What must be compiled and captured if the settings are to be believed; asked before they are applied."""
+    targets: dict[str, Callable[..., Any]] = {}
+    words: list[str] = []
+    if settings.scope is not Scope.EAGER:
+        words.append(f"scope={settings.scope}")
+        for target in found.targets:
+            names = target.blocks if settings.scope is Scope.REGIONAL else [""]
+            prefix = f"{target.name}." if len(found.targets) > 1 else ""
+            targets |= {f"{prefix}{name}" or target.name: target.module.get_submodule(name).forward for name in names}
+    if settings.optimizer in COMPILED_OPTIMIZERS:
+        words.append(f"optimizer={settings.optimizer}")
+        targets |= {f"the step of {type(optimizer).__name__}": type(optimizer).step for optimizer in found.optimizers}
+    return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs)
+
+
+class OwnCompile:
+    """What the script's own `torch.compile` and `Module.compile` do: as ever, or nothing.
+
+    In the second case it gets what it expects, with the same `_orig_mod` and the same keys of `state_dict`, and it runs eagerly.
+    What libraries compile of their own functions, such as attention that is only usable compiled, stays compiled.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[str] = []
+        """Classes of modules that the script compiles."""
+        self.functions: list[str] = []
+        """Functions that it does."""
+
+    @contextmanager
+    def answered(self, *, plainly: bool) -> Iterator[None]:
+        """Notes calls of `torch.compile`, and answers them without compiling where `plainly` says so."""
+
+        def answering(compile_: Call) -> Call:
+            def answer(model: Any = None, **options: Any) -> Any:
+                if model is None:
+                    return lambda decorated: answer(decorated, **options)
+                if isinstance(model, nn.Module):
+                    self.modules.append(type(model).__name__)
+                    with replaced(nn.Module, "__call__", lambda _: _call):  # which it keeps, and what watches is to go
+                        return OptimizedModule(model, as_it_is) if plainly else compile_(model, **options)  # type: ignore[arg-type]
+                if _is_librarys(model):
+                    return compile_(model, **options)
+                self.functions.append(getattr(model, "__qualname__", type(model).__name__))
+                return model if plainly else compile_(model, **options)
+
+            return answer
+
+        def answering_in_place(compile_: Call) -> Call:
+            def answer(module: nn.Module, *args: Any, **options: Any) -> None:
+                self.modules.append(type(module).__name__)
+                if not plainly:
+                    vars(module)["_compiled_call_impl"] = _compile(module._call_impl, *args, **options)
+
+            return answer
+
+        with replaced(torch, "compile", answering), replaced(nn.Module, "compile", answering_in_place):
+            yield
+
+
+def as_it_is(function: Call) -> Call:
+    """Compiles nothing; stands where torch keeps how a module is compiled."""
+    return function
+
+
+def _is_librarys(function: Any) -> bool:
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file

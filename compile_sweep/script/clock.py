@@ -1,0 +1,143 @@
+"""Times the steps of a script: from one optimizer step to the next, less what it waited for data.
+
+Background: on a GPU the marks are CUDA events. A `DataLoader` that is waited for makes the GPU wait only once it has done what
+was launched before; an event before the wait and one after it say for how long. On a CPU the wait is the call's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from compile_sweep.script.replace import replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One step."""
+
+    ms: float
+    """From mark to mark."""
+    wait_ms: float
+    """Of it, waiting for data."""
+    interrupted: bool
+    """Whether an evaluation or a checkpoint was part of it."""
+
+    @property
+    def compute_ms(self) -> float:
+        """Without the wait."""
+        return max(self.ms - self.wait_ms, 1e-6)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A step whose events may not have been reached."""
+
+    began: Any
+    ended: Any = None
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    interrupted: bool = False
+
+
+class StepClock:
+    """Marks steps as they end.
+
+    Args:
+        device: where the script trains.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._steps: list[_Open] = []
+        self._now: _Open | None = None
+
+    def start(self) -> None:
+        """A step begins that is to be timed; those before it are forgotten."""
+        self._steps = []
+        self._now = _Open(self._mark())
+
+    def step(self) -> None:
+        """A step ends and the next one begins."""
+        if self._now is not None:
+            self._now.ended = self._mark()
+            self._steps.append(self._now)
+            self._now = _Open(self._now.ended)
+
+    def interrupt(self) -> None:
+        """The current step holds something that is no training."""
+        if self._now is not None:
+            self._now.interrupted = True
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the current step is."""
+        return self._now is not None and self._now.interrupted
+
+    def stop(self) -> list[StepTime]:
+        """The times of all steps since `start`; waits for the device."""
+        synchronize(self._device)
+        times = [
+            StepTime(
+                ms=self._between(one.began, one.ended),
+                wait_ms=sum(self._between(before, after) for before, after in one.waits),
+                interrupted=one.interrupted,
+            )
+            for one in self._steps
+        ]
+        self._steps, self._now = [], None
+        return times
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens in the block is waiting for data."""
+        if self._now is None:
+            yield
+            return
+        before = self._mark()
+        try:
+            yield
+        finally:
+            if self._now is not None:
+                self._now.waits.append((before, self._mark()))
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(before.elapsed_time(after)) if self._device.type == "cuda" else 1e3 * (after - before)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def loaders_watched(clock: Callable[[], StepClock | None]) -> AbstractContextManager[None]:
+    """Counts what iterators of `DataLoader` take as waiting, in the block.
+
+    Args:
+        clock: which clock counts, if one runs.
+    """
+
+    def wrapped(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def taken(iterator: Any) -> Any:
+            running = clock()
+            if running is None:
+                return take(iterator)
+            with running.waiting():
+                return take(iterator)
+
+        return taken
+
+    return replaced(_BaseDataLoaderIter, "__next__", wrapped)

@@ -1,0 +1,277 @@
+"""Finds out, during a script's first steps, what it trains: modules, optimizers, where a step ends, what changes between batches.
+
+Background: for those steps nothing is compiled (`torch.compiler.set_stance("force_eager")`), so what watches here can never be
+part of a graph. It is gone before anything is compiled. A target is an outermost module that is called with gradients on and
+whose parameters an optimizer holds: an evaluation before the first step is none, a GAN has two. A step ends with an optimizer's
+step; where there are several optimizers, with that of the one that completes the set.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.harness.numerics.trajectory import _generator_states
+from compile_sweep.script.replace import replaced
+
+STEPS = 3
+"""Steps that are watched at least: how batches differ shows from the second one on."""
+
+MAX_STEPS = 12
+"""Steps of the busiest optimizer after which optimizers that have not stepped are no longer waited for."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""Of tensor arguments by name, as `value_at` of the exported source finds them."""
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """A module that is compiled."""
+
+    called: nn.Module
+    """What the script calls: `DistributedDataParallel` or the script's own compiled module, where it has one."""
+    module: nn.Module
+    """The module itself."""
+    name: str = ""
+    """As the script calls it, or its class's name."""
+    calls: int = 0
+    draws: bool = False
+    """Whether its forward draws random numbers, as dropout does."""
+    shapes: list[Shapes] = field(default_factory=list)
+    """Of its arguments, a call each."""
+    autocast: torch.dtype | None = None
+    """What autocast computes in while it is called."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def blocks(self) -> list[str]:
+        """Dotted names of its repeated blocks."""
+        return repeated_blocks(self.module)
+
+    def changing(self) -> dict[str, tuple[int, ...]]:
+        """Dimensions of its arguments that differed between calls."""
+        return changing(self.shapes)
+
+
+def changing(calls: list[Shapes]) -> dict[str, tuple[int, ...]]:
+    """Dimensions that differ between calls, by argument."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in (calls[0] if calls else {}).items():
+        others = [other for call in calls if len(other := call.get(name, ())) == len(shape)]
+        if dims := tuple(dim for dim, size in enumerate(shape) if any(other[dim] != size for other in others)):
+            found[name] = dims
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Discovery:
+    """What was found so far."""
+
+    targets: list[Target] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    """Those that stepped, in the order of their first step."""
+    steps: dict[int, int] = field(default_factory=dict)
+    """How often each of them did, by position."""
+    constructed: list[weakref.ref[Optimizer]] = field(default_factory=list)
+    block_shapes: dict[nn.Module, list[Shapes]] = field(default_factory=dict)
+    """Of the targets' repeated blocks."""
+    marked: bool = False
+    """Whether the script marks its own steps, with `compile_sweep.steps`."""
+    num_marked: int = 0
+    """Steps that it has marked."""
+    _called: dict[nn.Module, Target] = field(default_factory=dict)
+    _blocks: dict[nn.Module, str] = field(default_factory=dict)
+    _depth: int = 0
+
+    @property
+    def anchor(self) -> Optimizer | None:
+        """The optimizer whose step ends a step; None where the script marks them."""
+        return None if self.marked or not self.optimizers else self.optimizers[-1]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return self.num_marked if self.marked else self.steps.get(len(self.optimizers) - 1, 0)
+
+    @property
+    def micro_steps(self) -> int:
+        """Calls of the module that is called least, for each step: more than one where gradients are accumulated."""
+        if not self.targets or not self.num_steps:
+            return 1
+        return max(1, round(min(target.calls for target in self.targets) / self.num_steps))
+
+    @property
+    def primary(self) -> Target:
+        """The target whose batches are counted: the one called least, of these the largest."""
+        return min(self.targets, key=lambda target: (target.calls, -sum(p.numel() for p in target.module.parameters())))
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to be learned: each optimizer has stepped, and often enough."""
+        if self.marked:
+            return self.num_marked >= STEPS
+        if not self.optimizers or self._depth:
+            return False
+        alive = {id(optimizer) for ref in self.constructed if (optimizer := ref()) is not None}
+        waiting = alive - {id(optimizer) for optimizer in self.optimizers}
+        return (not waiting and self.num_steps >= STEPS) or max(self.steps.values()) >= MAX_STEPS
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        if not any(optimizer is known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        index = next(index for index, known in enumerate(self.optimizers) if known is optimizer)
+        self.steps[index] = self.steps.get(index, 0) + 1
+        self.settle()
+
+    def settle(self) -> None:
+        """Decides which of the modules called so far are targets."""
+        held = {id(weights) for optimizer in self._holders() for group in optimizer.param_groups for weights in group["params"]}
+        self.targets = [
+            target
+            for target in self._called.values()
+            if any(id(weights) in held if held else weights.requires_grad for weights in target.module.parameters())
+        ]
+        for target in self.targets:
+            self._blocks.update({target.module.get_submodule(name): name for name in target.blocks})
+
+    def _holders(self) -> Iterator[Optimizer]:
+        yield from self.optimizers
+        yield from (optimizer for ref in self.constructed if (optimizer := ref()) is not None)
+
+    def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a module's call and notes what is to be known of it."""
+        if threading.current_thread() is not threading.main_thread():
+            return run(module, *args, **kwargs)
+        if self._depth:
+            if module in self._blocks:
+                self.block_shapes.setdefault(module, []).append(_shapes(module, args, kwargs))
+            return run(module, *args, **kwargs)
+        trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
+        target = self._noted(module, args, kwargs) if trains else None
+        before = _generator_states(target.device) if target is not None and not target.draws and target.calls <= 2 else None
+        self._depth += 1
+        try:
+            return run(module, *args, **kwargs)
+        finally:
+            self._depth -= 1
+            if target is not None and before is not None:
+                target.draws = before != _generator_states(target.device)
+
+    def _noted(self, module: nn.Module, args: Any, kwargs: Any) -> Target:
+        target = self._called.get(module)
+        if target is None:
+            target = self._called[module] = Target(called=module, module=unwrapped(module))
+        target.calls += 1
+        if len(target.shapes) < 64:
+            target.shapes.append(_shapes(target.module, args, kwargs))
+        kind = target.device.type
+        target.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return target
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside the script's own `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
+    while isinstance(module, OptimizedModule | nn.parallel.DistributedDataParallel | nn.DataParallel):
+        module = module._orig_mod if isinstance(module, OptimizedModule) else module.module
+    return module
+
+
+class Watch:
+    """Watches calls of modules, optimizers and backward passes, from `begin` until the first call after the discovery is over.
+
+    Nothing is compiled meanwhile. It ends in a module's call, because torch allows no hook to be removed while hooks run.
+
+    Args:
+        on_step: called after each step, with whether there is more to be learned.
+        on_over: called once, when nothing of the watch is left and before the module that is called then runs.
+    """
+
+    def __init__(self, on_step: Callable[[], None], on_over: Callable[[], None]) -> None:
+        self.found = Discovery()
+        self._on_step, self._on_over = on_step, on_over
+        self._undo = ExitStack()
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Starts watching."""
+        found = self.found
+
+        def called_by(call: Callable[..., Any]) -> Callable[..., Any]:
+            def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                if self._is_over:  # somebody has kept this function
+                    return call(module, *args, **kwargs)
+                if found.is_over() and threading.current_thread() is threading.main_thread():
+                    self.end()
+                    self._on_over()
+                    return module(*args, **kwargs)
+                return found.call(module, call, args, kwargs)
+
+            return called
+
+        def constructed_by(construct: Callable[..., None]) -> Callable[..., None]:
+            def constructed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+                found.constructed.append(weakref.ref(optimizer))
+                construct(optimizer, *args, **kwargs)
+
+            return constructed
+
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if not found.marked:
+                found.stepped(optimizer)
+                if optimizer is found.anchor:
+                    self._on_step()
+
+        self._undo.enter_context(replaced(nn.Module, "__call__", called_by))
+        self._undo.enter_context(replaced(Optimizer, "__init__", constructed_by))
+        self._undo.callback(register_optimizer_step_post_hook(stepped).remove)
+        self._undo.callback(torch.compiler.set_stance, "default")
+        torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        """Stops watching, if that has not happened."""
+        self._is_over = True
+        self._undo.close()
+
+
+def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
+    """Calls targets what the script calls them, if a variable of its module holds them, and otherwise by their class."""
+    for target in targets:
+        held = (name for name, value in namespace.items() if value is target.module or value is target.called)
+        name = next(held, type(target.module).__name__)
+        taken = sum(other.name.partition(" ")[0] == name for other in targets)
+        target.name = f"{name} {taken + 1}" if taken else name
+
+
+def _shapes(module: nn.Module, args: Any, kwargs: Any) -> Shapes:
+    try:
+        named: Mapping[str, Any] = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        named = {str(index): value for index, value in enumerate(args)} | kwargs
+    return {name: tuple(value.shape) for name, value in tensors_in(named)}
+
+
+def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name, those in lists, tuples and dictionaries included; `*args` and `**kwargs` count as such."""
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in({str(index): one for index, one in enumerate(value)}, f"{prefix}{name}.")
+        elif isinstance(value, Mapping):
+            yield from tensors_in({key: one for key, one in value.items() if isinstance(key, str)}, f"{prefix}{name}.")

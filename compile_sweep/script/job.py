@@ -1,0 +1,110 @@
+"""What script to run and how: plain values that cross processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from compile_sweep.schema.errors import CompileSweepError
+from compile_sweep.schema.settings import CompileSettings, Scope
+
+FINDS = "see docs/scripts.md"
+
+
+class ScriptError(CompileSweepError):
+    """A script that cannot be measured or trained as it is; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptJob:
+    """A script, as a person starts it."""
+
+    path: str
+    """Absolute path of the Python file."""
+    arguments: tuple[str, ...] = ()
+    """The script's own, `sys.argv[1:]`."""
+    folder: str
+    """Absolute path of the working directory it is started in."""
+    in_place: bool = False
+    """Whether it runs in that folder itself, instead of in a copy made of links."""
+    seed: int = 0
+    """Of torch, numpy and Python, set before the script begins; what it seeds itself comes later and counts."""
+
+    @classmethod
+    def of(
+        cls, path: str, arguments: Sequence[str] = (), *, folder: str | None = None, in_place: bool = False, seed: int = 0
+    ) -> ScriptJob:
+        """The job that starts this file from a folder, by default the current one.
+
+        Raises:
+            ScriptError: there is no such file, or it is not a Python file.
+        """
+        base = Path(folder or os.getcwd()).absolute()
+        file = base / path
+        if not file.is_file():
+            raise ScriptError(f"--script {path}: there is no such file in {base}; name a Python file")
+        if file.suffix != ".py":
+            raise ScriptError(f"--script {path} is not a Python file; name the file that trains, without a launcher")
+        return cls(path=os.path.normpath(file), arguments=tuple(arguments), folder=str(base), in_place=in_place, seed=seed)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ScriptJob:
+        """The job that `to_dict` made these values of."""
+        return cls(**{**values, "arguments": tuple(values["arguments"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "arguments": list(self.arguments)}
+
+    @property
+    def name(self) -> str:
+        """What records call it: the file's name."""
+        return Path(self.path).name
+
+
+NOT_FOR_SCRIPTS: Mapping[str, str] = {
+    "padding": "the script pads its own batches",
+    "pad_multiple": "the script pads its own batches",
+    "bucket_size": "the script pads its own batches",
+    "buckets": "the script pads its own batches",
+    "num_buckets": "the script pads its own batches",
+    "dynamic_min": "bounds are of a workload's lengths, which a script does not name",
+    "dynamic_max": "bounds are of a workload's lengths, which a script does not name",
+    "group_window": "the script orders its own samples",
+    "autocast": "the script chooses its own autocast",
+    "attention": "the script chooses its own attention",
+    "static_gradients": "the script zeroes its own gradients",
+    "parts": "parts are named by a workload, and a script has none",
+    "workload": "options are a workload's, and a script has none",
+    "ddp": "the script wraps its own model",
+}
+"""Settings that cannot be applied to a script from outside, and why."""
+
+
+def refusal(candidate: Mapping[str, Any]) -> str | None:
+    """Why these fields, as a person wrote them, cannot be applied to a script; None if they can."""
+    for name, value in candidate.items():
+        field = name.partition(".")[0]
+        if value is not None and (reason := NOT_FOR_SCRIPTS.get(field)):
+            return f"{name} cannot be applied to a script from outside: {reason}; leave it out, or write a workload"
+    if str(candidate.get("scope")) == Scope.MODULAR:
+        return "scope=modular compiles parts that a workload names, and a script has none; use full or regional"
+    if str(candidate.get("dynamic")) == "buckets":
+        return "dynamic=buckets pads batches to buckets, and the script pads its own; use auto, mark or true"
+    if str(candidate.get("optimizer")) == "foreach_map":
+        return "optimizer=foreach_map replaces the optimizer by another; use fused or compiled"
+    return None
+
+
+def check_settings(settings: CompileSettings) -> None:
+    """Refuses settings that no script can be run under.
+
+    Raises:
+        ScriptError: says which, and why.
+    """
+    given = {name: value for name, value in settings.fields_that_apply().items() if name not in ("padding", "pad_multiple")}
+    if reason := refusal(given):
+        raise ScriptError(reason)

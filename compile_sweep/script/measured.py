@@ -1,0 +1,133 @@
+"""What a session found, as the figures of a record and as sentences for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import torch
+
+from compile_sweep.harness import steady
+from compile_sweep.harness.measurement import Measurement
+from compile_sweep.script.session import Session
+from compile_sweep.script.window import Stream
+
+PIPELINE = "script"
+"""Where records say that batches come from: the script, and what it waits for them is left out."""
+
+INPUT_BOUND_SHARE = 0.05
+"""Of a step that waits for its data, above which a person is told first."""
+
+
+def measurement(session: Session) -> Measurement:
+    """The figures of this worker, before its numbers are judged."""
+    stream, warm, peaks = _stream(session), session.warmup_peaks, session.peaks
+    window, compile_s = stream.window, compile_s_of(session)
+    samples, tokens = session.step_size()
+    rate = stream.throughput(samples, tokens)
+    reserved = [one for one in (peaks.reserved_bytes, warm.reserved_bytes) if one is not None]
+    return Measurement(
+        device=torch.cuda.get_device_name(session.device) if session.device.type == "cuda" else session.device.type,
+        compile_s=compile_s,
+        compile_phases_s=session.phases.split(compile_s),
+        first_step_s=session.first_step_s,
+        warmup_s=session.warmup_s,
+        warmup_steps=len(session.warmup),
+        steady_steps=len(stream.passes) * stream.pass_steps,
+        step_ms_median=stream.median_ms,
+        step_ms_ci95=steady.median_ci95(window.passes, window.lengths),
+        stable=stream.is_stable,
+        outliers=steady.outliers(window.passes),
+        samples_per_s=rate.samples_per_s,
+        samples_per_s_ci95=rate.ci95,
+        tokens_per_s=rate.tokens_per_s,
+        mean_length=tokens / samples,
+        eager_step_ms=[],
+        speedup_eager=None,
+        speedup_eager_ci95=None,
+        clock_drift=None,
+        peak_memory_bytes=peaks.in_use_bytes,
+        peak_reserved_bytes=max(reserved, default=None),
+        compile_peak_memory_bytes=warm.tensors_bytes,
+        cudagraph_pool_bytes=peaks.cudagraph_pool_bytes,
+        pipeline=PIPELINE,
+        data_wait_share=stream.wait_share,
+        source=source(session),
+        numerics={"status": "ok"},
+        **asdict(session.diagnostics),
+        step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
+    )
+
+
+def early(session: Session) -> dict[str, float]:
+    """What the first pass says already."""
+    stream = _stream(session)
+    rate = stream.throughput(*session.step_size())
+    return {
+        "compile_s": compile_s_of(session),
+        "warmup_s": session.warmup_s,
+        "step_ms_median": stream.median_ms,
+        "samples_per_s": rate.samples_per_s,
+        "tokens_per_s": rate.tokens_per_s,
+    }
+
+
+def compile_s_of(session: Session) -> float:
+    """Of the warm-up, what its steps do not take once nothing compiles; steps with an evaluation in them are left out."""
+    stream = _stream(session)
+    counted = [one for one in session.warmup if stream.keeps_interrupted or not one.interrupted]
+    return max(0.0, sum(one.compute_ms - stream.median_ms for one in counted) / 1e3)
+
+
+def source(session: Session) -> str:
+    """The settings as Python, for a person who applies them by hand."""
+    names = ", ".join(f"{one.name} ({type(one.module).__name__})" for one in session.found.targets)
+    if session.settings.as_written:
+        return f"# Nothing is applied: {names} runs as the script has it.\n"
+    return (
+        f"# What is compiled of the script: {names}. Before the first step:\nimport compile_sweep\n\n"
+        f'compile_sweep.apply(model, optimizer, "{session.settings.key}")\n'
+    )
+
+
+def findings(session: Session) -> list[str]:
+    """What a person should know of the script, a sentence each; what limits it first."""
+    return list(_findings(session))
+
+
+def _findings(session: Session) -> Iterator[str]:
+    found, stream = session.found, session.stream
+    if stream is not None and stream.times and stream.wait_share > INPUT_BOUND_SHARE:
+        yield (
+            f"input-bound: a step waits for its data {stream.wait_share:.0%} of the time, and figures are of the rest; more "
+            "DataLoader workers or less work for each sample would help first"
+        )
+    for target in found.targets:
+        size = sum(weights.numel() for weights in target.module.parameters())
+        dims = ", ".join(f"{name} {'/'.join(map(str, dims))}" for name, dims in target.changing().items())
+        yield ", ".join(
+            [
+                f"module {target.name}: {type(target.module).__name__} of {size / 1e6:.3g} million parameters",
+                f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks",
+                f"batches that change in {dims}" if dims else "batches of one shape",
+                *(["random numbers in the forward"] if target.draws else []),
+            ]
+        )
+    for optimizer in found.optimizers:
+        yield f"optimizer {type(optimizer).__name__}{', fused' if optimizer.param_groups[0].get('fused') else ''}"
+    if found.micro_steps > 1:
+        yield f"{found.micro_steps} batches are accumulated for each step"
+    if own := dict.fromkeys([*session.own_compile.modules, *session.own_compile.functions]):
+        yield f"the script calls torch.compile itself, on {', '.join(own)}"
+    if stream is not None and stream.left_out:
+        yield f"{stream.left_out} timed steps held an evaluation or a checkpoint and are in no figure"
+    if stream is not None and stream.keeps_interrupted:
+        yield "most steps also call the model without gradients, which counts as part of the step"
+    if session.restarts:
+        yield f"something still compiled after the warm-up, so timing began anew {session.restarts} times"
+    yield from session.missed
+
+
+def _stream(session: Session) -> Stream:
+    assert session.stream is not None
+    return session.stream

@@ -1,0 +1,151 @@
+"""Does a compiled run of a script compute what its eager runs do?
+
+Background: each run records losses, gradients, updates and where the weights went over the steps after the discovery, by group
+of modules (`trajectory.py`). While it does, each forward draws its random numbers from a generator of its own, so that data that
+the script draws in between are the same in every run, whatever the forward draws. Eager runs, each in a fresh process: A as the
+script is; A again, whose distance from A says how far the script is from deterministic; B with weights off by as little as
+rounding makes them, and other random numbers in the forward, which says how far right runs may be. `checking.py` judges by
+these.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.contract.seeding import seed_all
+from compile_sweep.harness.numerics.references import RANDOM_REPEATS, References
+from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms
+from compile_sweep.harness.precision import matmul_precision
+from compile_sweep.script.discover import Discovery, Target
+
+PERTURBED_ROUNDINGS = 2.0
+"""Of the compute dtype, that run B's weights are off by at most; half of it is what rounding a weight once does."""
+
+_ROUNDING_OF_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
+"""TF32 has 10 bits behind the point, bfloat16 has 7; products are rounded to nearest."""
+
+
+class _Blocks:
+    """What `Recorder` asks of a workload."""
+
+    @staticmethod
+    def regions(model: nn.Module) -> Sequence[str]:
+        return repeated_blocks(model)
+
+
+class StepRecorder(Recorder):
+    """Records the steps of a script as it takes them.
+
+    Args:
+        targets: what it trains.
+        steps: how many to record.
+    """
+
+    def __init__(self, targets: Sequence[Target], *, steps: int) -> None:
+        modules = {target.name.replace(".", "_"): target.module for target in targets}
+        (first, *others) = modules.values()
+        self._kept = nn.ModuleDict(modules) if others else first
+        super().__init__(_Blocks(), self._kept, steps=steps)  # type: ignore[arg-type]
+        self._random = any(target.draws for target in targets)
+
+    def stepped(self, losses: Sequence[Tensor]) -> None:
+        """A step has ended, in which these were the losses; its gradients are still there."""
+        self._record_gradients()
+        values = self._sample.values()
+        self._updates.append(_norms([now - before for now, before in zip(values, self._last, strict=True)]))
+        self._last = values
+        self._losses.append(combined(losses, self._device))
+        if self.done:
+            self._buffers_last = self._sample_buffers()
+
+
+def combined(losses: Sequence[Tensor], device: torch.device) -> Tensor:
+    """One number for a step's losses: their root mean square where there are several, because sums of them may cancel."""
+    if not losses:
+        return torch.zeros((), device=device)
+    values = [loss.detach().double().mean().to(device) for loss in losses]
+    return values[0].clone() if len(values) == 1 else torch.stack(values).square().mean().sqrt()
+
+
+@contextmanager
+def own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
+    """In the block random numbers follow from the seed; after it they go on as if the block had drawn none."""
+    on_gpu = device.type == "cuda"
+    cpu, numpys, plain = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    gpu = torch.cuda.get_rng_state(device) if on_gpu else None
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        np.random.set_state(numpys)
+        random.setstate(plain)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, device)
+
+
+def perturb(targets: Sequence[Target], rounding: float) -> None:
+    """Moves every weight by a few roundings at random, relative to itself."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for target in targets:
+            for weights in target.module.parameters():
+                if weights.requires_grad and weights.is_floating_point():
+                    noise = torch.rand(weights.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+                    weights.mul_(1 + PERTURBED_ROUNDINGS * rounding * noise.to(weights.device, weights.dtype))
+
+
+def rounding_of(found: Discovery) -> float:
+    """Relative rounding error of one operation, in what most of the targets compute in."""
+    target = found.primary
+    dtype = target.autocast or next(weights.dtype for weights in target.module.parameters() if weights.is_floating_point())
+    if dtype is torch.float32:
+        return _ROUNDING_OF_PRODUCTS[matmul_precision()] if target.device.type == "cuda" else _ROUNDING_OF_PRODUCTS["highest"]
+    return torch.finfo(dtype).eps / 2
+
+
+def save(trajectory: Trajectory, path: Path) -> None:
+    """Writes what was recorded."""
+    torch.save({field.name: getattr(trajectory, field.name) for field in fields(Trajectory)}, path)
+
+
+def load(path: Path) -> Trajectory:
+    """Reads it again."""
+    return Trajectory(**torch.load(path, weights_only=True))
+
+
+EAGER_RUNS: Mapping[str, Callable[[bool], int]] = {
+    "eager": lambda draws: 1,
+    "again": lambda draws: 1,
+    "perturbed": lambda draws: RANDOM_REPEATS if draws else 1,
+}
+"""Kinds of eager runs, and how many of each there are, by whether the forward draws random numbers."""
+
+
+def references(eager: Trajectory, again: Trajectory, perturbed: Sequence[Trajectory], rounding: float) -> References:
+    """What a compiled run is judged by. A run that repeats A exactly says nothing more, and is left out."""
+    others = [*perturbed, *([again] if distance(eager, again) > 0 else [])]
+    return References(eager=eager, permuted=others, precise=None, precise_dtype=None, rounding=rounding)
+
+
+def distance(one: Trajectory, other: Trajectory) -> float:
+    """How far two runs are apart at most in loss or in norms of gradients, relative; 0 where they are equal."""
+    pairs = [(one.losses, other.losses), *((norms, other.gradients[name]) for name, norms in one.gradients.items())]
+    gaps = [abs(a - b) / max(abs(a), abs(b)) for first, second in pairs for a, b in zip(first, second, strict=False) if a != b]
+    return max((gap for gap in gaps if not math.isnan(gap)), default=0.0)
+
+
+def facts_of(found: Discovery) -> dict[str, Any]:
+    """What judging must know of the discovery."""
+    return {"draws": any(target.draws for target in found.targets), "rounding": rounding_of(found)}

@@ -1,0 +1,169 @@
+"""Runs a script once in this process: `python -P -m compile_sweep.script.run_one ASSIGNMENT`, a file in the run's folder.
+
+Beside it are left `outcome` (JSON: a measurement, or an error), `trajectory` (what the first steps did) and, all along,
+`progress` (JSON: the phase, and figures of the first pass).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+from compile_sweep.contract.seeding import seed_all
+from compile_sweep.harness.measurement import Protocol, together
+from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script import measured, numbers
+from compile_sweep.script.job import ScriptError, ScriptJob
+from compile_sweep.script.main_module import run_as_main
+from compile_sweep.script.sandbox import keeping_writes
+from compile_sweep.script.session import Kind, Session, Stop, leave
+
+LEAVING_S = 10.0
+"""How long the script's `finally` blocks may take once everything is measured."""
+
+
+class Reporter:
+    """Writes down how far a run is, and what came of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._progress: dict[str, Any] = {"phase": str(Phase.STARTING)}
+
+    def on_phase(self, phase: Phase) -> None:
+        """A phase begins."""
+        self._tell(phase=str(phase))
+
+    def on_first_pass(self, session: Session) -> None:
+        """The first pass is timed."""
+        self._tell(early=measured.early(session))
+
+    def on_over(self, session: Session) -> None:
+        """Everything is found, or there is an error."""
+        waiting = threading.Timer(LEAVING_S, leave)
+        waiting.daemon = True
+        waiting.start()
+        if session.error is not None:
+            self.error(session.error)
+            return
+        found: dict[str, Any] = {"findings": measured.findings(session), "facts": numbers.facts_of(session.found)}
+        if session.trajectory is not None:
+            numbers.save(session.trajectory, self._folder / "trajectory")
+        if session.kind is Kind.MEASURED:
+            found["measurement"] = together(measured.measurement(session)).to_dict()
+            found["losses"] = [float(loss) for loss in session.losses]
+        self._write("outcome", found)
+
+    def error(self, error: BaseException) -> None:
+        """The run ended without a result."""
+        traceback.print_exception(error)
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        is_compilers = isinstance(error, TorchDynamoException)
+        self._write("outcome", {"error_type": name, "error_text": str(error), "error_is_compilers": is_compilers})
+
+    def _tell(self, **news: Any) -> None:
+        self._progress |= news
+        self._write("progress", self._progress)
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        written = self._folder / f"{name}.new"
+        with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(values, file)
+        os.replace(written, self._folder / name)
+
+
+def main(assignment: Path) -> None:
+    """Runs what the file says; the process ends here."""
+    told = json.loads(assignment.read_text(encoding="utf-8"))
+    reporter = Reporter(assignment.parent)
+    job, kind = ScriptJob.from_dict(told["job"]), Kind(told["kind"])
+    settings = CompileSettings.parse(told["settings"])
+    session = Session(
+        settings,
+        kind=kind,
+        protocol=Protocol(**told.get("protocol", {})),
+        forward_seed=told.get("forward_seed", 0),
+        on_phase=reporter.on_phase,
+        on_first_pass=reporter.on_first_pass,
+        on_over=reporter.on_over,
+    )
+    if kind is Kind.MEASURED and torch.cuda.is_available():
+        start_compile_workers()
+    elif kind is Kind.MEASURED:
+        warm_cpp_headers()
+    error = run_script(session, told["script"], job, Path(told["base"]))
+    if error is not None:
+        reporter.error(error)
+    leave()
+
+
+def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:
+    """Runs the script until the session has found everything; returns why it has not, if it has not told so itself.
+
+    Args:
+        session: of this run.
+        script: path of its file, in the folder that it works in.
+        job: its arguments and seed.
+        base: folder that its writes are kept in.
+    """
+    seed_all(job.seed)
+    try:
+        with session.running(), keeping_writes(base):
+            run_as_main(script, job.arguments)
+    except Stop:
+        return None
+    except SystemExit as error:
+        return None if session.finish_early() else ended_early(session, error.code)
+    except BaseException as error:
+        return None if session.is_over else asked(error) or error
+    return None if session.finish_early() else ended_early(session, 0)
+
+
+def asked(error: BaseException) -> ScriptError | None:
+    """What is to be said of a script that reads standard input, of which a trial has none; None for other errors."""
+    if isinstance(error, EOFError) and "reading a line" in str(error):
+        return ScriptError(
+            "the script asks on standard input (input()), and nobody answers in a trial; have it take the answer as an argument"
+        )
+    return None
+
+
+def ended_early(session: Session, code: Any) -> ScriptError:
+    """Why a script that has ended gave no figure, and what to do."""
+    found = session.found
+    steps = found.num_steps + len(session.sizes)
+    if code not in (0, None):
+        said = f"exit code {code}" if isinstance(code, int) else f"the message {str(code).strip()[:200]!r}"
+        hint = "; it may not know one of its arguments, which stand behind --" if code == 2 else ""
+        return ScriptError(f"the script ended with {said} after {steps} steps{hint}; the end of its output says why")
+    if steps:
+        return ScriptError(
+            f"the script ended after {steps} steps, and a figure takes some 50, more if they are short; have it train for longer"
+        )
+    if session.num_losses:
+        return ScriptError(
+            "the script computes gradients but no optimizer of torch.optim steps; mark its steps, for batch in "
+            "compile_sweep.steps(loader), which does nothing outside a sweep"
+        )
+    if session.own_processes:
+        return ScriptError(
+            "the script never trains in its own process; it starts others, in which nothing can be measured: write it for "
+            "torchrun and give --workers-per-trial"
+        )
+    return ScriptError(
+        "the script ended without a training step: no backward pass and no step of an optimizer of torch.optim; name the script "
+        "that trains, and the arguments that make it train behind --"
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute())

@@ -1,0 +1,226 @@
+"""The folder that a trial's script works in: it reads what the person's folder holds, and what it writes stays here.
+
+Background: folders are made anew, small files are copied (a script finds its neighbours by `Path(__file__).resolve()`) and large
+ones are links. A link must not be written through: `open` and `torch.save` put a copy, or nothing, in the place of a link that
+is about to be written. Folders that hold too much to be made anew are links too, and are made anew, one level, when something in
+them is written. Above the working directory one level is there, as links, for a script that reads `../data`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.replace import replaced
+
+COPIED_BYTES = 256 * 2**10
+"""Files up to this size are copied."""
+
+COPIED_BYTES_IN_ALL = 64 * 2**20
+
+MAX_FOLDERS = 2_000
+"""Folders that are made anew at the start; the others are links until something in them is written."""
+
+_LINKED_WHOLE = {".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".tox"}
+
+OFFLINE = {
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+"""Trackers write to the working directory, and nothing leaves this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a job runs."""
+
+    script: str
+    """Path of its file there."""
+    folder: str
+    """Its working directory."""
+    environment: Mapping[str, str]
+
+
+def prepare(job: ScriptJob, base: Path) -> Place:
+    """Makes the folder that the job runs in.
+
+    Args:
+        job: what runs.
+        base: an empty folder that goes with the trial.
+    """
+    if job.in_place:
+        return Place(script=job.path, folder=job.folder, environment={})
+    folder, script = Path(job.folder), Path(job.path)
+    mirrored = Mirror()
+    above = base / "above"
+    inside = above / folder.name if folder.name else above / "root"
+    above.mkdir(parents=True)
+    if folder.name and os.access(folder.parent, os.R_OK):
+        mirrored.level(folder.parent, above, leave_out=folder.name)
+    mirrored.tree(folder, inside)
+    place = inside / script.relative_to(folder) if script.is_relative_to(folder) else None
+    if place is None:
+        mirrored.tree(script.parent, base / "script")
+        place = base / "script" / script.name
+    _own(place)
+    return Place(script=str(place), folder=str(inside), environment={**OFFLINE, "MLFLOW_TRACKING_URI": f"file:{base / 'mlruns'}"})
+
+
+def size_bytes(base: Path) -> int:
+    """What files below the folder take, links not followed."""
+    total = 0
+    for folder, _, names in os.walk(base):
+        for name in names:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(folder, name))
+                total += status.st_blocks * 512
+    return total
+
+
+class Mirror:
+    """Makes folders that look like others."""
+
+    def __init__(self) -> None:
+        self._folders = 0
+        self._bytes = 0
+
+    def tree(self, source: Path, target: Path) -> None:
+        """The folder and those in it, breadth first, until there are too many."""
+        waiting = [(source, target)]
+        while waiting:
+            origin, made = waiting.pop(0)
+            self._folders += 1
+            made.mkdir(parents=True, exist_ok=True)
+            for entry in _entries(origin):
+                place = made / entry.name
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if is_folder and entry.name not in _LINKED_WHOLE and self._folders + len(waiting) < MAX_FOLDERS:
+                    waiting.append((Path(entry.path), place))
+                else:
+                    self._file(entry, place)
+
+    def level(self, source: Path, target: Path, *, leave_out: str = "") -> None:
+        """The folder's entries, as links."""
+        for entry in _entries(source):
+            if entry.name != leave_out:
+                os.symlink(os.path.abspath(entry.path), target / entry.name)
+
+    def _file(self, entry: os.DirEntry[str], place: Path) -> None:
+        with suppress(OSError):  # what cannot be read there cannot be read here
+            size = entry.stat().st_size if entry.is_file(follow_symlinks=False) else COPIED_BYTES + 1
+            if size <= COPIED_BYTES and self._bytes + size <= COPIED_BYTES_IN_ALL:
+                shutil.copy2(entry.path, place)
+                self._bytes += size
+                return
+        os.symlink(os.path.abspath(entry.path), place)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _own(path: Path) -> None:
+    """Puts a copy in the place of a link."""
+    if path.is_symlink() and path.is_file():
+        origin = os.path.realpath(path)
+        path.unlink()
+        shutil.copy2(origin, path)
+
+
+@contextmanager
+def keeping_writes(base: Path) -> Iterator[None]:
+    """In the block, what Python and torch write below the folder does not go through links out of it.
+
+    Args:
+        base: as given to `prepare`, in the process that runs the script.
+    """
+    root = os.path.realpath(base)
+
+    def own_parents(path: str) -> None:
+        """Makes folders on the way to a path anew that are links."""
+        relative = os.path.relpath(path, root)
+        if relative.startswith(".."):
+            return
+        at = root
+        for part in relative.split(os.sep)[:-1]:
+            at = os.path.join(at, part)
+            if os.path.islink(at) and os.path.isdir(at):
+                origin = Path(os.path.realpath(at))
+                os.unlink(at)
+                make_folder(at)
+                Mirror().level(origin, Path(at))
+
+    def own(path: Any, *, emptied: bool) -> None:
+        if isinstance(path, int):
+            return
+        try:
+            full = os.path.abspath(os.fsdecode(path))
+        except TypeError:
+            return
+        own_parents(full)
+        if full.startswith(root + os.sep) and os.path.islink(full):
+            if emptied or not os.path.exists(full):
+                os.unlink(full)
+            else:
+                _own(Path(full))
+
+    make_folder = os.mkdir
+
+    def opening(open_: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+            if isinstance(mode, str) and set(mode) & set("wax+"):
+                own(file, emptied="w" in mode or "x" in mode)
+            return open_(file, mode, *rest, **named)
+
+        return opened
+
+    def opening_by_number(open_: Callable[..., int]) -> Callable[..., int]:
+        def opened(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+            if flags & (os.O_WRONLY | os.O_RDWR) and "dir_fd" not in named:
+                own(path, emptied=bool(flags & os.O_TRUNC))
+            return open_(path, flags, *rest, **named)
+
+        return opened
+
+    def making(make: Callable[..., None]) -> Callable[..., None]:
+        def made(path: Any, *rest: Any, **named: Any) -> None:
+            if "dir_fd" not in named:
+                with suppress(TypeError):
+                    own_parents(os.path.abspath(os.fsdecode(path)))
+            make(path, *rest, **named)
+
+        return made
+
+    def saving(save: Callable[..., None]) -> Callable[..., None]:
+        def saved(obj: Any, f: Any, *rest: Any, **named: Any) -> None:
+            if isinstance(f, str | os.PathLike):  # opened by its name, in C++
+                own(f, emptied=True)
+            save(obj, f, *rest, **named)
+
+        return saved
+
+    import torch
+
+    with (
+        replaced(builtins, "open", opening),
+        replaced(io, "open", opening),
+        replaced(os, "open", opening_by_number),
+        replaced(os, "mkdir", making),
+        replaced(torch, "save", saving),
+    ):
+        yield

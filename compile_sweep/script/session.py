@@ -1,0 +1,425 @@
+"""What happens inside a script while it runs: discovery, warm-up, steady state, and then its end.
+
+Background: the script calls us, by way of torch's hooks, and never waits for us. A step of an optimizer ends a step. The first
+few are watched (`discover.py`); then the settings are applied, the next ones are recorded to be compared with eager runs, and
+warm up what compiles, until for some steps nothing has compiled any more; then steps are timed until their median is certain
+(`window.py`). What was found is written down before the script is ended, by an exception that no `except Exception` catches;
+should it go on all the same, its process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch import Tensor
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.utils import counters
+
+from compile_sweep.harness import memory
+from compile_sweep.harness.compile_phases import PhaseClock, record_phases
+from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+from compile_sweep.harness.distributed import everywhere
+from compile_sweep.harness.measurement import Protocol
+from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script import numbers
+from compile_sweep.script.apply import OwnCompile, apply_to_modules, apply_to_optimizers, expectation, process_wide
+from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, synchronize
+from compile_sweep.script.discover import Discovery, Target, Watch, name_targets, tensors_in
+from compile_sweep.script.job import ScriptError
+from compile_sweep.script.replace import replaced
+from compile_sweep.script.window import Stream
+
+QUIET_STEPS = 3
+"""Steps in which nothing compiled, after which nothing more is expected to."""
+
+CUDAGRAPH_QUIET_STEPS = 5
+"""The same where there may be CUDA graphs, which are captured in the second run of a graph and replayed from the third."""
+
+MAX_WARMUP_STEPS = 100
+"""After which steps are timed although something still compiles; the record says what."""
+
+MAX_RESTARTS = 3
+"""Times that timing begins anew because something compiled meanwhile."""
+
+
+class Stop(BaseException):
+    """Ends a script from within a hook."""
+
+
+class Kind(StrEnum):
+    """What a run of a script is for."""
+
+    MEASURED = "measured"
+    EAGER = "eager"
+    """Recorded, as the script is without compiling anything."""
+    AGAIN = "again"
+    """The same once more."""
+    PERTURBED = "perturbed"
+    """The same with weights that are off by roundings."""
+
+
+class Session:
+    """One run of a script.
+
+    Args:
+        settings: to apply; those of a recorded run are not.
+        kind: what the run is for.
+        protocol: how long to measure.
+        forward_seed: of the forward's random numbers while steps are recorded.
+        on_phase: told when a phase begins.
+        on_first_pass: called when the first pass is timed.
+        on_over: called when everything is found, or `error` says why it cannot be; writes it down.
+    """
+
+    def __init__(
+        self,
+        settings: CompileSettings,
+        *,
+        kind: Kind = Kind.MEASURED,
+        protocol: Protocol | None = None,
+        forward_seed: int = 0,
+        on_phase: Callable[[Phase], None] = lambda phase: None,
+        on_first_pass: Callable[[Session], None] = lambda session: None,
+        on_over: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        self.settings = settings
+        self.kind = kind
+        self.protocol = protocol or Protocol()
+        self.error: BaseException | None = None
+        self.own_compile = OwnCompile()
+        self.device = torch.device("cpu")
+        self.missed: list[str] = []
+        self.trajectory: Trajectory | None = None
+        self.diagnostics = Diagnostics()
+        self.phases = PhaseClock()
+        self.warmup: list[StepTime] = []
+        self.warmup_s = self.first_step_s = 0.0
+        self.warmup_peaks = self.peaks = memory.read_peaks(self.device)
+        self.stream: Stream | None = None
+        self.losses: list[Tensor] = []
+        """Of timed steps."""
+        self.sizes: list[tuple[int, int]] = []
+        """Samples and tokens of each step since the discovery."""
+        self.restarts = 0
+        self.num_losses = 0
+        """Backward passes."""
+        self.own_processes = 0
+        """Processes that the script started to train in."""
+        self._on_phase, self._on_first_pass, self._on_over = on_phase, on_first_pass, on_over
+        self._watch = Watch(self._step_losses_clear, self._discovered)
+        self._undo = ExitStack()
+        self._clock: StepClock | None = None
+        self._recorder: numbers.StepRecorder | None = None
+        self._inner: dict[Target, Callable[..., Any]] = {}
+        self._forwards = 1_000_003 * forward_seed
+        self._step_losses: list[Tensor] = []
+        self._size = [0, 0]
+        self._stage: Callable[[list[Tensor]], None] = self._recording
+        self._began = 0.0
+        self._compiles, self._compiled_at = 0, 0
+        self._compiled_in_pass = False
+        self._timed = -1
+        self._is_over = False
+
+    @property
+    def found(self) -> Discovery:
+        """What was discovered so far."""
+        return self._watch.found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything is found, or an error."""
+        return self._is_over
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The script runs in the block."""
+        plainly = not self.settings.as_written or self.kind is not Kind.MEASURED
+        with ExitStack() as around:
+            around.enter_context(self.own_compile.answered(plainly=plainly))
+            around.enter_context(loaders_watched(lambda: self._clock))
+            around.enter_context(replaced(torch.autograd, "backward", self._noting_losses))
+            around.enter_context(replaced(torch, "save", self._noting_saves))
+            around.enter_context(replaced(BaseProcess, "start", self._noting_processes))
+            around.enter_context(replaced(torch.multiprocessing, "spawn", _refusing))
+            around.callback(self._undo.close)
+            around.callback(self._watch.end)
+            process_wide(self.settings)
+            self._on_phase(Phase.BUILDING)
+            self._watch.begin()
+            _current.append(self)
+            around.callback(_current.remove, self)
+            yield
+
+    def mark_step(self) -> None:
+        """The script says that a step ends here."""
+        if self._clock is not None:
+            self._step()
+        else:
+            self.found.marked = True
+            if self._step_losses:  # a loop begins without one
+                self.found.num_marked += 1
+                self.found.settle()
+            self._step_losses.clear()
+
+    def finish_early(self) -> bool:
+        """The script has ended by itself: takes what was timed. Returns whether everything is found."""
+        if self.stream is not None and not self._is_over and self._clock is not None and self._timed >= 0:
+            self.stream.take(self._clock.stop())
+            if len(self.stream.passes) > 1:
+                self._end(stops=False)
+        return self._is_over
+
+    def _step_losses_clear(self) -> None:
+        self._step_losses.clear()
+
+    def _discovered(self) -> None:
+        """Applies the settings, and marks from here on what a step is."""
+        try:
+            self._begin()
+        except Exception as error:  # raised in a module's call, the script might catch it
+            self._fail(error)
+
+    def _begin(self) -> None:
+        found = self.found
+        if not found.targets:
+            raise ScriptError(
+                "no module with trained parameters is called with gradients on, so there is nothing to compile; call the model "
+                "itself and not only functions of its parameters"
+            )
+        name_targets(found.targets, vars(sys.modules["__main__"]))
+        self.device = found.primary.device
+        if found.anchor is not None:
+            found.anchor.register_step_post_hook(lambda optimizer, args, kwargs: self._step())
+        if self.kind is Kind.PERTURBED:
+            numbers.perturb(found.targets, numbers.rounding_of(found))
+        if self.kind is Kind.MEASURED:
+            memory.reset_peaks(self.device)
+            self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))
+            self.phases = self._undo.enter_context(record_phases())
+            apply_to_modules(self.settings, found.targets, found.block_shapes)
+            self.missed = apply_to_optimizers(self.settings, found.optimizers)
+        self._recorder = numbers.StepRecorder(found.targets, steps=self.protocol.compared_steps)
+        self._wrap(isolated=True)
+        self._has_compiled()
+        self._clock = StepClock(self.device)
+        self._on_phase(Phase.WARMING_UP)
+        self._began = time.perf_counter()
+        self._clock.start()
+
+    def _wrap(self, *, isolated: bool) -> None:
+        """Has us called where the script calls its modules, outside of what is compiled."""
+        if self.own_compile.functions and self.settings.as_written:
+            return  # the script compiles functions, which may call the modules
+        for target in self.found.targets:
+            # Neither of the two goes along where the module is copied or pickled.
+            held, name = vars(target.called), "forward" if isinstance(target.called, OptimizedModule) else "_compiled_call_impl"
+            inner = self._inner.setdefault(target, held.get(name) or target.called._call_impl)
+            counted = self._counted(inner, counts=target is self.found.primary)
+            held[name] = self._isolated(counted) if isolated and target.draws else counted
+
+    def _counted(self, inner: Callable[..., Any], *, counts: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                self._interrupt()
+            elif counts:
+                samples, tokens = _size_of(args, kwargs)
+                self._size[0] += samples
+                self._size[1] += tokens
+            return inner(*args, **kwargs)
+
+        return call
+
+    def _isolated(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._forwards += 1
+            with numbers.own_random_numbers(self.device, self._forwards):
+                return inner(*args, **kwargs)
+
+        return call
+
+    def _interrupt(self) -> None:
+        if self._clock is not None:
+            self._clock.interrupt()
+
+    def _noting_losses(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def noted(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
+                self.num_losses += 1
+                if isinstance(loss, Tensor):  # a copy: with CUDA graphs the next step writes there
+                    self._step_losses.append(loss.detach().clone() if loss.numel() == 1 else loss.detach().float().mean())
+            backward(tensors, *args, **kwargs)
+
+        return noted
+
+    def _noting_processes(self, start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
+        def noted(process: BaseProcess) -> None:
+            self.own_processes += 1
+            start(process)
+
+        return noted
+
+    def _noting_saves(self, save: Callable[..., None]) -> Callable[..., None]:
+        def noted(*args: Any, **kwargs: Any) -> None:
+            self._interrupt()
+            save(*args, **kwargs)
+
+        return noted
+
+    def _step(self) -> None:
+        if self._is_over:  # the script caught what was to end it
+            leave()
+        losses = self._step_losses[:]
+        self._step_losses.clear()
+        self.sizes.append((self._size[0], self._size[1]))
+        self._size = [0, 0]
+        self._stage(losses)
+
+    def _recording(self, losses: list[Tensor]) -> None:
+        assert self._recorder is not None
+        assert self._clock is not None
+        if len(self.sizes) == 1:
+            synchronize(self.device)
+            self.first_step_s = time.perf_counter() - self._began
+        self._recorder.stepped(losses)
+        self._clock.step()
+        self._has_compiled()
+        if self._recorder.done:
+            self.trajectory = self._recorder.trajectory()
+            self._recorder = None
+            self._wrap(isolated=False)
+            if self.kind is not Kind.MEASURED:
+                self._end()
+            self._stage = self._warming_up
+
+    def _has_compiled(self) -> bool:
+        """Whether anything has since this was asked last."""
+        now = counters["stats"]["unique_graphs"] + sum(counters["frames"].values())
+        found, self._compiles = now != self._compiles, now
+        if found:
+            self._compiled_at = len(self.sizes)
+        return found
+
+    def _warming_up(self, losses: list[Tensor]) -> None:
+        assert self._clock is not None
+        self._clock.step()
+        self._has_compiled()
+        has_graphs = self.settings.claims_cudagraphs or (self.settings.as_written and self.own_compile.modules)
+        quiet = CUDAGRAPH_QUIET_STEPS if has_graphs else QUIET_STEPS
+        steps = len(self.sizes)
+        if everywhere(steps - self._compiled_at >= quiet or steps >= MAX_WARMUP_STEPS, self.device):
+            self.warmup += self._clock.stop()
+            self.warmup_s = time.perf_counter() - self._began
+            if self.stream is None:
+                self.warmup_peaks = memory.read_peaks(self.device)
+            self._begin_timing()
+
+    def _begin_timing(self) -> None:
+        self.stream = Stream.after(self.warmup, self.protocol, self.device)
+        self.losses = []
+        memory.reset_peaks(self.device)
+        self._on_phase(Phase.STEADY)
+        self._timed = -1  # the device was waited for, so one step goes untimed
+        self._stage = self._timing
+
+    def _timing(self, losses: list[Tensor]) -> None:
+        assert self._clock is not None
+        assert self.stream is not None
+        self._timed += 1
+        self.losses += losses[-1:]
+        if self._timed == 0:
+            self._has_compiled()
+            self._clock.start()
+            return
+        # What compiles in an evaluation is left out with it.
+        self._compiled_in_pass |= self._has_compiled() and not self._clock.is_interrupted
+        self._clock.step()
+        if self._timed < self.stream.pass_steps:
+            return
+        self._timed = -1
+        times, has_compiled = self._clock.stop(), self._compiled_in_pass
+        self._compiled_in_pass = False
+        if self.restarts < MAX_RESTARTS and not everywhere(not has_compiled, self.device):
+            self.restarts += 1
+            self.warmup += times
+            self._clock.start()
+            self._stage = self._warming_up
+            return
+        first = not self.stream.passes
+        self.stream.take(times)
+        if first and self.stream.passes:
+            self._on_first_pass(self)
+        if self.stream.is_long_enough():
+            self._end()
+
+    def _end(self, *, stops: bool = True) -> None:
+        if self.kind is Kind.MEASURED:
+            synchronize(self.device)
+            self.peaks = memory.read_peaks(self.device)
+            self._undo.close()  # diagnostics are complete when they have ended
+        self._over(stops=stops)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        self._over(stops=True)
+
+    def _over(self, *, stops: bool) -> None:
+        self._is_over = True
+        self._on_over(self)
+        if stops:
+            raise Stop
+
+    def step_size(self) -> tuple[float, float]:
+        """Samples and tokens of a mean step; one of each where nothing could be counted."""
+        samples, tokens = (statistics.fmean(size[at] for size in self.sizes) for at in (0, 1))
+        return (samples, tokens) if samples else (1.0, 1.0)
+
+
+_current: list[Session] = []
+
+
+def current() -> Session | None:
+    """The session of the script that runs in this process, if one does."""
+    return _current[-1] if _current else None
+
+
+def leave() -> None:
+    """Ends the process at once: everything is written down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _size_of(args: Any, kwargs: Any) -> tuple[int, int]:
+    """Samples and tokens of a call: the first dimension of a tensor, and of whole numbers the first two."""
+    samples = tokens = 0
+    for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
+        if tensor.dim():
+            samples = samples or tensor.size(0)
+        if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+            tokens = tensor.size(0) * tensor.size(1)
+    return samples or 1, tokens or samples or 1
+
+
+def _refusing(spawn: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses training processes that the script starts itself, in which nothing could be measured."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise ScriptError(
+            "the script starts its training processes itself, with torch.multiprocessing.spawn; write it for torchrun, which "
+            "sets RANK and WORLD_SIZE, and give --workers-per-trial"
+        )
+
+    return refused

@@ -1,0 +1,224 @@
+"""One trial of a script: the run that is measured and the eager ones that it is compared with, each in a fresh process.
+
+Background: the eager runs are those of the script, not of the settings, so a sweep makes them once and keeps them in a folder;
+whoever is first makes them, and others wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.script import sandbox
+from compile_sweep.script.job import ScriptJob
+
+POLL_S = 0.1
+
+MAX_WRITTEN_BYTES = 50 * 2**30
+"""What a script may write in a trial."""
+
+_LOOKS_EVERY_S = 10.0
+"""Between two looks at how much it wrote."""
+
+
+class RunFailed(Exception):
+    """A run of a script that gave no result.
+
+    Args:
+        error_type: dotted name of the exception's class; None where the process ended without one.
+        text: what it says.
+        from_compiler: whether the compiler raised it.
+    """
+
+    def __init__(self, error_type: str | None, text: str, from_compiler: bool = False) -> None:
+        super().__init__(error_type, text, from_compiler)
+        self.error_type, self.text, self.from_compiler = error_type, text, from_compiler
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptTrial:
+    """What to run, and where."""
+
+    job: ScriptJob
+    settings: CompileSettings
+    base: Path
+    """An empty folder for this trial."""
+    references: Path
+    """A folder for the eager runs, the same for all trials of a sweep."""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Protocol` with other values than usual."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the processes beside this one's."""
+    num_workers: int = 1
+    """That train together, each with a trial like this in a process of its own."""
+    is_first: bool = True
+    """Whether this is worker 0, which judges the numbers."""
+    rendezvous: Callable[[], Mapping[str, str]] = dict
+    """Variables by which workers of a run find each other, new for every run; all workers ask together."""
+    agree: Callable[[bool], bool] = bool
+    """Worker 0's answer, in every worker."""
+    on_phase: Callable[[Phase], None] = lambda phase: None
+    on_early: Callable[[dict[str, float]], None] = lambda early: None
+
+    def run(self) -> dict[str, Any]:
+        """Measures the settings; returns fields of a `Measurement` and `findings`.
+
+        Raises:
+            RunFailed: the script gave no result.
+        """
+        with tempfile.TemporaryDirectory(dir=self.base, prefix="run-") as folder:
+            outcome = self._once(Path(folder), "measured", self.settings, tell=True)
+            self.on_phase(Phase.CHECKING)
+            measurement: dict[str, Any] = {**outcome["measurement"], "findings": list(outcome["findings"])}
+            with self._only_one():
+                told = self._references(outcome["facts"])
+            if self.is_first:
+                measurement |= _judged(Path(folder), self.references, outcome, told, measurement["findings"])
+        self.on_phase(Phase.DONE)
+        return measurement
+
+    def _once(
+        self, folder: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0, tell: bool = False
+    ) -> dict[str, Any]:
+        """Runs the script once; what it recorded is in the folder afterwards."""
+        base = folder / "files"
+        base.mkdir()
+        place = sandbox.prepare(self.job, base)
+        assignment = {
+            "job": self.job.to_dict(),
+            "kind": kind,
+            "settings": settings.key,
+            "protocol": dict(self.protocol),
+            "forward_seed": forward_seed,
+            "script": place.script,
+            "base": str(base),
+        }
+        (folder / "assignment").write_text(json.dumps(assignment), encoding="utf-8")
+        environment = {**os.environ, **self.environment, **place.environment, **self.rendezvous()}
+        environment.setdefault("PYTHONHASHSEED", str(self.job.seed))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_root()]))
+        environment["PYTHONFAULTHANDLER"] = "1"
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "compile_sweep.script.run_one", str(folder / "assignment")],
+            cwd=place.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            self._wait(process, folder, base, tell=tell)
+        finally:
+            _end(process)
+        written = folder / "outcome"
+        if not written.exists():
+            raise RunFailed(None, _how_it_ended(process.returncode))
+        outcome: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+        if "error_type" in outcome:
+            raise RunFailed(outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"])
+        shutil.rmtree(base, ignore_errors=True)
+        return outcome
+
+    def _wait(self, process: subprocess.Popen[bytes], folder: Path, base: Path, *, tell: bool) -> None:
+        phase, has_told_early, looked_at = "", False, time.monotonic()
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            if not self.job.in_place and time.monotonic() - looked_at > _LOOKS_EVERY_S:
+                if sandbox.size_bytes(base) > MAX_WRITTEN_BYTES:
+                    limit = MAX_WRITTEN_BYTES // 2**30
+                    raise RunFailed("ScriptError", f"the script wrote more than {limit} GiB; have it save less often")
+                looked_at = time.monotonic()
+            if not tell:
+                continue
+            with suppress(OSError, ValueError):
+                news = json.loads((folder / "progress").read_text(encoding="utf-8"))
+                if news["phase"] != phase:
+                    phase = news["phase"]
+                    if phase != Phase.STARTING:
+                        self.on_phase(Phase(phase))
+                if "early" in news and not has_told_early:
+                    has_told_early = True
+                    self.on_early(news["early"])
+
+    @contextmanager
+    def _only_one(self) -> Iterator[None]:
+        """One trial of the host at a time makes eager runs."""
+        self.references.mkdir(parents=True, exist_ok=True)
+        with (self.references / "lock").open("a") as lock:
+            if self.is_first:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _references(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Makes what is missing of the eager runs; returns facts about them."""
+        from compile_sweep.script.numbers import EAGER_RUNS
+
+        eager = CompileSettings(scope=Scope.EAGER)
+        for kind, count in EAGER_RUNS.items():
+            for number in range(count(facts["draws"])):
+                written = self.references / f"{kind}-{number}"
+                if not self.agree(not written.exists()):
+                    continue
+                seed = 0 if kind != "perturbed" else number + 1
+                with tempfile.TemporaryDirectory(dir=self.base, prefix="eager-") as folder:
+                    self._once(Path(folder), kind, eager, forward_seed=seed)
+                    if self.is_first:
+                        shutil.move(Path(folder) / "trajectory", self.references / "new")
+                        os.replace(self.references / "new", written)
+        return dict(facts)
+
+
+def _judged(
+    folder: Path, references: Path, outcome: Mapping[str, Any], facts: Mapping[str, Any], findings: list[str]
+) -> dict[str, Any]:
+    from compile_sweep.harness.numerics.check import judge
+    from compile_sweep.script import numbers
+
+    eager, again = (numbers.load(references / f"{kind}-0") for kind in ("eager", "again"))
+    perturbed = [numbers.load(path) for path in sorted(references.glob("perturbed-*"))]
+    if apart := numbers.distance(eager, again):
+        findings.append(
+            f"not deterministic: two eager runs are {100 * apart:.2g} % apart in loss or gradients after the first steps; "
+            "compiled runs are allowed as much"
+        )
+    judged = judge(
+        numbers.load(folder / "trajectory"),
+        numbers.references(eager, again, perturbed, facts["rounding"]),
+        outcome["losses"],
+    )
+    return {"numerics": judged.to_dict()}
+
+
+def _package_root() -> str:
+    """The folder that this package is imported from."""
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process and what it started: its own session is nobody else's."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        with suppress(ValueError):
+            return f"the script's process was ended by {signal.Signals(-code).name}"
+    return f"the script's process ended with exit code {code} before anything was measured"

@@ -1,0 +1,241 @@
+"""Applies settings to training that goes on: a winner of a sweep, found by its folder, its file or its text."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from compile_sweep.harness.source_runtime import mark, with_own_code
+from compile_sweep.schema import record as records
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
+from compile_sweep.script.apply import (
+    OwnCompile,
+    apply_to_modules,
+    apply_to_optimizers,
+    calling,
+    compile_arguments,
+    process_wide,
+)
+from compile_sweep.script.discover import Shapes, Target, Watch, changing, name_targets, tensors_in, unwrapped
+from compile_sweep.script.job import ScriptError, check_settings
+from compile_sweep.script.session import current
+
+Item = TypeVar("Item")
+
+OBSERVED_CALLS = 3
+"""Calls after which batches are taken to be of one shape, where marks wait for two lengths."""
+
+
+def settings_of(given: CompileSettings | str | Path) -> CompileSettings:
+    """The settings that a person names: as text, by a JSON file that has them under `settings`, or by a sweep's folder.
+
+    Of a folder, those of the usable trial with the highest throughput.
+
+    Raises:
+        ScriptError: there are none, or no script can be run under them.
+        SettingsError: the text spells none.
+    """
+    if isinstance(given, CompileSettings):
+        found = given
+    else:
+        place = Path(given)
+        if place.is_dir():
+            found = _best_of(place)
+        elif place.is_file():
+            found = _stored(place)
+        elif "=" in str(given):
+            found = CompileSettings.parse(str(given))
+        else:
+            raise ScriptError(
+                f"--settings {given}: there is no such folder or file; give a sweep's folder, a JSON file with settings, or text "
+                "such as scope=full,dynamic=auto"
+            )
+    check_settings(found)
+    return found
+
+
+def _stored(file: Path) -> CompileSettings:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        stored = values["settings"]
+        return CompileSettings.parse(stored) if isinstance(stored, str) else CompileSettings.from_dict(stored)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ScriptError(f'{file} holds no settings ({error}); it should be JSON like {{"settings": "scope=full"}}') from None
+
+
+def _best_of(folder: Path) -> CompileSettings:
+    usable = [
+        record
+        for record in records.standing(records.read(folder)).values()
+        if record.status is Status.OK and record.samples_per_s is not None
+    ]
+    if not usable:
+        raise ScriptError(f"{folder} has no trial with a usable figure; name a sweep's folder that has one")
+    best = max(usable, key=lambda record: record.samples_per_s or 0.0)
+    return CompileSettings.parse(best.settings_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What was applied."""
+
+    settings: CompileSettings
+    modules: tuple[str, ...]
+    """Modules that are compiled, by name within the model."""
+    optimizers: tuple[str, ...]
+    """Classes of optimizers that run otherwise than before."""
+
+    def __str__(self) -> str:
+        what = [f"{len(self.modules)} modules compiled" if len(self.modules) != 1 else f"{self.modules[0]} compiled"]
+        what += [f"{name} {self.settings.optimizer}" for name in self.optimizers]
+        return f"{self.settings.label}: {', '.join(what) if self.modules or self.optimizers else 'nothing to change'}"
+
+
+def apply(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    settings: CompileSettings | str | Path = "best.json",
+) -> Applied:
+    """Applies settings to a model and its optimizer, in place; call it before the first step.
+
+    The model keeps its class, its attributes and the keys of its `state_dict`. In a sweep nothing is applied, because the sweep
+    does. With dynamic=mark the model runs eagerly until two batches differed in a length, and from then on lengths that change
+    are marked; a length that was never measured costs a compile at most.
+
+    Args:
+        model: what is trained; inside `DistributedDataParallel`, the model in it is compiled.
+        optimizer: one, several, or none to leave them as they are.
+        settings: a sweep's folder, a JSON file, text such as `scope=regional,dynamic=auto`, or the settings themselves.
+
+    Raises:
+        ScriptError: there are no such settings.
+        SettingsError: the text spells none.
+    """
+    chosen = settings_of(settings)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    if current() is not None or chosen.as_written:
+        return Applied(settings=chosen, modules=(), optimizers=())
+    process_wide(chosen)
+    target = Target(called=model, module=unwrapped(model), name=type(unwrapped(model)).__name__)
+    if chosen.scope is Scope.REGIONAL and not target.blocks:
+        warnings.warn(f"{target.name} has no repeated blocks for scope=regional, and runs eagerly", stacklevel=2)
+        return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
+    if chosen.dynamic is Dynamic.MARK:
+        for module in _compiled_modules(chosen, target):
+            vars(module)["_compiled_call_impl"] = calling(module, _marked_once_known(module, chosen))
+    else:
+        apply_to_modules(chosen, [target], {})
+    names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.scope is Scope.FULL else []
+    return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
+
+
+def _compiled_modules(settings: CompileSettings, target: Target) -> list[nn.Module]:
+    names = target.blocks if settings.scope is Scope.REGIONAL else [""]
+    return [target.module.get_submodule(name) for name in names]
+
+
+def _changed(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> tuple[str, ...]:
+    for sentence in apply_to_optimizers(settings, optimizers):
+        warnings.warn(sentence, stacklevel=3)
+    return tuple(type(one).__name__ for one in optimizers) if settings.optimizer != "foreach" else ()
+
+
+def _marked_once_known(module: nn.Module, settings: CompileSettings) -> Callable[..., Any]:
+    """A forward that is compiled once it is known what changes: after two lengths, or some calls of one shape."""
+    plain = module.forward
+    compiled = torch.compile(with_own_code(plain), **compile_arguments(settings))
+    signature = inspect.signature(plain)
+    calls: list[Shapes] = []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        dims = changing(calls)
+        if not dims and len(calls) < OBSERVED_CALLS:
+            calls.append({name: tuple(tensor.shape) for name, tensor in tensors_in(arguments)})
+            return plain(*args, **kwargs)
+        mark(arguments, dims)
+        return compiled(*args, **kwargs)
+
+    return forward
+
+
+def steps(batches: Iterable[Item]) -> Iterator[Item]:
+    """The batches as they are; in a sweep, each marks the beginning of a step, for loops where no optimizer of torch's steps.
+
+    Args:
+        batches: a loader, or anything else that a training loop goes through.
+    """
+    for batch in batches:
+        if (session := current()) is not None:
+            session.mark_step()
+        yield batch
+    if (session := current()) is not None:
+        session.mark_step()
+
+
+class Applier:
+    """Applies settings to training whose model and optimizers it first finds out, in the first steps, which run eagerly.
+
+    Args:
+        settings: as `settings_of` takes them.
+        say: what to do with a sentence on what was applied.
+    """
+
+    def __init__(self, settings: CompileSettings | str | Path, *, say: Callable[[str], None] | None = None) -> None:
+        self.settings = settings_of(settings)
+        self.own_compile = OwnCompile()
+        self.is_applied = False
+        self._say = say or (lambda sentence: print(f"compile_sweep: {sentence}", file=sys.stderr, flush=True))
+        self._watch = Watch(lambda: None, self._discovered)
+
+    def begin(self) -> None:
+        """Starts to find out."""
+        process_wide(self.settings)
+        if not self.settings.as_written:
+            self._watch.begin()
+
+    def end(self) -> None:
+        """Training is over; says so if nothing could be applied."""
+        self._watch.end()
+        if not (self.is_applied or self.settings.as_written):
+            self._say("nothing was applied, because fewer than four steps of an optimizer of torch's were seen")
+
+    def _discovered(self) -> None:
+        found = self._watch.found
+        self.is_applied = True
+        name_targets(found.targets, vars(sys.modules["__main__"]))
+        try:
+            apply_to_modules(self.settings, found.targets, found.block_shapes)
+        except ScriptError as error:
+            self._say(f"nothing is compiled: {error}")
+        for sentence in apply_to_optimizers(self.settings, found.optimizers):
+            self._say(sentence)
+        names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.targets)
+        self._say(f"{self.settings.label}, applied to {names or 'nothing'}")
+
+
+def training_arguments(settings: CompileSettings) -> str | None:
+    """Hugging Face's `TrainingArguments` that do the same as the settings; None where there are none."""
+    if settings.scope is not Scope.FULL or settings.options or settings.dynamic is not Dynamic.AUTO or settings.fullgraph:
+        return None
+    words = ["torch_compile=True"]
+    if settings.mode not in (None, "default"):
+        words.append(f'torch_compile_mode="{settings.mode}"')
+    if settings.backend is not None:
+        words.append(f'torch_compile_backend="{settings.backend}"')
+    if settings.optimizer == "fused":
+        words.append('optim="adamw_torch_fused"')
+    elif settings.optimizer != "foreach":
+        return None
+    return ", ".join(words)

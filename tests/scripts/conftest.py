@@ -1,0 +1,59 @@
+"""Runs scripts in this process, as a trial's process does, and puts back what they change."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compile_sweep.harness.measurement import Protocol
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.run_one import run_script
+from compile_sweep.script.session import Kind, Session
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SHORT = {"compared_steps": 3, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
+
+Run = Callable[..., tuple[Session, BaseException | None]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A person's folder with the scripts and what they read."""
+    made = tmp_path / "person"
+    shutil.copytree(SCRIPTS, made)
+    (made / "data").mkdir()
+    generator = random.Random(0)
+    (made / "data" / "train.bin").write_bytes(struct.pack("<4000H", *(generator.randrange(30) for _ in range(4000))))
+    (made / "data" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 30}))
+    return made
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Runs one of the scripts under settings until it is measured."""
+    kept = sys.modules["__main__"], sys.argv[:], sys.path[:], torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def ran(
+        script: str, settings: str, *arguments: str, kind: Kind = Kind.MEASURED, **protocol: Any
+    ) -> tuple[Session, BaseException | None]:
+        monkeypatch.chdir(folder)
+        torch._dynamo.reset()
+        job = ScriptJob.of(script, arguments, folder=str(folder))
+        session = Session(CompileSettings.parse(settings), kind=kind, protocol=Protocol(**{**SHORT, **protocol}))
+        return session, run_script(session, job.path, job, folder.parent)
+
+    yield ran
+    sys.modules["__main__"], sys.argv[:], sys.path[:] = kept[:3]
+    torch.set_num_threads(kept[3])
+    torch._dynamo.reset()

@@ -1,0 +1,150 @@
+"""Scripts as people write them, measured unchanged: what is found, what a step is, and what a script that cannot be is told."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from compile_sweep.script import measured
+from compile_sweep.script.session import Kind
+from tests.scripts.conftest import Run
+
+AOT = "scope=full,dynamic=auto,backend=aot_eager"
+
+
+def test_a_plain_loop_is_found_with_its_accumulation(run: Run) -> None:
+    session, error = run("plain_loop.py", AOT)
+    assert error is None
+    (target,) = session.found.targets
+    assert (target.name, target.blocks, target.draws) == ("model", ["blocks.0", "blocks.1", "blocks.2"], False)
+    assert [type(one).__name__ for one in session.found.optimizers] == ["AdamW"]
+    assert session.found.micro_steps == 2
+    assert session.step_size() == (64.0, 64.0)
+    figures = measured.measurement(session)
+    assert figures.graphs >= 1
+    assert figures.fallbacks == figures.recompile_limit_hits == []
+    assert figures.samples_per_s == pytest.approx(64e3 * figures.steady_steps / sum(figures.step_ms), rel=0.01)
+
+
+def test_blocks_are_compiled_in_place_and_no_hook_of_ours_is_left(run: Run) -> None:
+    session, error = run("plain_loop.py", "scope=regional,dynamic=auto,backend=aot_eager")
+    assert error is None
+    assert measured.measurement(session).fallbacks == []
+    model = session.found.targets[0].module
+    assert next(iter(model.state_dict())) == "first.weight"
+    assert type(model).__name__ == "Net"
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+    assert not torch.nn.modules.module._has_any_global_hook()
+    assert not _global_optimizer_post_hooks
+
+
+def test_a_script_that_compiles_itself_keeps_its_names_and_runs_eagerly_under_eager(run: Run) -> None:
+    session, error = run("char_lm.py", "scope=eager")
+    assert error is None
+    (target,) = session.found.targets
+    assert (target.name, target.draws) == ("model", True)
+    assert next(iter(target.called.state_dict())) == "_orig_mod.wte.weight"
+    assert session.own_compile.modules == ["GPT"]
+    figures = measured.measurement(session)
+    assert figures.graphs == 0
+    assert figures.tokens_per_s == pytest.approx(32 * figures.samples_per_s)
+    assert "the script calls torch.compile itself, on GPT" in measured.findings(session)
+
+
+def test_both_models_of_a_gan_are_compiled(run: Run) -> None:
+    session, error = run("gan.py", AOT)
+    assert error is None
+    assert [target.name for target in session.found.targets] == ["netD", "netG"]
+    assert session.found.primary.name == "netG"
+    assert session.step_size()[0] == 16
+    assert measured.measurement(session).graphs >= 2
+
+
+def test_a_forward_that_draws_is_seen_and_data_stay_the_same_whatever_it_draws(run: Run) -> None:
+    losses = []
+    for settings, kind in ((AOT, Kind.MEASURED), ("scope=eager", Kind.EAGER)):
+        session, error = run("vae.py", settings, "--epochs", "300", kind=kind)
+        assert error is None
+        assert session.found.targets[0].draws
+        assert session.trajectory is not None
+        losses.append(session.trajectory.losses)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
+    (folder / "clocked.py").write_text(
+        "import time, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "times = []\n"
+        "while True:\n"
+        "    model(torch.randn(64, 64)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    times.append(time.perf_counter())\n"
+    )
+    session, error = run("clocked.py", "scope=eager")
+    assert error is None
+    assert session.stream is not None
+    ours = session.stream.times[-session.stream.pass_steps : -1]  # the last step ended the script before it looked at its clock
+    times = vars(sys.modules["__main__"])["times"][-len(ours) - 1 :]
+    assert sum(one.ms for one in ours) == pytest.approx(1e3 * (times[-1] - times[0]), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('hello')\n", "without a training step"),
+        ("import sys\nsys.exit(2)\n", "exit code 2 after 0 steps; it may not know one of its arguments"),
+        ("input('which? ')\n", "asks on standard input"),
+        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", "write it for torchrun"),
+        (
+            "import torch\nw = torch.nn.Parameter(torch.ones(3))\nfor _ in range(5):\n    (w * 2).sum().backward()\n",
+            "compile_sweep.steps(loader)",
+        ),
+        (
+            "import torch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+            "for _ in range(8):\n    m(torch.ones(4, 2)).sum().backward()\n    o.step()\n",
+            "ended after 8 steps",
+        ),
+    ],
+)
+def test_a_script_that_cannot_be_measured_is_told_what_to_do(
+    run: Run, folder: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "odd.py").write_text(text)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    _, error = run("odd.py", "scope=eager")
+    assert said in str(error)
+
+
+def test_an_error_in_applying_is_not_the_scripts_to_catch(run: Run, folder: Path) -> None:
+    (folder / "catches.py").write_text(
+        "import torch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+        "for _ in range(50):\n    try:\n        m(torch.ones(4, 2)).sum().backward()\n        o.step()\n"
+        "    except Exception:\n        pass\n"
+    )
+    session, error = run("catches.py", "scope=regional,dynamic=auto")
+    assert error is None
+    assert "no repeated blocks" in str(session.error)
+
+
+def test_steps_that_a_script_marks_itself_are_steps(run: Run, folder: Path) -> None:
+    (folder / "own_update.py").write_text(
+        "import torch\nimport compile_sweep\nm = torch.nn.Linear(4, 1)\n"
+        "for x in compile_sweep.steps(torch.ones(8, 4) for _ in range(2000)):\n"
+        "    m(x).square().mean().backward()\n"
+        "    with torch.no_grad():\n"
+        "        for p in m.parameters():\n            p -= 0.01 * p.grad\n            p.grad = None\n"
+    )
+    session, error = run("own_update.py", AOT)
+    assert error is None
+    assert session.found.marked
+    assert session.step_size()[0] == 8
+    assert measured.measurement(session).graphs >= 1

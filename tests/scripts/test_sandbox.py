@@ -1,0 +1,65 @@
+"""A trial reads a person's folder and writes to its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from compile_sweep.script import sandbox
+from compile_sweep.script.job import ScriptJob
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Path:
+    folder = tmp_path / "code" / "project"
+    (folder / "out").mkdir(parents=True)
+    (tmp_path / "code" / "data").mkdir()
+    (tmp_path / "code" / "data" / "x.txt").write_text("data")
+    (folder / "train.py").write_text("print()")
+    (folder / "out" / "log.txt").write_text("before")
+    (folder / "large.bin").write_bytes(bytes(sandbox.COPIED_BYTES + 1))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_written_stays_with_the_trial(person: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, base = contents(person), tmp_path / "trial"
+    base.mkdir()
+    place = sandbox.prepare(ScriptJob.of("train.py", folder=str(person)), base)
+    monkeypatch.chdir(place.folder)
+    with sandbox.keeping_writes(base):
+        assert Path("../data/x.txt").read_text() == "data"
+        assert os.path.getsize("large.bin") == sandbox.COPIED_BYTES + 1
+        with open("out/log.txt", "a") as log:
+            log.write(" after")
+        with open("large.bin", "r+b") as large:
+            large.write(b"changed")
+        torch.save({"a": 1}, "large.bin")
+        os.makedirs("../data/new")
+        Path("../data/x.txt").write_text("other")
+        Path("made.txt").write_text("made")
+    assert Path("out/log.txt").read_text() == "before after"
+    assert torch.load("large.bin") == {"a": 1}
+    assert contents(person) == before
+    assert contents(person.parent / "data") == {"x.txt": b"data"}
+    assert place.environment["WANDB_MODE"] == "offline"
+
+
+def test_a_script_elsewhere_has_its_own_folder_beside_it(person: Path, tmp_path: Path) -> None:
+    elsewhere, base = tmp_path / "run", tmp_path / "trial"
+    elsewhere.mkdir()
+    base.mkdir()
+    place = sandbox.prepare(ScriptJob.of(str(person / "train.py"), folder=str(elsewhere)), base)
+    assert Path(place.script).resolve().is_relative_to(base)
+    assert (Path(place.script).parent / "out" / "log.txt").read_text() == "before"
+
+
+def test_in_place_is_the_folder_itself(person: Path, tmp_path: Path) -> None:
+    place = sandbox.prepare(ScriptJob.of("train.py", folder=str(person), in_place=True), tmp_path)
+    assert (place.script, place.folder) == (str(person / "train.py"), str(person))

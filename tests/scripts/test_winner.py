@@ -1,0 +1,114 @@
+"""A sweep's winner applied: to a script that is not changed, and by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import compile_sweep
+from compile_sweep.schema.errors import CompileSweepError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.winner import settings_of, training_arguments
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def trained(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+
+
+def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_keys(folder: Path) -> None:
+    settings = folder / "best.json"
+    settings.write_text(json.dumps({"settings": "scope=regional,dynamic=auto,optimizer=fused,backend=aot_eager"}))
+    words = ["char_lm.py", "--max_iters=8", "--eval_interval=8", "--compile_model=True"]
+    run = trained(folder, "-m", "compile_sweep.run", "--settings", "best.json", *words)
+    assert run.returncode == 0, run.stderr
+    assert "regional" in run.stderr
+    assert "applied to model (GPT)" in run.stderr
+    assert "step 8: loss" in run.stdout
+    kept = torch.load(folder / "out" / "ckpt.pt")
+    assert kept["iteration"] == 8
+    assert next(iter(kept["model"])) == "wte.weight"
+
+
+def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
+    run = trained(folder, "-m", "compile_sweep.run", "--settings", "nowhere", "vae.py")
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: --settings nowhere: there is no such folder or file")
+    assert "Traceback" not in run.stderr
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+
+def test_by_hand_a_model_is_compiled_in_place_and_its_copies_are_not() -> None:
+    torch._dynamo.reset()
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    keys, x = list(model.state_dict()), torch.randn(3, 4)
+    expected, before = model(x), counters["stats"]["unique_graphs"]
+    applied = compile_sweep.apply(model, optimizer, "scope=full,dynamic=auto,backend=aot_eager,optimizer=fused")
+    assert (applied.modules, applied.optimizers) == (("Net",), ("AdamW",))
+    assert optimizer.param_groups[0]["fused"]
+    assert torch.allclose(model(x), expected)
+    assert counters["stats"]["unique_graphs"] == before + 1
+    assert (type(model), list(model.state_dict())) == (Net, keys)
+    average = copy.deepcopy(model)
+    with torch.no_grad():
+        average.layer.weight.zero_()
+        average.layer.bias.zero_()
+    assert not average(x).any()
+    assert model(x).any()
+
+
+def test_by_hand_marks_wait_until_two_lengths_were_seen() -> None:
+    torch._dynamo.reset()
+    model = Net()
+    compile_sweep.apply(model, settings="scope=full,dynamic=mark,backend=aot_eager")
+    before = counters["stats"]["unique_graphs"]
+    model(torch.randn(8, 4))
+    model(torch.randn(9, 4))
+    assert counters["stats"]["unique_graphs"] == before
+    for length in (10, 11, 8):
+        model(torch.randn(length, 4))
+    assert counters["stats"]["unique_graphs"] == before + 1
+
+
+def test_steps_do_nothing_outside_a_sweep() -> None:
+    assert list(compile_sweep.steps([1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("scope=full,dynamic=buckets", "the script pads its own"),
+        ("scope=modular", "use full or regional"),
+        ("scope=full,autocast=bf16", "chooses its own autocast"),
+        ("nonsense=1", "nonsense"),
+    ],
+)
+def test_settings_that_no_script_takes_are_refused(text: str, said: str) -> None:
+    with pytest.raises(CompileSweepError, match=said):
+        settings_of(text)
+
+
+def test_the_trainers_own_arguments_are_named_where_they_do_the_same() -> None:
+    settings = CompileSettings.parse("scope=full,dynamic=auto,mode=reduce-overhead,optimizer=fused")
+    assert training_arguments(settings) == ('torch_compile=True, torch_compile_mode="reduce-overhead", optim="adamw_torch_fused"')
+    assert training_arguments(CompileSettings.parse("scope=regional")) is None
