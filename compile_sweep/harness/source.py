@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.harness import source_ddp
-from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
@@ -27,6 +27,14 @@ _DYNAMIC_ARGUMENT = {
 """What `torch.compile(dynamic=...)` takes for each strategy; the others leave it to torch."""
 
 _AUTOCAST_DTYPE = {Autocast.BF16: "bfloat16", Autocast.FP16: "float16", Autocast.OFF: None}
+
+_SDPA_SWITCHES = {
+    SdpaKernel.FLASH: "enable_flash_sdp",
+    SdpaKernel.CUDNN: "enable_cudnn_sdp",
+    SdpaKernel.EFFICIENT: "enable_mem_efficient_sdp",
+    SdpaKernel.MATH: "enable_math_sdp",
+}
+"""Functions of `torch.backends.cuda` that switch each kernel on and off."""
 
 _INITIAL_SCALE = 1024.0
 """Of the gradient scaler. torch's own, 65536, makes the first steps' gradients infinite and skips them; this does not here."""
@@ -132,6 +140,11 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
+    if settings.sdpa_kernel is not None and facts.device_type == "cuda":
+        # math stays on for calls that the kernel cannot take, such as one with a mask.
+        for kernel in SdpaKernel:
+            switch = _SDPA_SWITCHES[kernel]
+            yield f"torch.backends.cuda.{switch}({kernel in (settings.sdpa_kernel, SdpaKernel.MATH)})"
     if facts.reduces:
         yield from source_ddp.process_wide(settings.ddp)
     if facts.device_type == "cuda" and settings.mode is not None:
@@ -255,6 +268,8 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "    `before_update` is called when the gradients are there and not yet used, for example to clip them."
     yield '    """'
     compiles_backward = facts.reduces and source_ddp.compiles_backward(settings.ddp)
+    if settings.memory_format is not None:
+        yield f"    model.to(memory_format=torch.{settings.memory_format})"
     yield f"    forward = {source_ddp.wrapped_and_compiled(settings.ddp) if facts.reduces else 'compile_model(model)'}"
     if compiles_backward:
         yield f"    backward = torch.compile(run_backward{_arguments(settings, facts, fullgraph=False)})"
@@ -269,6 +284,8 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
             yield "    optimizer.step = update  # the scaler calls it, unless a gradient is not finite"
     yield ""
     yield "    def step(inputs: dict[str, Any], before_update: Callable[[], None] | None = None) -> torch.Tensor:"
+    if settings.memory_format is not None:
+        yield f"        inputs = in_memory_format(inputs, torch.{settings.memory_format}, ndim={settings.memory_format.ndim})"
     if settings.scope is Scope.FULL and settings.marks:
         yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
@@ -300,10 +317,14 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield ""
     yield "    With CUDA graphs, the next call writes to the same memory: copy what is to last."
     yield '    """'
+    if settings.memory_format is not None:
+        yield f"    model.to(memory_format=torch.{settings.memory_format})"
     yield "    forward = compile_model(model)"
     yield ""
     yield f"    @torch.{facts.grad_mode}()"
     yield "    def step(inputs: dict[str, Any]) -> Any:"
+    if settings.memory_format is not None:
+        yield f"        inputs = in_memory_format(inputs, torch.{settings.memory_format}, ndim={settings.memory_format.ndim})"
     if settings.scope is Scope.FULL and settings.marks:
         yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
@@ -338,13 +359,11 @@ def _arguments(
     """What follows the first argument of `torch.compile`."""
     mode, dynamic = mode or settings.mode, dynamic or settings.dynamic
     fullgraph = settings.fullgraph if fullgraph is None else fullgraph
-    options: dict[str, Any] = dict(settings.options or ())
-    if settings.shape_padding is not None:
-        options["shape_padding"] = settings.shape_padding
-    elif dynamic is Dynamic.MARK and facts.torch_version < (2, 13):
+    options: dict[str, Any] = settings.inductor_options
+    if dynamic is Dynamic.MARK and facts.torch_version < (2, 13):
         # Before 2.13, Inductor's padding of matrix products decides by comparing sizes with the marked length, which leaves
         # only the length equal to the head dimension and fails on it (docs/log.md).
-        options["shape_padding"] = False
+        options.setdefault("shape_padding", False)
     argument = _DYNAMIC_ARGUMENT.get(dynamic) if dynamic else None
     words = []
     if fullgraph:

@@ -68,6 +68,14 @@ def marked_forward(module: torch.nn.Module, compiled: Callable[..., Any], dims: 
     return forward
 
 
+def in_memory_format(inputs: dict[str, Any], memory_format: torch.memory_format, ndim: int) -> dict[str, Any]:
+    """The inputs with every tensor of `ndim` dimensions in this memory format; one that is in it already is not copied."""
+    return {
+        name: value.contiguous(memory_format=memory_format) if isinstance(value, torch.Tensor) and value.ndim == ndim else value
+        for name, value in inputs.items()
+    }
+
+
 def keep_gradients(model: torch.nn.Module) -> None:
     """Gives every parameter a gradient that stays where it is; zero it in place from now on."""
     for parameter in model.parameters():

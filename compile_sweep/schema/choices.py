@@ -88,6 +88,29 @@ class Attention(StrEnum):
     """FlexAttention."""
 
 
+class MemoryFormat(StrEnum):
+    """The order in memory of tensors that have channels, by torch's names (`torch.memory_format`)."""
+
+    CHANNELS_LAST = "channels_last"
+    """Of 4-D tensors, as convolutions on tensor cores prefer it."""
+    CHANNELS_LAST_3D = "channels_last_3d"
+    """Of 5-D tensors, for volumes and videos."""
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions of the tensors that the format is for."""
+        return 4 if self is MemoryFormat.CHANNELS_LAST else 5
+
+
+class SdpaKernel(StrEnum):
+    """The kernel that `torch.nn.functional.scaled_dot_product_attention` uses; see `torch.nn.attention.SDPBackend`."""
+
+    FLASH = "flash"
+    CUDNN = "cudnn"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
 class Pipeline(StrEnum):
     """Where the batches of the throughput measurement come from."""
 

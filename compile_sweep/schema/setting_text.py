@@ -90,15 +90,15 @@ def parse_option(value: object) -> Scalar:
     raise SettingsError(f"{quote_value(value)} is not a valid option value; use on, off, a number, or one line of text")
 
 
-def parse_options(field: str, values: object) -> tuple[tuple[str, Scalar], ...] | None:
+def parse_options(name: str, value: object) -> tuple[tuple[str, Scalar], ...] | None:
     """Parses options, from a mapping or pairs, into pairs sorted by name; None if there are none.
 
     Raises:
         SettingsError: not a mapping, or an invalid name or value.
     """
-    found = {str(name): parse_option(value) for name, value in as_mapping(field, values).items()}
-    for name in found:
-        check_name(field, name)
+    found = {str(option): parse_option(given) for option, given in as_mapping(name, value).items()}
+    for option in found:
+        check_name(name, option)
     return tuple(sorted(found.items())) or None
 
 

@@ -6,9 +6,10 @@ Two spellings of the same thing are equal: `mode=default, cudagraphs=on` is `mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -18,10 +19,12 @@ from compile_sweep.schema.choices import (
     Autocast,
     Dynamic,
     MatmulPrecision,
+    MemoryFormat,
     Mode,
     OptimizerKind,
     Padding,
     Scope,
+    SdpaKernel,
     resolve_mode,
 )
 from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_with_scope, parse_ddp
@@ -43,8 +46,8 @@ from compile_sweep.schema.setting_text import (  # fmt: skip
 from compile_sweep.schema.shapes import ShapePolicy, make_policy
 
 __all__ = [
-    "RECOMPILE_LIMIT", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision", "Mode", "OptimizerKind",
-    "Padding", "PartSettings", "Scope",
+    "RECOMPILE_LIMIT", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision", "MemoryFormat", "Mode",
+    "OptimizerKind", "Padding", "PartSettings", "Scope", "SdpaKernel",
 ]  # fmt: skip
 
 RECOMPILE_LIMIT = 8
@@ -68,27 +71,59 @@ _PADDING_CONFLICTS = {
     Padding.BUCKETS: "dynamic={dynamic} pads to its buckets, which padding={padding} contradicts; leave padding out",
 }
 
-_CHOICES: Mapping[str, type[StrEnum]] = {
-    "scope": Scope, "mode": Mode, "dynamic": Dynamic, "padding": Padding, "optimizer": OptimizerKind,
-    "matmul_precision": MatmulPrecision, "autocast": Autocast, "attention": Attention,
-}  # fmt: skip
-_SWITCHES = ("cudagraphs", "fullgraph", "shape_padding", "static_gradients", "as_written")
-_COUNTS = {
-    "pad_multiple": "tokens", "bucket_size": "tokens", "dynamic_min": "tokens", "dynamic_max": "tokens",
-    "group_window": "batches", "recompile_limit": "graphs",
-}  # fmt: skip
+Parse = Callable[[str, Any], Any]
 
-_TORCH_DEFAULTS: Mapping[str, object] = {
-    "backend": INDUCTOR,
-    "fullgraph": False,
-    "shape_padding": None,
-    "static_gradients": False,
-    "as_written": False,
-    "recompile_limit": RECOMPILE_LIMIT,
-    "group_window": 1,
-    "matmul_precision": MatmulPrecision.HIGHEST,
-}
-"""Fields given with torch's default value are stored as None, so that keys stay short."""
+
+def _setting(
+    values: type[StrEnum] | str | Parse,
+    *,
+    torch_default: object = None,
+    compiles: bool = False,
+    inductor: bool = False,
+    inductor_option: str | None = None,
+    in_label: bool = False,
+) -> Any:
+    """Declares a field of `CompileSettings` whose default is None. Everything that is specific to the field is said here.
+
+    Args:
+        values: what the field may hold: the members of an enumeration; the unit of a count; or a function of the field's name
+            and of what a person or JSON wrote, which returns the value.
+        torch_default: torch's own value, which is stored as None so that keys stay short.
+        compiles: acts only on compiled code, so scope=eager refuses it.
+        inductor: acts only with the Inductor backend.
+        inductor_option: the option of `torch.compile` that the value is passed on as.
+        in_label: the label names the field and its value.
+    """
+    parse: Parse
+    if isinstance(values, str):
+        parse = partial(parse_count, unit=values)
+    elif isinstance(values, type):
+        parse = partial(parse_choice, kind=values)
+    else:
+        parse = values
+    metadata = {
+        "parse": parse,
+        "torch_default": torch_default,
+        "compiles": compiles,
+        "inductor": inductor or inductor_option is not None,
+        "inductor_option": inductor_option,
+        "in_label": in_label,
+    }
+    return field(default=None, metadata=metadata)
+
+
+def _parse_backend(name: str, value: Any) -> str:
+    check_name(name, value)
+    return str(value)
+
+
+def _parse_parts(name: str, value: Any) -> tuple[tuple[str, PartSettings], ...] | None:
+    return parse_parts(value)
+
+
+def _parse_ddp(name: str, value: Any) -> DdpSettings | None:
+    return parse_ddp(value)
+
 
 _DOTTED = {INDUCTOR: "options", "options": "options", "parts": "parts", "workload": "workload", "ddp": "ddp"}
 """First component of a dotted name, and the field that takes the rest."""
@@ -136,12 +171,11 @@ def describe(settings: CompileSettings) -> str:
         words.append(f"{settings.optimizer} optimizer")
     if settings.group_window is not None:
         words.append(f"grouped {settings.group_window}")
-    for name in ("fullgraph", "shape_padding", "static_gradients"):
-        if (value := getattr(settings, name)) is not None:
-            words.append(name.replace("_", " ") if value else f"no {name.replace('_', ' ')}")
-    for name in ("dynamic_min", "dynamic_max", "recompile_limit", "matmul_precision", "autocast", "attention"):
-        if (value := getattr(settings, name)) is not None:
-            words.append(f"{name.replace('_', ' ')} {value}")
+    for declared in _DECLARED:
+        value = getattr(settings, declared.name)
+        if declared.metadata["in_label"] and value is not None:
+            name = declared.name.replace("_", " ")
+            words.append((name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}")
     words += [
         f"{name.rpartition('.')[2]}={format_value(value)}"
         for name, value in (*(settings.options or ()), *(settings.workload or ()))
@@ -165,77 +199,83 @@ class CompileSettings:
     scope: Scope = Scope.FULL
     """eager: nothing; full: model and loss together; regional: each repeated block; modular: encoder, decoder, loss apart."""
 
-    mode: Mode | None = None
+    mode: Mode | None = _setting(Mode, compiles=True, inductor=True)
     """`torch.compile`'s mode. None for eager and for backends other than Inductor, otherwise `default`."""
 
-    cudagraphs: bool | None = None
+    cudagraphs: bool | None = _setting(parse_switch)
     """Replay kernels as CUDA graphs. None takes what the mode implies."""
 
-    dynamic: Dynamic | None = None
+    dynamic: Dynamic | None = _setting(Dynamic, compiles=True)
     """static: one length; auto: torch decides; mark: `mark_dynamic`; true: `dynamic=True`; buckets: a static graph per bucket."""
 
-    padding: Padding | None = None
+    padding: Padding | None = _setting(Padding)
     """Pad to the maximum, to the longest row in the batch, or to the next bucket. None takes the default for `dynamic`."""
 
-    pad_multiple: int | None = None
+    pad_multiple: int | None = _setting("tokens")
     """Tokens. With padding=longest, round lengths up to a multiple of this. 1 only raises a length of 1 to `shortest`."""
 
-    bucket_size: int | None = None
+    bucket_size: int | None = _setting("tokens", compiles=True)
     """Tokens. With dynamic=buckets, the buckets are the multiples of this up to the workload's maximum length."""
 
     optimizer: OptimizerKind = OptimizerKind.FOREACH
     """foreach: one kernel for several tensors; fused: one kernel per parameter group; compiled: `torch.compile` of the step;
     foreach_map: Adam written with `foreach_map` and compiled, which makes one kernel of it."""
 
-    fullgraph: bool | None = None
+    fullgraph: bool | None = _setting(parse_switch, torch_default=False, compiles=True, in_label=True)
     """Fail at a graph break instead of running in pieces."""
 
-    backend: str | None = None
+    backend: str | None = _setting(_parse_backend, torch_default=INDUCTOR, compiles=True)
     """A backend name that `torch.compile` accepts. None for Inductor."""
 
-    shape_padding: bool | None = None
+    shape_padding: bool | None = _setting(parse_switch, compiles=True, inductor_option="shape_padding", in_label=True)
     """Let Inductor pad matrix sizes to multiples that the hardware prefers. None leaves it to torch."""
 
-    parts: tuple[tuple[str, PartSettings], ...] | None = None
+    parts: tuple[tuple[str, PartSettings], ...] | None = _setting(_parse_parts, compiles=True, inductor=True)
     """With scope=modular: parts that have their own mode or dynamic strategy, by name. The others take the fields above."""
 
-    static_gradients: bool | None = None
+    static_gradients: bool | None = _setting(parse_switch, torch_default=False, in_label=True)
     """Keep gradients at fixed addresses and zero them in place, so that CUDA graphs need not copy them."""
 
-    dynamic_min: int | None = None
+    dynamic_min: int | None = _setting("tokens", in_label=True)
     """Tokens. With scope=full and dynamic=mark, the lower bound given to the compiler; shorter batches are padded up to it."""
 
-    dynamic_max: int | None = None
+    dynamic_max: int | None = _setting("tokens", in_label=True)
     """Tokens. With scope=full and dynamic=mark, the upper bound given to the compiler."""
 
-    recompile_limit: int | None = None
+    recompile_limit: int | None = _setting("graphs", torch_default=RECOMPILE_LIMIT, in_label=True)
     """Graphs torch keeps for one function. None for torch's own limit of 8."""
 
-    buckets: tuple[int, ...] | None = None
+    buckets: tuple[int, ...] | None = _setting(parse_lengths, compiles=True)
     """Tokens. With dynamic=buckets, the bucket lengths themselves, instead of `bucket_size`."""
 
-    group_window: int | None = None
+    group_window: int | None = _setting("batches", torch_default=1)
     """Batches. Samples of similar length within a window of this many batches are batched together. None keeps their order."""
 
-    matmul_precision: MatmulPrecision | None = None
+    matmul_precision: MatmulPrecision | None = _setting(MatmulPrecision, torch_default=MatmulPrecision.HIGHEST, in_label=True)
     """Argument of `torch.set_float32_matmul_precision`. None for torch's default, highest."""
 
-    autocast: Autocast | None = None
+    autocast: Autocast | None = _setting(Autocast, in_label=True)
     """The dtype of autocast. None for the workload's own."""
 
-    attention: Attention | None = None
+    attention: Attention | None = _setting(Attention, in_label=True)
     """The attention implementation. None for the workload's own."""
 
-    options: tuple[tuple[str, Scalar], ...] | None = None
+    memory_format: MemoryFormat | None = _setting(MemoryFormat, in_label=True)
+    """Order in memory of the weights and inputs of convolutions. None for contiguous (channels first), PyTorch's default."""
+
+    sdpa_kernel: SdpaKernel | None = _setting(SdpaKernel, in_label=True)
+    """The kernel that `scaled_dot_product_attention` uses on a GPU, where it can. None for the workload's or torch's choice."""
+
+    options: tuple[tuple[str, Scalar], ...] | None = _setting(parse_options, compiles=True, inductor=True)
     """More Inductor options by name (`torch._inductor.list_options`), written `inductor.NAME=value`."""
 
-    workload: tuple[tuple[str, Scalar], ...] | None = None
+    workload: tuple[tuple[str, Scalar], ...] | None = _setting(parse_options)
     """Variations of the workload itself (`Workload.options`), written `workload.NAME=value`. None for its default form."""
 
-    ddp: DdpSettings | None = None
+    ddp: DdpSettings | None = _setting(_parse_ddp)
     """How several workers reduce gradients (`DistributedDataParallel`), written `ddp.NAME=value`. None keeps torch's choice."""
 
-    as_written: bool | None = None
+    as_written: bool | None = _setting(parse_switch, torch_default=False)
     """With scope=eager, of a script: nothing is changed, and what the script compiles itself stays compiled."""
 
     def __post_init__(self) -> None:
@@ -256,9 +296,10 @@ class CompileSettings:
         self._check_bounds()
         if self.ddp is not None:
             check_ddp_with_scope(self.ddp, self.scope, fullgraph=self.fullgraph, static_gradients=self.static_gradients)
-        for name, default in _TORCH_DEFAULTS.items():
-            if getattr(self, name) == default:
-                self._set(name, None)
+        for declared in _DECLARED:
+            default = declared.metadata["torch_default"]
+            if default is not None and getattr(self, declared.name) == default:
+                self._set(declared.name, None)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompileSettings):
@@ -321,6 +362,14 @@ class CompileSettings:
         least = 2 if self.pad_multiple == 1 and self.scope is not Scope.EAGER else 1
         return max(self.dynamic_min or 1, least)
 
+    @property
+    def inductor_options(self) -> dict[str, Scalar]:
+        """Inductor's options that the fields stand for, by Inductor's names; those written `inductor.NAME=value` included."""
+        by_field = {
+            one.metadata["inductor_option"]: getattr(self, one.name) for one in _DECLARED if one.metadata["inductor_option"]
+        }
+        return dict(self.options or ()) | {name: value for name, value in by_field.items() if value is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """Every field as a JSON value; None where the field does not apply or torch's choice is kept."""
         return {f.name: to_json_value(getattr(self, f.name)) for f in fields(self)}
@@ -344,6 +393,7 @@ class CompileSettings:
         They use the workload's own attention, because another implementation must give the same numbers, and reduce gradients
         the same way.
         """
+        # Another memory format or attention kernel is part of what is tried, so it is compared with eager as it comes.
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
         ddp = self.ddp.for_eager() if self.ddp is not None else None
         return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
@@ -382,36 +432,24 @@ class CompileSettings:
         object.__setattr__(self, name, value)  # frozen for everyone but the constructor
 
     def _coerce(self) -> None:
-        for name, kind in _CHOICES.items():
-            if (value := getattr(self, name)) is not None:
-                self._set(name, parse_choice(name, kind, value))
-        for name in _SWITCHES:
-            if (value := getattr(self, name)) is not None:
-                self._set(name, parse_switch(name, value))
-        for name, unit in _COUNTS.items():
-            if (value := getattr(self, name)) is not None:
-                self._set(name, parse_count(name, value, unit))
-        if self.buckets is not None:
-            self._set("buckets", parse_lengths("buckets", self.buckets))
-        for name in ("options", "workload"):
-            if (value := getattr(self, name)) is not None:
-                self._set(name, parse_options(name, value))
-        if self.parts is not None:
-            self._set("parts", parse_parts(self.parts))
-        self._set("ddp", parse_ddp(self.ddp))
-        if self.backend is not None:
-            check_name("backend", self.backend)
+        self._set("scope", parse_choice("scope", Scope, self.scope))
+        self._set("optimizer", parse_choice("optimizer", OptimizerKind, self.optimizer))
+        for declared in _DECLARED:
+            if (value := getattr(self, declared.name)) is not None:
+                self._set(declared.name, declared.metadata["parse"](name=declared.name, value=value))
 
     def _refuse_compiler_fields(self) -> None:
-        for name in ("mode", "dynamic", "bucket_size", "buckets", "fullgraph", "backend", "shape_padding", "parts", "options"):
-            if getattr(self, name) not in (None, False):
+        for declared in _DECLARED:
+            name = declared.name
+            if declared.metadata["compiles"] and getattr(self, name) not in (None, False):
                 raise SettingsError(f"scope=eager compiles nothing that {name} could act on; leave {name} out")
         if self.cudagraphs:
             raise SettingsError("scope=eager has no compiled graph to capture; leave cudagraphs out")
         if self.recompile_limit is not None:
             raise SettingsError("scope=eager never recompiles; leave recompile_limit out")
-        self._set("cudagraphs", None)
-        self._set("shape_padding", None)
+        for declared in _DECLARED:
+            if declared.metadata["compiles"] or declared.name == "cudagraphs":
+                self._set(declared.name, None)
 
     def _settle_backend(self) -> None:
         if self.backend in (None, INDUCTOR):
@@ -419,8 +457,9 @@ class CompileSettings:
                 if name in _OPTIONS_THAT_ARE_FIELDS:
                     raise SettingsError(f"inductor.{name} has its own setting; use {_OPTIONS_THAT_ARE_FIELDS[name]}")
             return
-        for name in ("mode", "shape_padding", "options", "parts"):
-            if getattr(self, name) is not None:
+        for declared in _DECLARED:
+            name = declared.name
+            if declared.metadata["inductor"] and getattr(self, name) is not None:
                 raise SettingsError(f"{name} belongs to Inductor, and backend={self.backend} has none; leave {name} out")
         graphed = self.backend == "cudagraphs"
         if self.cudagraphs not in (None, graphed):
@@ -470,4 +509,5 @@ class CompileSettings:
             raise SettingsError("static_gradients only helps compiled code, and nothing is compiled; leave it out")
 
 
+_DECLARED = [declared for declared in fields(CompileSettings) if declared.metadata]
 _values = attrgetter(*(f.name for f in fields(CompileSettings)))
