@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.options import Option, check_inference, check_options, default_options
-from compile_sweep.harness.source import optimizer_options
+from compile_sweep.schema.choices import optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import Attention, CompileSettings, OptimizerKind
@@ -33,6 +33,7 @@ BUILT_IN = {
     "gpt2-inference": "workloads.gpt2:Gpt2Inference",
     "layers": "workloads.layers:Layers",
     "layers-inference": "workloads.layers:LayersInference",
+    "resnet": "workloads.resnet:ResNet",
     "segmentation": "workloads.segmentation:Segmentation",
 }
 """Short names of the workloads that come with the project."""

@@ -28,7 +28,7 @@ from compile_sweep.contract.inspect_model import (
     repeated_blocks,
 )
 from compile_sweep.contract.seeding import seeded
-from compile_sweep.harness.source import optimizer_options
+from compile_sweep.schema.choices import optimizer_options
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
 from compile_sweep.schema.settings import OptimizerKind
 from compile_sweep.schema.shapes import ShapePolicy

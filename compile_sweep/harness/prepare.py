@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from compile_sweep.contract.base import Workload, unwrap_ddp
 from compile_sweep.harness import distributed
 from compile_sweep.harness.source import Facts, to_source
+from compile_sweep.schema.choices import SdpaKernel
 from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
@@ -94,9 +95,10 @@ class Prepared:
         """What the source must know.
 
         Raises:
-            SettingsError: the settings name modules or an attention that the workload does not have.
+            SettingsError: the settings name modules, an attention or a memory format that the workload has no use for.
         """
         workload = self.workload
+        refuse_memory_format(self.settings, model)
         dtype = workload.autocast_dtype(self.device)
         major, minor = torch.__version__.split(".")[:2]
         return Facts(
@@ -151,8 +153,23 @@ def prepare(
     name = type(workload).__name__
     check_ddp_workers(settings.ddp, num_workers, workload=name, trains=workload.trains, has_gpu=device.type == "cuda")
     refuse_unknown_names(settings)
+    if settings.sdpa_kernel in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT) and device.type != "cuda":
+        raise SettingsError(f"sdpa_kernel={settings.sdpa_kernel} is a kernel for GPUs, not for {device.type}; use flash or math")
     policy = settings.shape_policy(workload.max_length, workload.min_length)
     return Prepared(settings=settings, workload=workload, device=device, num_workers=num_workers, policy=policy)
+
+
+def refuse_memory_format(settings: CompileSettings, model: nn.Module) -> None:
+    """Refuses a memory format for a model without weights of its number of dimensions, which it would not change.
+
+    Raises:
+        SettingsError: the model has no such convolution.
+    """
+    layout = settings.memory_format
+    if layout is not None and not any(parameter.ndim == layout.ndim for parameter in model.parameters()):
+        raise SettingsError(
+            f"memory_format={layout} reorders convolutions with {layout.ndim}-D weights, and the model has none; leave it out"
+        )
 
 
 def refuse_unknown_arguments(ddp: DdpSettings | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.harness import source_ddp
-from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel, optimizer_options
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
@@ -28,13 +28,13 @@ _DYNAMIC_ARGUMENT = {
 
 _AUTOCAST_DTYPE = {Autocast.BF16: "bfloat16", Autocast.FP16: "float16", Autocast.OFF: None}
 
-_SDPA_SWITCHES = {
-    SdpaKernel.FLASH: "enable_flash_sdp",
-    SdpaKernel.CUDNN: "enable_cudnn_sdp",
-    SdpaKernel.EFFICIENT: "enable_mem_efficient_sdp",
-    SdpaKernel.MATH: "enable_math_sdp",
+_SDPA_BACKENDS = {
+    SdpaKernel.FLASH: "FLASH_ATTENTION",
+    SdpaKernel.CUDNN: "CUDNN_ATTENTION",
+    SdpaKernel.EFFICIENT: "EFFICIENT_ATTENTION",
+    SdpaKernel.MATH: "MATH",
 }
-"""Functions of `torch.backends.cuda` that switch each kernel on and off."""
+"""Members of `torch.nn.attention.SDPBackend`."""
 
 _INITIAL_SCALE = 1024.0
 """Of the gradient scaler. torch's own, 65536, makes the first steps' gradients infinite and skips them; this does not here."""
@@ -99,11 +99,6 @@ def autocast_of(settings: CompileSettings, facts: Facts) -> str | None:
     return facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
 
 
-def optimizer_options(kind: OptimizerKind) -> dict[str, bool]:
-    """Arguments for the optimizer's constructor; a compiled optimizer is a foreach one whose step is compiled later."""
-    return {"fused": True} if kind is OptimizerKind.FUSED else {"foreach": True}
-
-
 def _imports(code: str) -> Iterator[str]:
     yield "from __future__ import annotations"
     yield ""
@@ -129,6 +124,8 @@ def _imports(code: str) -> Iterator[str]:
         yield "from torch._inductor.async_compile import maybe_warm_pool"
     if "compile_tasks" in code:
         yield "from torch._inductor.runtime import compile_tasks"
+    if "sdpa_kernel(" in code:
+        yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
     yield from source_ddp.imports(code)
     if re.search(r"\bDistributedDataParallel\b(?! )", code):
         yield "from torch.nn.parallel import DistributedDataParallel"
@@ -140,11 +137,6 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
-    if settings.sdpa_kernel is not None and facts.device_type == "cuda":
-        # math stays on for calls that the kernel cannot take, such as one with a mask.
-        for kernel in SdpaKernel:
-            switch = _SDPA_SWITCHES[kernel]
-            yield f"torch.backends.cuda.{switch}({kernel in (settings.sdpa_kernel, SdpaKernel.MATH)})"
     if facts.reduces:
         yield from source_ddp.process_wide(settings.ddp)
     if facts.device_type == "cuda" and settings.mode is not None:
@@ -195,7 +187,7 @@ def _names(names: Sequence[str]) -> str:
 
 def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     if settings.group_window is not None:
-        yield f"# Batches: rows = length_grouped(row_lengths, batch_size, window={settings.group_window})"
+        yield f"# Batches: rows = group_by_length(row_lengths, batch_size, window={settings.group_window})"
         yield inspect.getsource(group_by_length).rstrip() + "\n\n"
     lengths = settings.shape_policy(facts.max_length).lengths()
     yield "def padded_length(longest: int) -> int:"
@@ -260,7 +252,6 @@ def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
-    dtype = autocast_of(settings, facts)
     scaled = settings.autocast is Autocast.FP16
     yield "def make_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:"
     yield '    """The training step: call it with the model\'s inputs by name; it returns the loss, detached.'
@@ -290,11 +281,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
         yield "        torch.compiler.cudagraph_mark_step_begin()"
-    if dtype is None:
-        yield "        loss = forward(**inputs)"
-    else:
-        yield f'        with torch.autocast("{facts.device_type}", dtype=torch.{dtype}):'
-        yield "            loss = forward(**inputs)"
+    yield from _within_contexts(settings, facts, "loss = forward(**inputs)")
     scaled_loss = "scaler.scale(loss)" if scaled else "loss"
     yield f"        backward({scaled_loss})" if compiles_backward else f"        {scaled_loss}.backward()"
     if scaled:
@@ -311,7 +298,6 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
-    dtype = autocast_of(settings, facts)
     yield "def make_step(model: torch.nn.Module) -> Callable[..., Any]:"
     yield '    """The inference step: call it with the model\'s inputs by name; it returns what the model does.'
     yield ""
@@ -329,13 +315,24 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
         yield "        torch.compiler.cudagraph_mark_step_begin()"
-    if dtype is None:
-        yield "        return forward(**inputs)"
-    else:
-        yield f'        with torch.autocast("{facts.device_type}", dtype=torch.{dtype}):'
-        yield "            return forward(**inputs)"
+    yield from _within_contexts(settings, facts, "return forward(**inputs)")
     yield ""
     yield "    return step"
+
+
+def _within_contexts(settings: CompileSettings, facts: Facts, statement: str) -> Iterator[str]:
+    """The statement under autocast and with the chosen attention kernel. They hold for it alone: eager steps run in between."""
+    contexts = []
+    if dtype := autocast_of(settings, facts):
+        contexts.append(f'torch.autocast("{facts.device_type}", dtype=torch.{dtype})')
+    if settings.sdpa_kernel is not None:
+        # MATH takes the calls that the kernel cannot, for example because of their mask or head dimension.
+        names = dict.fromkeys((_SDPA_BACKENDS[settings.sdpa_kernel], _SDPA_BACKENDS[SdpaKernel.MATH]))
+        backends = ", ".join(f"SDPBackend.{name}" for name in names)
+        contexts.append(f"sdpa_kernel([{backends}], set_priority=True)")
+    if contexts:
+        yield f"        with {', '.join(contexts)}:"
+    yield f"        {'    ' if contexts else ''}{statement}"
 
 
 def _update(settings: CompileSettings, facts: Facts) -> str:

@@ -59,6 +59,11 @@ COMPILED_OPTIMIZERS = (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP)
 """Kinds whose step is compiled."""
 
 
+def optimizer_options(kind: OptimizerKind) -> dict[str, bool]:
+    """Returns arguments for the optimizer's constructor. A compiled optimizer is a foreach one whose step is compiled later."""
+    return {"fused": True} if kind is OptimizerKind.FUSED else {"foreach": True}
+
+
 class MatmulPrecision(StrEnum):
     """The argument of `torch.set_float32_matmul_precision`."""
 

@@ -36,6 +36,7 @@ SPELLED = [
     "scope=full,optimizer=foreach_map,static_gradients=on,autocast=fp16",
     "scope=full,mode=reduce-overhead,autocast=off,attention=eager",
     "scope=regional,dynamic=auto,attention=unmasked",
+    "scope=full,memory_format=channels_last,sdpa_kernel=flash,mode=reduce-overhead",
 ]
 
 
@@ -90,7 +91,7 @@ def test_the_written_padding_is_that_of_the_measured_batches(spelled: str, model
         namespace["padded_length"](65)
     if settings.group_window:
         lengths = [(7 * i) % 60 + 1 for i in range(200)]
-        assert namespace["length_grouped"](lengths, 4, settings.group_window) == policy.batches(lengths, 4)
+        assert namespace["group_by_length"](lengths, 4, settings.group_window) == policy.batches(lengths, 4)
 
 
 @pytest.mark.parametrize(
