@@ -1,7 +1,7 @@
-"""The `Workload` contract: what a sweep must know of a training or inference step, and how workloads are found by name.
+"""The `Workload` contract: what a sweep must know about a training or inference step, and how workloads are found by name.
 
-A workload says how to build its model, its batches and its optimizer, and which parts of the model are worth compiling on
-their own. It knows nothing of compile settings beyond the shape policy its batches are padded by.
+A workload builds its model, batches and optimizer, and names the parts of the model that are worth compiling separately. It knows
+nothing about compile settings except the shape policy that its batches are padded by.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ BUILT_IN = {
     "resnet": "workloads.resnet:ResNet",
     "segmentation": "workloads.segmentation:Segmentation",
 }
-"""Short names of the workloads that come with the project."""
+"""Short names of the workloads in this project."""
 
 ENTRY_POINT_GROUP = "compile_sweep.workloads"
-"""Group of the entry points by which an installed package gives its workloads short names."""
+"""Entry point group through which an installed package gives its workloads short names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step's input for one worker, on its device."""
+    """The input of one step for one worker, on its device."""
 
     inputs: Mapping[str, Tensor]
     """Keyword arguments of the model's forward."""
@@ -52,54 +52,54 @@ class Batch:
     """Padded length, in tokens."""
     samples: int
     tokens: int
-    """Useful tokens: padding not counted."""
+    """Useful tokens, without padding."""
 
     def pin_memory(self) -> Batch:
-        """The batch in page-locked memory, from which it is copied to a GPU without waiting; a DataLoader calls this."""
+        """Copies the batch to page-locked memory, from which a GPU copy does not block; a DataLoader calls this."""
         return replace(self, inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()})
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on `device`; the copy from page-locked memory may still be under way when this returns."""
+        """Copies the batch to `device`; a copy from page-locked memory may still be in progress on return."""
         return replace(self, inputs={name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()})
 
 
 class Workload(ABC):
-    """A training step, or one of inference, that can be measured under compile settings.
+    """A training or inference step that can be measured under compile settings.
 
     Args:
-        size: one of `sizes`.
-        seed: decides weights and data; equal seeds give equal samples in equal order whatever the settings.
+        size: One of `sizes`.
+        seed: Determines weights and data; equal seeds give equal samples in equal order, whatever the settings.
 
     Raises:
-        WorkloadError: `size` is none of `sizes`.
+        WorkloadError: `size` is not one of `sizes`.
     """
 
     sizes: ClassVar[tuple[str, ...]]
     """Names of the sizes, the real one first."""
     batch_size: int
-    """Samples a step and worker."""
+    """Samples per step and worker."""
     max_length: int
     """Longest sequence, in tokens."""
     min_length: int = 1
-    """Length of the shortest batch there is, in tokens; lengths that hold only shorter ones are not warmed up."""
+    """Tokens in the shortest possible batch; padded lengths that only shorter batches would use are not warmed up."""
     pool_batches: int
-    """Distinct batches a steady-state pass goes through."""
+    """Distinct batches in a steady-state pass."""
     learning_rate: float = 1e-4
-    """Of the optimizer; costs no time, and a small one keeps the numerics check sharp."""
+    """Learning rate of the optimizer. It does not affect timing, and a small one keeps the numerics check sharp."""
     trains: bool = True
-    """False for inference only: no optimizer, the model in evaluation mode, and its forward gives outputs in place of a loss."""
+    """False for inference: no optimizer, the model in evaluation mode, and a forward that returns outputs instead of a loss."""
     grad_mode: str = "inference_mode"
-    """How an inference-only step keeps autograd out: torch's `inference_mode` or `no_grad`."""
+    """How an inference step disables autograd: torch's `inference_mode` or `no_grad`."""
     average_decay: float | None = None
-    """Of an exponential moving average (EMA) of the weights that a training step keeps; None keeps none."""
+    """Decay of an exponential moving average (EMA) of the weights, kept by the training step. None keeps none."""
     options: ClassVar[Mapping[str, Option]] = {}
-    """What settings may vary of the workload itself, as `workload.NAME=value`."""
+    """Variations of the workload that settings may choose, as `workload.NAME=value`."""
     job_options: ClassVar[frozenset[str]] = frozenset()
-    """Those of `options` that change what a sample is; settings of a sweep agree on them, or they would not compare."""
+    """Those `options` that change what a sample is. All settings of a sweep must agree on them to be comparable."""
     needs_gpu: ClassVar[Mapping[tuple[str, Scalar], str]] = {}
-    """Options with the values of theirs that need a GPU, and why."""
+    """Option values that need a GPU, with the reason."""
     chosen: Mapping[str, Scalar]
-    """The option values in force."""
+    """The option values in effect."""
 
     def __init__(self, size: str, seed: int) -> None:
         if size not in self.sizes:
@@ -109,7 +109,7 @@ class Workload(ABC):
         self.chosen = default_options(self.options)
 
     def under(self, settings: CompileSettings) -> Self:
-        """This workload in the form that the settings ask for; itself where that is the form it has.
+        """Returns this workload with the options that the settings ask for; itself if it already has them.
 
         Raises:
             SettingsError: the settings do not fit the workload.
@@ -123,10 +123,10 @@ class Workload(ABC):
         return made
 
     def validate(self, settings: CompileSettings) -> None:
-        """Refuses settings that cannot work with this workload.
+        """Checks that settings can work with this workload.
 
         Raises:
-            SettingsError: they do not go with its lengths, options or kind of step.
+            SettingsError: they do not fit its lengths, options or kind of step.
         """
         settings.validate_for(self.max_length, self.min_length)
         check_options(type(self).__name__, self.options, settings)
@@ -134,54 +134,54 @@ class Workload(ABC):
             check_inference(type(self).__name__, settings)
 
     def take(self, chosen: Mapping[str, Scalar]) -> None:
-        """Takes the values of `options`, before anything is built; one called batch_size becomes the batch size."""
+        """Applies values of `options` before anything is built; `batch_size`, if it is an option, sets the batch size."""
         self.chosen = chosen
         if "batch_size" in chosen:
             self.batch_size = int(chosen["batch_size"])
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The model on the CPU, whose forward takes a batch's inputs and returns the scalar loss.
+        """Builds the model on the CPU. Its forward takes a batch's inputs and returns the scalar loss.
 
-        It is in training mode; that of an inference-only workload in evaluation mode, and its forward returns tensors.
+        It is in training mode; that of an inference workload is in evaluation mode, and its forward returns tensors.
         """
 
     @abstractmethod
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
-        """The batches of a steady-state pass: the same samples under every policy, batched as the policy says."""
+        """Returns the batches of a steady-state pass: the same samples under every policy, batched as the policy says."""
 
     @abstractmethod
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
-        """A batch padded to exactly `length` tokens, for warming up shapes the pool happens not to hold."""
+        """Returns a batch padded to exactly `length` tokens, to warm up lengths that the pool happens not to contain."""
 
     @abstractmethod
     def regions(self, model: nn.Module) -> Sequence[str]:
-        """Dotted names of the model's repeated blocks, for scope=regional."""
+        """Returns the dotted names of the model's repeated blocks, for scope=regional."""
 
     @abstractmethod
     def parts(self) -> Sequence[str]:
-        """Dotted names of the modules that scope=modular compiles apart; together they are the whole step."""
+        """Returns the dotted names of the modules that scope=modular compiles separately; together they are the whole step."""
 
     @abstractmethod
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
-        """For each tensor argument of that module's forward that depends on the length, the dimensions that do.
+        """Returns, for each tensor argument of a module's forward that depends on the length, the dimensions that do.
 
         `pair.0` is the first tensor in an argument `pair` that is a list, tuple or dictionary.
 
         Args:
-            module: a name from `regions` or `parts`, or `""` for the whole model.
+            module: A name from `regions` or `parts`, or `""` for the whole model.
         """
 
     def row_lengths(self) -> Sequence[int]:
-        """Lengths in tokens of a fair sample of rows, in the order training meets them; what buckets are optimised for.
+        """Returns the lengths of a representative sample of rows, in tokens and in training order, to optimize buckets for.
 
         Raises:
-            WorkloadError: the workload does not say.
+            WorkloadError: the workload does not know its row lengths.
         """
         raise WorkloadError(f"{type(self).__name__} does not say how long its rows are, which num_buckets needs; name buckets")
 
     def loader(self, policy: ShapePolicy, *, rank: int) -> Iterable[Batch]:
-        """The workload's own input pipeline, for `--pipeline real`: endless batches on the CPU, pinned where there is a GPU.
+        """Returns the workload's own input pipeline, for `--pipeline real`: endless CPU batches, pinned if there is a GPU.
 
         Raises:
             WorkloadError: the workload has none.
@@ -189,34 +189,34 @@ class Workload(ABC):
         raise WorkloadError(f"{type(self).__name__} has no loader for --pipeline real; write one, or use --pipeline resident")
 
     def attention_statement(self, attention: Attention) -> str:
-        """A Python statement that switches `inner`, the model without any wrapper, to this attention implementation.
+        """Returns a Python statement that switches `inner`, the unwrapped model, to this attention implementation.
 
         Raises:
-            SettingsError: the workload has no such choice.
+            SettingsError: the workload offers no choice of attention.
         """
         raise SettingsError(f"{type(self).__name__} has one attention implementation; leave attention={attention} out")
 
     @contextmanager
     def process_settings(self) -> Iterator[None]:
-        """Process-wide settings the workload needs, in force from before its model is built; nothing by default.
+        """Applies the process-wide settings that the workload needs, entered before its model is built. None by default.
 
-        Where `process_statements` gives any, this is entered inside itself too, and puts back what they set.
+        If `process_statements` returns any, this context is entered inside itself as well, and must restore what they set.
         """
         yield
 
     def process_statements(self) -> Sequence[str]:
-        """The same as Python statements, which what is measured and exported begins with: of those that import nothing but torch.
+        """Returns the same settings as Python statements, at the start of measured and exported source; they may only use torch.
 
-        None by default; what `process_settings` alone sets is then missing where an export is pasted.
+        None by default. Anything that only `process_settings` sets is missing wherever an export is pasted.
         """
         return ()
 
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
-        """The dtype autocast runs in on this device; None for no autocast."""
+        """Returns the autocast dtype on this device; None for no autocast."""
         return torch.bfloat16 if device.type == "cuda" else None
 
     def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
-        """Adam over the model's parameters; None for an inference-only workload."""
+        """Returns Adam over the model's parameters; None for an inference workload."""
         if not self.trains:
             return None
         options: dict[str, Any] = optimizer_options(kind)
@@ -224,7 +224,7 @@ class Workload(ABC):
 
 
 def unwrap_ddp(model: nn.Module) -> nn.Module:
-    """The model itself, without the `DistributedDataParallel` that several workers put around it."""
+    """Returns the model inside a `DistributedDataParallel`, or the model itself."""
     inner: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     return inner
 

@@ -1,6 +1,6 @@
-"""A workload from a model, a function that makes batches, and one that computes the loss: for whoever has a training script.
+"""A workload from a model function, a batch function and a loss function, for anyone who has a training script.
 
-What the `Workload` contract asks beyond these is found out (`finding.py`) and can be told instead.
+Anything else that the `Workload` contract needs is found by `inspect_model`, unless it is passed explicitly.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[[int], Mapping[str, Tensor]]
 LossFn = Callable[[nn.Module, dict[str, Any]], Any]
 OptimizerFn = Callable[..., torch.optim.Optimizer]
-"""Makes an optimizer over parameters, as the classes of `torch.optim` do; what takes `foreach=` or `fused=` is given it."""
+"""Makes an optimizer from parameters, like the classes of `torch.optim`. Receives `foreach=` or `fused=` if it accepts them."""
 
 MODEL = "model"
 """Name of the user's model inside the module that is measured."""
 
 IGNORE_INDEX = -100
-"""What whole numbers called labels or targets are padded with: no loss, for torch's and for Hugging Face's functions."""
+"""Padding for integer tensors named like labels: torch's and Hugging Face's losses ignore it."""
 
 _LABELS = ("label", "labels", "target", "targets")
 
 
 class ModelAndLoss(nn.Module):
-    """The user's model, and what is computed of it.
+    """The user's model and loss function as one module.
 
     Args:
-        model: the user's.
-        loss_fn: given the model and a batch, calls the model and returns the loss, or of inference its outputs.
+        model: The user's model.
+        loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
@@ -62,11 +62,11 @@ class ModelAndLoss(nn.Module):
         self.loss_fn = loss_fn
         found = getattr(type(model), "loss_function", None)
         if loss_fn is model_loss and isinstance(found, property) and found.fset:
-            # transformers looks its loss up in each forward, and logs where the name says nothing, which breaks a graph.
+            # transformers looks the loss up in each forward and logs if the class name is unknown, which breaks the graph.
             found.fset(model, model.loss_function)
 
     def forward(self, **batch: Tensor) -> Any:
-        """The loss, or of inference the outputs."""
+        """Returns the loss, or the outputs for inference."""
         found = self.loss_fn(self.model, batch)
         if self.training and not isinstance(found, Tensor):
             raise WorkloadError(f"the loss function returned {type(found).__name__}; return the loss alone, a tensor")
@@ -74,13 +74,13 @@ class ModelAndLoss(nn.Module):
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """The loss that a model of Hugging Face's computes when its batch holds labels."""
+    """Returns the loss that a Hugging Face model computes when its batch contains labels."""
     loss: Tensor = model(**batch).loss
     return loss
 
 
 def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
-    """What the model returns."""
+    """Returns what the model returns."""
     return model(**batch)
 
 
@@ -100,25 +100,26 @@ def WorkloadFromModel(
     optimizer_fn: OptimizerFn | None = None,
     autocast: torch.dtype | None = torch.bfloat16,
 ) -> type[ModelWorkload]:
-    """The class of a workload; give it a name in your module, and `--workload my_module:THAT_NAME` finds it.
+    """Makes a workload class. Assign it to a name in your module, and `--workload my_module:THAT_NAME` finds it.
 
     Args:
-        model_fn: makes the model. Called with the random seed set, so equal seeds give equal weights.
-        batch_fn: makes the batch of a number, on the CPU and not padded beyond its own longest row: tensors by name.
-            Called with the random seed set, so that it may draw.
-        loss_fn: given the model and a batch, calls the model and returns the scalar loss; of inference, the outputs. By default
-            `model(**batch).loss`, as Hugging Face's models have it; of inference, `model(**batch)`.
-        trains: False for inference only.
-        num_batches: that a steady-state pass goes through.
-        max_length: the longest batch there can be; by default the longest of these.
-        min_length: what shorter batches are padded to; by default the shortest of these.
-        regions: dotted names of the model's repeated blocks; by default the members of each ModuleList of one class.
-        parts: dotted names of the modules that scope=modular compiles apart; by default the model and nothing of the loss.
-        dynamic: for each tensor of a batch the dimensions that are its length; by default those that change together.
-        pad_with: by name, what tensors are padded with; by default -100 for labels and targets that are whole numbers, else 0.
-        optimizer_fn: such as `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with 1e-4. It is given `foreach=True`, or
-            `fused=True` where settings say so, if it takes them; a `foreach` or `fused` of its own stays under all others.
-        autocast: its dtype on a GPU; None for none.
+        model_fn: Makes the model. Called with the random seed set, so that equal seeds give equal weights.
+        batch_fn: Makes batch number `n` as tensors by name, on the CPU, padded no further than its own longest row.
+            Called with the random seed set, so it may draw random numbers.
+        loss_fn: Called with the model and a batch; calls the model and returns the scalar loss, or the outputs for inference.
+            By default `model(**batch).loss`, as Hugging Face models have it, or `model(**batch)` for inference.
+        trains: False for inference.
+        num_batches: Batches in a steady-state pass.
+        max_length: Longest possible batch; by default the longest of the `num_batches`.
+        min_length: Length that shorter batches are padded to; by default the shortest of the `num_batches`.
+        regions: Dotted names of the model's repeated blocks; by default the members of each ModuleList of a single class.
+        parts: Dotted names of the modules that scope=modular compiles separately; by default the model without the loss.
+        dynamic: For each tensor of a batch, the dimensions that are its length; by default those that change together.
+        pad_with: Padding values by tensor name; by default -100 for integer labels and targets, otherwise 0.
+        optimizer_fn: For example `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with lr=1e-4. It receives
+            `foreach=True`, or `fused=True` if the settings ask for it, provided it accepts them; a `foreach` or `fused` that
+            it sets itself stays in all other cases.
+        autocast: The autocast dtype on a GPU; None for no autocast.
     """
     values: dict[str, Any] = {
         "model_fn": staticmethod(model_fn),
@@ -142,7 +143,7 @@ def WorkloadFromModel(
 
 
 class ModelWorkload(Workload):
-    """What `WorkloadFromModel` makes a class of."""
+    """Base of the classes that `WorkloadFromModel` makes."""
 
     sizes = ("only",)
     model_fn: ClassVar[ModelFn]
@@ -166,7 +167,7 @@ class ModelWorkload(Workload):
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
         self._changes: BatchChanges = find_batch_changes(self._raw(0), self.declared_dynamic)
         for name in sorted(self.pad_with.keys() - self._raw(0)[0].keys()):
-            raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, and batches have {', '.join(self._raw(0)[0])}")
+            raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, but batches have {', '.join(self._raw(0)[0])}")
         self.batch_size = self._changes.samples
         self.max_length = self.declared_max_length or max(self._changes.lengths)
         self.min_length = self.declared_min_length or min(self.max_length, *self._changes.lengths)
@@ -183,7 +184,7 @@ class ModelWorkload(Workload):
         built = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
         for name, module in built.named_modules():
             if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
-                raise WorkloadError(f"{name} is compiled already; return the plain model, the sweep compiles it")
+                raise WorkloadError(f"{name} is already compiled; return the plain model, the sweep compiles it")
         copied = _copied(built)
         if copied is None:
             if self._handed_out is not None and self._handed_out() is made:
@@ -201,7 +202,7 @@ class ModelWorkload(Workload):
             length = self._length(raw)
             if length > self.max_length:
                 where = f"batch {number} of worker {rank} has length {length}, above {self.max_length}"
-                raise WorkloadError(f"{where}, the longest of worker 0's; tell WorkloadFromModel max_length={length} or more")
+                raise WorkloadError(f"{where}, the longest of worker 0's; set max_length={length} or more in WorkloadFromModel")
             found.append(self._batch(raw, policy.padded(max(length, self.min_length)), device))
         return found
 
@@ -239,44 +240,44 @@ class ModelWorkload(Workload):
         make = type(self).optimizer_fn
         made = make(model.parameters(), **_options_for(make, kind))
         if any(one.name == "closure" and one.default is Parameter.empty for one in signature(made.step).parameters.values()):
-            raise WorkloadError(f"optimizer_fn: {_name_of(make)} wants a closure at each step; give one that steps without")
+            raise WorkloadError(f"optimizer_fn: {_name_of(make)} needs a closure at each step; use one that steps without")
         return made
 
     def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
-        """A batch of one's own loader, padded as the sweep padded such batches.
+        """Pads a batch from the user's own loader just as the sweep padded such batches.
 
         Args:
-            batch: tensors by name, no longer than its longest row.
-            padded_length: of the exported settings.
+            batch: Tensors by name, padded no further than its longest row.
+            padded_length: The function of that name in the exported settings.
 
         Raises:
-            WorkloadError: the batch is longer than any that the sweep knew of.
+            WorkloadError: the batch is longer than any batch in the sweep.
         """
         length = self._length(batch)
         try:
             wanted = padded_length(max(length, self.min_length)) if length <= self.max_length else 0
-        except (ValueError, StopIteration):  # data has grown since the sweep
+        except (ValueError, StopIteration):  # the data has grown since the sweep
             wanted = 0
         if wanted < length:
             raise WorkloadError(
                 f"this batch has length {length}, above the longest that the settings were measured with; "
-                f"tell WorkloadFromModel max_length={length} or more, and sweep again"
+                f"set max_length={length} or more in WorkloadFromModel, and sweep again"
             )
         return self._padded(batch, wanted)
 
     @property
-    def found(self) -> BatchChanges:
-        """How the batches change."""
+    def batch_changes(self) -> BatchChanges:
+        """How the batches differ from each other."""
         return self._changes
 
     def _two_lengths(self) -> tuple[int, int]:
-        """Two that differ from each other and from the number of samples, which would pass for a length."""
+        """Returns two lengths that differ from each other and from the number of samples, which could be taken for a length."""
         able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
         near = next((length for length in sorted(self._changes.lengths) if length in able and length != able[0]), able[-1])
         return near, able[0]
 
     def _raw(self, rank: int) -> list[dict[str, Tensor]]:
-        """The worker's batches as the user's function makes them."""
+        """Returns the worker's batches as the user's function makes them."""
         if rank not in self._batches:
             with seeded((self.seed << 16) + rank):
                 self._batches[rank] = [self._made_batch(number) for number in range(self.pool_batches)]
@@ -308,7 +309,7 @@ class ModelWorkload(Workload):
                 kept = tuple(slice(0, min(size, there)) for size, there in zip(sizes, tensor.shape, strict=True))
                 padded[name] = tensor.new_full(sizes, self._padding(name, tensor))
                 padded[name][kept] = tensor[kept]
-        # Labels that are the very tensor of the ids, in some batches and not in padded ones, would compile again.
+        # If labels were the same tensor object as the ids in unpadded batches only, torch would compile both cases.
         seen: set[int] = set()
         for name, tensor in padded.items():
             if id(tensor) in seen:
@@ -322,16 +323,16 @@ class ModelWorkload(Workload):
 
 
 def _copied(model: nn.Module) -> nn.Module | None:
-    """A copy; None where there can be none, or it would share what is attached: a closure's weights, say."""
+    """Copies the model; None if it cannot be copied or the copy would share state, such as weights held by a closure."""
     try:
         return deepcopy(model) if is_safe_to_copy(model) else None
-    except Exception:  # what stands in the way of a copy, a lock for one, may raise anything
+    except Exception:  # whatever prevents a copy, such as a lock, may raise anything
         return None
 
 
 @contextmanager
 def _failing_as(what: str) -> Iterator[None]:
-    """Makes whatever a user's function raises a sentence; the traceback stays with it as its cause."""
+    """Turns anything a user's function raises into a `WorkloadError` with the original as its cause."""
     try:
         yield
     except (CompileSweepError, torch.OutOfMemoryError):
@@ -341,9 +342,9 @@ def _failing_as(what: str) -> Iterator[None]:
 
 
 def _check_told(workload: type[ModelWorkload]) -> None:
-    """Refuses arguments of `WorkloadFromModel` that are none.
+    """Checks the arguments of `WorkloadFromModel`.
 
-    Not when it is called: one wrong workload of a module would hide the others.
+    Not done in `WorkloadFromModel` itself, where one bad workload in a module would hide the others.
     """
     numbers = {
         "num_batches": workload.pool_batches,
@@ -352,7 +353,7 @@ def _check_told(workload: type[ModelWorkload]) -> None:
     }
     for name, number in numbers.items():
         if number is not None and not (isinstance(number, Integral) and not isinstance(number, bool) and number >= 1):
-            raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is no whole number of 1 or more")
+            raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is not a whole number of 1 or more")
     dynamic = workload.declared_dynamic
     if dynamic is not None and not (isinstance(dynamic, Mapping) and all(map(_are_dimensions, dynamic.values()))):
         raise WorkloadError(
@@ -365,14 +366,14 @@ def _are_dimensions(dims: Any) -> bool:
 
 
 def _options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
-    """What of a kind's options the optimizer takes and leaves open.
+    """Returns the options of an optimizer kind that the optimizer accepts and does not set itself.
 
     Raises:
-        SettingsError: it should be fused and cannot be.
+        SettingsError: the settings ask for a fused optimizer, and it has no such option.
     """
     try:
         taken = signature(make).parameters
-    except (TypeError, ValueError):  # what is written in C may have none
+    except (TypeError, ValueError):  # a callable written in C may have no signature
         taken = MappingProxyType({})
     takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in taken.values())
     preset = {name: taken[name].default for name in ("foreach", "fused") if name in taken}
@@ -386,7 +387,7 @@ def _options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
 
 
 def _name_of(make: Any) -> str:
-    """Of the class or function, also where `partial` wraps it."""
+    """Returns the name of the class or function, also if `partial` wraps it."""
     while isinstance(make, partial):
         make = make.func
     return getattr(make, "__name__", type(make).__name__)
@@ -398,7 +399,7 @@ def _tensors(batch: Any) -> dict[str, Tensor]:
     for name, value in batch.items():
         if not isinstance(value, Tensor):
             kind = type(value).__name__
-            raise WorkloadError(f"the batch function returned {name!r} as {kind}, which is no tensor; return tensors by name")
+            raise WorkloadError(f"the batch function returned {name!r} as {kind}, not a tensor; return tensors by name")
     return dict(batch)
 
 

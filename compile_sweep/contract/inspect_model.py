@@ -1,8 +1,8 @@
-"""What a sweep must know of a model and its batches, found out instead of told: repeated blocks, and dimensions that change.
+"""Finds what a sweep must know about a model and its batches: repeated blocks, and dimensions that change.
 
-Blocks are the members of a `ModuleList` (or, where there is none, of a `Sequential`) that are all of one class; where these have
-different sizes and equal blocks inside, as the stages of a vision model have, it is those. A dimension
-changes if its size differs from batch to batch; in the arguments of a module inside the model, if it differs between two runs.
+Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`) that are all of one class. If they
+differ in size and contain equal blocks, like the stages of a vision model, the blocks are the inner ones. A dimension of a batch
+changes if its size differs between batches; a dimension of an inner module's argument, if it differs between two runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from compile_sweep.schema.errors import WorkloadError
 
 Dims = dict[str, tuple[int, ...]]
-"""Dimensions by name of the tensor; `pair.0` is the first in the list, tuple or dictionary `pair`."""
+"""Dimensions by tensor name; `pair.0` is the first tensor in the list, tuple or dictionary `pair`."""
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
-    """Dotted names of the model's repeated blocks, none inside another."""
+    """Returns the dotted names of the model's repeated blocks, none of them inside another."""
     lists = list(_blocks(model, nn.ModuleList, ""))
     return lists or list(_blocks(model, nn.Sequential, ""))
 
@@ -41,7 +41,7 @@ def _blocks(module: nn.Module, kind: type[nn.Module], prefix: str) -> Iterator[s
 
 
 def _are_blocks(modules: Iterable[nn.Module]) -> bool:
-    """Whether the modules are of one class that is more than one layer: a lone layer is nothing worth compiling apart."""
+    """Whether the modules are all of one class with submodules: a single layer is not worth compiling separately."""
     (kind, *others) = {type(module) for module in modules}
     return not others and not issubclass(kind, nn.ModuleList | nn.ModuleDict) and all(any(m.children()) for m in modules)
 
@@ -52,14 +52,14 @@ def _are_equal(modules: Iterable[nn.Module]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChanges:
-    """How the tensors of a workload's batches change from one to the next."""
+    """How the tensors of a workload's batches change from batch to batch."""
 
     length: Dims
-    """Dimensions that change together, most of all that change: the batches' length."""
+    """The batches' length: the largest group of dimensions that change together."""
     lengths: Sequence[int]
-    """Their size in each batch; 1 throughout where nothing changes."""
+    """Size of these dimensions in each batch; 1 throughout if nothing changes."""
     others: Mapping[str, Mapping[int, int]]
-    """Dimensions that change otherwise, with their largest size, to which they are padded."""
+    """Dimensions that change independently of the length, with the largest size, to which they are padded."""
     samples: int
     """Size of the first dimension of most tensors."""
 
@@ -67,14 +67,14 @@ class BatchChanges:
 def find_batch_changes(
     batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequence[int]] | None = None
 ) -> BatchChanges:
-    """Compares batches of the same workload.
+    """Compares the batches of a workload.
 
     Args:
-        batches: of the batch function.
-        length: the dimensions that are the length, where a person says so.
+        batches: What the batch function returned.
+        length: The dimensions that are the length, if the user names them.
 
     Raises:
-        WorkloadError: the batches are no batches of one kind.
+        WorkloadError: the batches differ in their tensors, have no dimensions, or differ in their number of samples.
     """
     first = batches[0]
     for batch in batches:
@@ -116,7 +116,7 @@ def find_batch_changes(
 
 
 def _if_samples_come_later(batches: Sequence[Mapping[str, Tensor]]) -> str:
-    """What else helps where all tensors have another dimension than the first that may be the samples: of one size throughout."""
+    """Returns a further hint if all tensors share another dimension of constant size, which may be the samples."""
     shapes = [tensor.shape for batch in batches for tensor in batch.values() if tensor.dim()]
     rank = min(map(len, shapes))
     same = [dim for dim in range(1, rank) if len({shape[dim] for shape in shapes}) == 1]
@@ -137,15 +137,15 @@ def _shapes(batch: Mapping[str, Tensor]) -> str:
 def find_dynamic_arguments(
     model: nn.Module, modules: Sequence[str], short: Mapping[str, Tensor], long: Mapping[str, Tensor]
 ) -> dict[str, Dims]:
-    """For each module, the dimensions of its forward's tensor arguments that differ between two runs of the model.
+    """Finds the dimensions of each module's tensor arguments that differ between two runs of the model.
 
-    The runs compute nothing of the batch where the model allows it: what comes of it has shapes only.
+    The runs use fake tensors, which have shapes but no data, if the model allows it.
 
     Args:
-        model: takes a batch's tensors by name.
-        modules: dotted names of modules inside it; each must be called in the run.
-        short: a batch.
-        long: a longer one.
+        model: Takes a batch's tensors by name.
+        modules: Dotted names of modules inside it; each must be called in the run.
+        short: A batch.
+        long: A longer batch.
     """
     one, other = (_argument_shapes(model, modules, batch) for batch in (short, long))
     found: dict[str, Dims] = {}
@@ -174,16 +174,16 @@ def _argument_shapes(
             watch = watcher(name, inspect.signature(module.forward))
             undo.callback(module.register_forward_pre_hook(watch, with_kwargs=True).remove)
         try:
-            # The mode is not entered: what the model makes of no batch, as positions are, stays real, since its code may keep it.
+            # Not entered: tensors that the model creates itself, such as positions, stay real, since the model may keep them.
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
-        except Exception:  # what depends on values, or on a library torch does not know: then the real run says what is wrong
+        except Exception:  # data-dependent code, or an unsupported library: then the real run reports any real error
             model(**batch)
     return seen
 
 
 def _tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name, as `value_at` of source_runtime.py finds them."""
+    """Yields tensors by name, in the naming scheme of `value_at` in source_runtime.py."""
     for name, value in values.items():
         if isinstance(value, Tensor):
             yield f"{prefix}{name}", value
@@ -195,7 +195,7 @@ def _tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def is_safe_to_copy(model: nn.Module) -> bool:
-    """Whether nothing is attached to the model that might belong to it alone: hooks, or a forward in the place of its class's."""
+    """Whether a copy would be independent of the model: no hooks, and no forward that replaces its class's."""
     of_modules = any(
         "forward" in vars(module)
         or any(found for name, found in vars(module).items() if name.endswith("_hooks") and isinstance(found, Mapping))

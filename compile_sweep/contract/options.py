@@ -1,4 +1,4 @@
-"""What settings may vary of a workload itself, `workload.NAME=value`, and what inference cannot take. Pure: no torch."""
+"""Options that vary a workload itself, `workload.NAME=value`, and settings that inference cannot use. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from compile_sweep.schema.setting_text import Scalar, format_value, parse_count,
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind
 
 Option = Sequence[Scalar] | type[int]
-"""The values it takes, the usual one first; `int` for any whole number of 1 or more, with a usual one of the workload's own."""
+"""Accepted values, the default first; or `int` for any whole number of 1 or more, with a default that the workload defines."""
 
 
 def default_options(options: Mapping[str, Option]) -> dict[str, Scalar]:
-    """The usual value of each option that names its values."""
+    """Returns the default of each option that lists its values."""
     return {name: values[0] for name, values in options.items() if not isinstance(values, type)}
 
 
 def check_options(workload: str, options: Mapping[str, Option], settings: CompileSettings) -> None:
-    """Refuses options the workload does not have.
+    """Checks that the workload has the options in the settings.
 
     Args:
-        workload: its name, for the message.
-        options: those it has.
-        settings: those under test.
+        workload: Name of the workload, for the message.
+        options: The workload's options.
+        settings: The settings under test.
 
     Raises:
-        SettingsError: an unknown option, or a value it does not take.
+        SettingsError: an unknown option, or a value that it does not accept.
     """
     for name, value in settings.workload or ():
         if name not in options:
@@ -37,15 +37,15 @@ def check_options(workload: str, options: Mapping[str, Option], settings: Compil
             parse_count(f"workload.{name}", value, "them")
         elif not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values):
             able = ", ".join(map(format_value, values))
-            raise SettingsError(f"workload.{name}={format_value(value)} is none of what {workload} takes; use one of {able}")
+            raise SettingsError(f"workload.{name}={format_value(value)} is not a value that {workload} takes; use one of {able}")
 
 
 def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping[str, Scalar]) -> str | None:
-    """Why a machine without a GPU cannot run a workload in this form; None if it can.
+    """Returns why the workload needs a GPU in this form; None if it runs without one.
 
     Args:
-        needs_gpu: options with the values of theirs that need one, and why.
-        chosen: the option values in force, or those that settings name.
+        needs_gpu: Option values that need a GPU, with the reason.
+        chosen: The option values in effect, or those that the settings name.
     """
     for (name, value), why in needs_gpu.items():
         if chosen.get(name) == value:
@@ -54,10 +54,10 @@ def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping
 
 
 def check_inference(workload: str, settings: CompileSettings) -> None:
-    """Refuses settings of a training step for a workload that has none.
+    """Checks that settings for an inference workload need no training step.
 
     Raises:
-        SettingsError: the settings concern an optimizer, gradients or the scaling of a loss.
+        SettingsError: the settings concern an optimizer or gradients.
     """
     if settings.optimizer is not OptimizerKind.FOREACH:
         raise SettingsError(f"the workload {workload} only infers and has no optimizer; leave optimizer={settings.optimizer} out")

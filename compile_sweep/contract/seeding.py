@@ -1,4 +1,4 @@
-"""The seeds of torch, numpy and Python's `random`, all of which a user's functions may draw from."""
+"""Seeds torch, numpy and Python's `random`, since a user's functions may draw from any of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Seeds them alike, from here on."""
+    """Seeds all three generators."""
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # it takes no more
+    np.random.seed(seed % 2**32)  # numpy accepts no larger seed
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds them, and puts back how they were: of torch's generators, that of the CPU."""
+    """Seeds all three generators, and restores their state afterwards; of torch's generators, only the CPU's."""
     plain, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         seed_all(seed)

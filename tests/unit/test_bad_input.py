@@ -92,7 +92,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--explain", "scope=full", "--time-budget-s", "5"], "runs no sweep; leave out --time-budget-s"),
         (["--explain", "scope=ful"], "--explain scope=ful: scope=ful is not one of eager, full"),
         (["--explain", "mode=reduce-overhead"], "--explain mode=reduce-overhead: CUDA graphs need a GPU, and none is visible"),
-        (["--explain", "scope"], "'scope' is no setting; write field=value"),
+        (["--explain", "scope"], "'scope' is not a setting; write field=value"),
         (["--source", "scope=full", "--resume"], "--source looks at one setting and runs no sweep; leave out --resume"),
         (["--source", "scope=modular,parts.encodr.mode=default"], "no part 'encodr'; use one of encoder, decoder, loss"),
         (["--seed", "-1"], "--seed -1 is none; use a whole number from 0 to 4294967295"),
@@ -166,7 +166,7 @@ def test_a_clusters_hosts_have_temporary_files_of_their_own(
         ("NoBatch", ["--source", "scope=full"], "the batch function failed on batch 0: FileNotFoundError: /data/train.bin"),
         ("NoBatch", ["--explain", "scope=full"], "the batch function failed on batch 0: FileNotFoundError: /data/train.bin"),
         ("NoModel", ["--source", "scope=full"], "the model function failed: FileNotFoundError: /data/train.bin"),
-        ("NoBatches", ["--dry-run"], "num_batches=0 of WorkloadFromModel is no whole number of 1 or more"),
+        ("NoBatches", ["--dry-run"], "num_batches=0 of WorkloadFromModel is not a whole number of 1 or more"),
     ],
 )
 def test_a_workload_whose_functions_fail_is_said_with_why(

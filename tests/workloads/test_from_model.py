@@ -50,7 +50,7 @@ def test_of_stages_of_different_sizes_the_blocks_inside_are_taken() -> None:
 
 def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> None:
     workload = made()
-    assert (workload.batch_size, workload.max_length, workload.found.length) == (2, 7, {"hidden": (1,)})
+    assert (workload.batch_size, workload.max_length, workload.batch_changes.length) == (2, 7, {"hidden": (1,)})
     pool = workload.pool(PadToLongest(max_length=7, multiple=4), rank=0, device=CPU)
     assert [batch.length for batch in pool] == [4, 7, 7]
     assert [tuple(batch.inputs["hidden"].shape) for batch in pool] == [(2, 4, 4), (2, 7, 4), (2, 7, 4)]
@@ -104,14 +104,14 @@ def test_dimensions_that_change_apart_are_padded_to_their_largest() -> None:
         return {"hidden": torch.ones(2, 3 + number, 4), "mask": torch.ones(2, 3 + number), "boxes": torch.ones(2, 9 - number)}
 
     workload = made(batch)
-    assert workload.found.length == {"hidden": (1,), "mask": (1,)}
+    assert workload.batch_changes.length == {"hidden": (1,), "mask": (1,)}
     assert {one.inputs["boxes"].size(1) for one in workload.pool(PadToMax(max_length=5), rank=0, device=CPU)} == {9}
     assert made(batch, dynamic={"boxes": (1,)}).max_length == 9
 
 
 def test_batches_of_one_size_have_one_length() -> None:
     workload = made(rows_of(3))
-    assert (workload.max_length, workload.found.length) == (1, {})
+    assert (workload.max_length, workload.batch_changes.length) == (1, {})
     assert workload.dynamic_dims("model.stages.0.1") == {}
     with pytest.raises(SettingsError, match="above the workload's 1 tokens"):
         workload.validate(CompileSettings.parse("scope=full,dynamic=mark"))
@@ -121,8 +121,8 @@ def test_batches_of_one_size_have_one_length() -> None:
     ("told", "named"),
     [
         ({"batch_fn": lambda number: [1]}, "returned list"),
-        ({"batch_fn": lambda number: {"x": torch.ones(2), "n": 3}}, "returned 'n' as int, which is no tensor"),
-        ({"num_batches": 0}, "num_batches=0 of WorkloadFromModel is no whole number"),
+        ({"batch_fn": lambda number: {"x": torch.ones(2), "n": 3}}, "returned 'n' as int, not a tensor"),
+        ({"num_batches": 0}, "num_batches=0 of WorkloadFromModel is not a whole number"),
         ({"num_batches": -1}, "num_batches=-1 of"),
         ({"num_batches": 2.5}, "num_batches=2.5 of"),
         ({"max_length": "8"}, "max_length='8' of"),
@@ -132,7 +132,7 @@ def test_batches_of_one_size_have_one_length() -> None:
         ({"min_length": 8}, "min_length=8 is above the longest batch's 7"),
         ({"dynamic": {"hidden": 1}}, "does not give tensors their dimensions"),
         ({"dynamic": {"hidden": "1"}}, "does not give tensors their dimensions"),
-        ({"pad_with": {"hiden": 1}}, "pad_with of WorkloadFromModel names 'hiden', and batches have hidden, kind"),
+        ({"pad_with": {"hiden": 1}}, "pad_with of WorkloadFromModel names 'hiden', but batches have hidden, kind"),
         ({"dynamic": ["hidden"]}, "does not give tensors their dimensions"),
         ({"batch_fn": lambda number: {"x": torch.ones(3 - number % 2, 2)}}, "2 and 3 samples"),
         (

@@ -335,7 +335,7 @@ def test_a_model_that_is_compiled_already_is_refused(in_place: bool, inside: boo
         return model
 
     where = "model.stages" if inside else "model"
-    with pytest.raises(WorkloadError, match=f"^{where} is compiled already; return the plain model, the sweep compiles it$"):
+    with pytest.raises(WorkloadError, match=f"^{where} is already compiled; return the plain model, the sweep compiles it$"):
         WorkloadFromModel(compiled, rows_of(3), loss_of)("only", 0).build_model()
 
 
@@ -348,5 +348,5 @@ def test_a_loss_that_is_no_tensor_is_one_sentence() -> None:
 
 def test_an_optimizer_that_wants_a_closure_is_one_sentence() -> None:
     workload = made(optimizer_fn=partial(torch.optim.LBFGS, lr=1.0))
-    with pytest.raises(WorkloadError, match=r"^optimizer_fn: LBFGS wants a closure at each step; give one that steps without$"):
+    with pytest.raises(WorkloadError, match=r"^optimizer_fn: LBFGS needs a closure at each step; use one that steps without$"):
         measured(workload, "scope=eager")
