@@ -210,6 +210,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "fallbacks": Column("object", "list of str: what silently ran eagerly"),
         "cudagraph_skips": Column("Int64", "graphs for which CUDA graphs were asked for and not used"),
         "cudagraph_skip_reasons": Column("object", "list of str"),
+        "findings": Column("object", "list of str: what was found in a script, what limits it first"),
         "perf_hints": Column("object", "list of str: what torch says could be faster"),
         "step_ms": Column("object", "list of float: every timed step of worker 0, milliseconds"),
         "eager_step_ms": Column("object", "list of float: the eager reference's steps between them, milliseconds"),

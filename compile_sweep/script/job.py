@@ -8,14 +8,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compile_sweep.schema.errors import CompileSweepError
+from compile_sweep.schema.errors import CompileSweepError, SettingsError
 from compile_sweep.schema.settings import CompileSettings, Scope
-
-FINDS = "see docs/scripts.md"
 
 
 class ScriptError(CompileSweepError):
-    """A script that cannot be measured or trained as it is; the message says what to do."""
+    """A script that cannot be measured or trained as it is; the message says what to do.
+
+    Args:
+        message: the sentence.
+        from_compiler: whether the compiler raised what ended it.
+    """
+
+    def __init__(self, message: str, from_compiler: bool = False) -> None:
+        super().__init__(message)
+        self.from_compiler = from_compiler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,18 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
     if str(candidate.get("optimizer")) == "foreach_map":
         return "optimizer=foreach_map replaces the optimizer by another; use fused or compiled"
     return None
+
+
+def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool) -> None:
+    """Refuses fields that act on scripts alone, or, of a script, those that cannot be applied to one.
+
+    Raises:
+        SettingsError: says which, and why.
+    """
+    if is_script and (reason := refusal(candidate)):
+        raise SettingsError(reason)
+    if not is_script and candidate.get("as_written") not in (None, False, "off"):
+        raise SettingsError("as_written leaves a script as it is, and a workload has none; use --script, or leave it out")
 
 
 def check_settings(settings: CompileSettings) -> None:

@@ -31,6 +31,11 @@ POLL_S = 0.1
 MAX_WRITTEN_BYTES = 50 * 2**30
 """What a script may write in a trial."""
 
+_OF_THE_GROUP = {
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_TORCH_DEVICE",
+}  # fmt: skip
+"""Variables of the worker's own group of processes, which are not the script's."""
+
 _LOOKS_EVERY_S = 10.0
 """Between two looks at how much it wrote."""
 
@@ -50,6 +55,12 @@ class RunFailed(Exception):
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def sentence(self) -> str:
+        """What it says; of an exception that is not ours, that the script raised it."""
+        name = (self.error_type or "").rpartition(".")[2]
+        return self.text if name in ("", "ScriptError") else f"the script raised {name}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +122,8 @@ class ScriptTrial:
             "base": str(base),
         }
         (folder / "assignment").write_text(json.dumps(assignment), encoding="utf-8")
-        environment = {**os.environ, **self.environment, **place.environment, **self.rendezvous()}
+        inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_GROUP}
+        environment = {**inherited, **self.environment, **place.environment, **self.rendezvous()}
         environment.setdefault("PYTHONHASHSEED", str(self.job.seed))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_root()]))
         environment["PYTHONFAULTHANDLER"] = "1"

@@ -15,12 +15,18 @@ Recipe = Callable[[Target], Iterator[Candidate]]
 GROUP_WINDOW = 100
 """Batches within which the recipes group captions of like length."""
 
+AS_WRITTEN: Candidate = {"scope": "eager", "as_written": "on"}
+"""A script as it is, the baseline of every sweep of one."""
+
 _EAGER_MAX: Candidate = {"scope": "eager", "padding": "max"}
 _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
 
 
 def quickstart(target: Target) -> Iterator[Candidate]:
     """Five or six settings that show the trade-off in minutes, one more with several workers."""
+    if target.is_script:
+        yield from of_script(target)
+        return
     yield _EAGER_MAX
     yield _EAGER_LONGEST
     yield {"scope": "regional"}
@@ -31,6 +37,21 @@ def quickstart(target: Target) -> Iterator[Candidate]:
         yield {"scope": "full", "mode": "reduce-overhead"}
     else:
         yield {"scope": "full", "dynamic": "mark"}
+
+
+def of_script(target: Target) -> Iterator[Candidate]:
+    """What can be applied to a script from outside, the script as it is first; what cannot is named, so that a plan says why."""
+    auto: Candidate = {"dynamic": "auto"}
+    yield AS_WRITTEN
+    yield {"scope": "regional", **auto}
+    yield {"scope": "full", **auto}
+    if target.has_gpu:
+        yield {"scope": "full", **auto, "optimizer": "fused"}
+        yield {"scope": "full", **auto, "optimizer": "fused", "mode": "reduce-overhead"}
+    else:
+        yield {"scope": "full", **auto, "optimizer": "compiled"}
+    yield {"scope": "full", "dynamic": "buckets"}
+    yield {"scope": "full", **auto, "group_window": GROUP_WINDOW}
 
 
 def captioning(target: Target) -> Iterator[Candidate]:

@@ -23,6 +23,8 @@ from compile_sweep.schema.errors import CompileSweepError, SettingsError, Worklo
 from compile_sweep.schema.setting_text import Scalar, format_value, parse_count
 from compile_sweep.schema.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.shapes import group_by_length, optimal_buckets
+from compile_sweep.script.as_workload import ScriptWorkload
+from compile_sweep.script.job import refuse_outside_scripts
 
 
 def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
@@ -88,6 +90,8 @@ class Target:
     """Options with the values of theirs that need a GPU, and why."""
     refuse_optimizer: Callable[[CompileSettings], None] = lambda _: None
     """Refuses an optimizer that would train otherwise than the workload's own."""
+    is_script: bool = False
+    """Whether it is a person's script, which pads and batches by itself."""
 
     @classmethod
     @building()
@@ -115,6 +119,7 @@ class Target:
             num_workers=num_workers,
             needs_gpu=workload.needs_gpu,
             refuse_optimizer=partial(refuse_other_update_of, workload),
+            is_script=isinstance(workload, ScriptWorkload),
         )
 
 
@@ -149,6 +154,7 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
     for candidate in candidates:
         text = ",".join(f"{name}={value}" for name, value in candidate.items())
         try:
+            refuse_outside_scripts(candidate, is_script=target.is_script)
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
             setting.validate_for(target.max_length, target.min_length)
             check_options(target.workload, target.options, setting)

@@ -50,6 +50,8 @@ class TrialPlan:
     """Ray's name of the host that has the folder, where there may be others; None where there is one host."""
     python_path: str = ""
     """Folders that workers import from as the command does, where their hosts have them; written like PYTHONPATH, absolute."""
+    script: Mapping[str, Any] | None = None
+    """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from orchestrator.guard.cpu_pressure import PressureGauge
 from orchestrator.guard.gpu_neighbours import GpuResidents
 from orchestrator.guard.progress import Ending, find_board
 from orchestrator.guard.watchdog import MARKER
+from orchestrator.run.script_worker import measure_script
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
@@ -191,6 +192,17 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
 
     if rank == 0 and plan.prunes:
         _heed_the_board(assignment.trial_id, log)
+    if plan.script is not None:
+        gc.enable()
+        device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
+        found = measure_script(assignment, rank=rank, cpus=cpus, device=device, on_phase=on_phase, on_early=on_early)
+        return {
+            **found,
+            "environment_key": environment.fingerprint().key,
+            "cores": len(cpus),
+            "cpu_pressure": cpu_pressure,
+            "gpu_neighbours": told_by_all(gpu_neighbours),
+        }
     workload = load_workload(plan.workload)(plan.size, plan.seed)
     gc.enable()
     gc.collect()  # once, so that a compile finds the heap as it is long after imports
@@ -283,7 +295,7 @@ def _type_name(error: BaseException) -> str:
 def _from_compiler(error: BaseException) -> bool:
     from torch._dynamo.exc import TorchDynamoException
 
-    return isinstance(error, TorchDynamoException)
+    return bool(getattr(error, "from_compiler", False)) or isinstance(error, TorchDynamoException)
 
 
 _log = logging.getLogger("ray.train")
