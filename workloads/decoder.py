@@ -107,6 +107,7 @@ class Decoder(Synthetic):
     """Captions generated token by token from a static cache of keys and values; tokens/s and first-token latency."""
 
     sizes = tuple(NEW_TOKENS)
+    convolutional = False
     trains = False
     pool_batches = 4
     options: ClassVar[Mapping[str, Option]] = {

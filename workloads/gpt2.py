@@ -92,6 +92,7 @@ class Gpt2(Synthetic):
     """GPT-2 trained on random tokens, tiny to 1.5 billion parameters."""
 
     sizes = tuple(GPT2_SIZES)
+    convolutional = False
     options: ClassVar[Mapping[str, Option]] = {"batch_size": int}
     attentions: ClassVar[Mapping[Attention, str]] = _OWN_CHOICES
 

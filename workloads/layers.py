@@ -56,6 +56,7 @@ class Layers(Synthetic):
     """Many equal small layers, trained: the regional recipe's model."""
 
     sizes = tuple(NUM_LAYERS)
+    convolutional = False
     batch_size = ROWS
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:

@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.contract.options import Option, check_inference, check_options, default_options
-from compile_sweep.schema.choices import optimizer_options
+from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import Attention, CompileSettings, OptimizerKind
@@ -98,6 +99,8 @@ class Workload(ABC):
     """Those `options` that change what a sample is. All settings of a sweep must agree on them to be comparable."""
     needs_gpu: ClassVar[Mapping[tuple[str, Scalar], str]] = {}
     """Option values that need a GPU, with the reason."""
+    convolutional: ClassVar[bool | None] = None
+    """Whether convolutions do much of the work, so that memory formats are tried. None finds out by building the model."""
     chosen: Mapping[str, Scalar]
     """The option values in effect."""
 
@@ -214,6 +217,17 @@ class Workload(ABC):
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
         """Returns the autocast dtype on this device; None for no autocast."""
         return torch.bfloat16 if device.type == "cuda" else None
+
+    def memory_format(self) -> MemoryFormat | None:
+        """Returns the memory format that is worth trying beside torch's own, or None."""
+        if self.convolutional is False:
+            return None
+        try:
+            with torch.device("meta"):  # shapes without values, so that a large model takes no memory here
+                # A workload of its own, because one may keep the model that it built.
+                return preferred_memory_format(type(self)(self.size, self.seed).build_model())
+        except Exception:  # some models can only be built with values; nothing is proposed for them
+            return None
 
     def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
         """Returns Adam over the model's parameters; None for an inference workload."""

@@ -25,10 +25,11 @@ from compile_sweep.contract.inspect_model import (
     find_batch_changes,
     find_dynamic_arguments,
     is_safe_to_copy,
+    preferred_memory_format,
     repeated_blocks,
 )
 from compile_sweep.contract.seeding import seeded
-from compile_sweep.schema.choices import optimizer_options
+from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
 from compile_sweep.schema.settings import OptimizerKind
 from compile_sweep.schema.shapes import ShapePolicy
@@ -193,6 +194,9 @@ class ModelWorkload(Workload):
             return built
         self._made = built
         return copied
+
+    def memory_format(self) -> MemoryFormat | None:
+        return preferred_memory_format(self.build_model())
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         if policy.batches([1, 2, 1, 2], 1) != [[0], [1], [2], [3]]:

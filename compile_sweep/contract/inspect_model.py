@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
 
 Dims = dict[str, tuple[int, ...]]
@@ -27,6 +28,19 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     """Returns the dotted names of the model's repeated blocks, none of them inside another."""
     lists = list(_blocks(model, nn.ModuleList, ""))
     return lists or list(_blocks(model, nn.Sequential, ""))
+
+
+def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
+    """Returns the memory format worth trying: that of the convolutions that hold a fifth or more of the weights; None for others.
+
+    A transformer's patch embedding is a convolution too, but so small a part of the work that its format decides nothing.
+    """
+    total = sum(parameter.numel() for parameter in model.parameters())
+    for layout, kind in ((MemoryFormat.CHANNELS_LAST, nn.Conv2d), (MemoryFormat.CHANNELS_LAST_3D, nn.Conv3d)):
+        held = sum(module.weight.numel() for module in model.modules() if isinstance(module, kind))
+        if held and 5 * held >= total:
+            return layout
+    return None
 
 
 def _blocks(module: nn.Module, kind: type[nn.Module], prefix: str) -> Iterator[str]:

@@ -23,12 +23,18 @@ _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
 
 
 def quickstart(target: Target) -> Iterator[Candidate]:
-    """Five or six settings that show the trade-off in minutes, one more with several workers."""
+    """Five or six settings that show the trade-off in minutes; a few more for convolutions and for several workers."""
     if target.is_script:
         yield from of_script(target)
         return
     yield _EAGER_MAX
     yield _EAGER_LONGEST
+    if target.memory_format is not None:
+        reordered: Candidate = {"memory_format": target.memory_format}
+        yield {**_EAGER_MAX, **reordered}
+        yield {"scope": "full", **reordered}
+        if target.has_gpu:
+            yield {"scope": "full", "mode": "reduce-overhead", **reordered}
     yield {"scope": "regional"}
     yield {"scope": "full"}
     yield from _unsplit(target, {"scope": "full"})
@@ -182,8 +188,10 @@ def generation(target: Target) -> Iterator[Candidate]:
 
 def vision(target: Target) -> Iterator[Candidate]:
     """The pitfalls of compiling vision models as rows, eager and compiled: AMP, EMA, SyncBN, memory by mode and batch size."""
+    reordered: Candidate = {} if target.memory_format is None else {"memory_format": target.memory_format}
     variants: list[Candidate] = [
         {},
+        reordered,
         {"autocast": "off"},
         *_varied(target, "ema", True),
         *_varied(target, "norm", "sync"),

@@ -21,7 +21,7 @@ from compile_sweep.harness.prepare import refuse_other_update_of, refuse_unknown
 from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar, format_value, parse_count
-from compile_sweep.schema.settings import Attention, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema.settings import Attention, CompileSettings, Dynamic, MemoryFormat, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.shapes import group_by_length, optimal_buckets
 from compile_sweep.script.as_workload import ScriptWorkload
 from compile_sweep.script.job import refuse_outside_scripts
@@ -88,6 +88,8 @@ class Target:
     """That train together."""
     needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)
     """Options with the values of theirs that need a GPU, and why."""
+    memory_format: MemoryFormat | None = None
+    """The format that the model's convolutions may gain from; None without convolutions."""
     refuse_optimizer: Callable[[CompileSettings], None] = lambda _: None
     """Refuses an optimizer that would train otherwise than the workload's own."""
     is_script: bool = False
@@ -118,6 +120,7 @@ class Target:
             trains=workload.trains,
             num_workers=num_workers,
             needs_gpu=workload.needs_gpu,
+            memory_format=workload.memory_format(),
             refuse_optimizer=partial(refuse_other_update_of, workload),
             is_script=isinstance(workload, ScriptWorkload),
         )

@@ -9,10 +9,14 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from compile_sweep import WorkloadFromModel, load_workload
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
+from orchestrator.plan.recipes import find_recipe
+from orchestrator.plan.space import Target
 from workloads.layers import Layers
 from workloads.resnet import ResNet
 
@@ -100,3 +104,37 @@ def test_a_kernel_is_chosen_while_the_forward_runs_and_not_beyond() -> None:
 def test_kernels_of_gpus_are_refused_on_a_cpu(kernel: str) -> None:
     with pytest.raises(SettingsError, match=f"sdpa_kernel={kernel} is a kernel for GPUs"):
         prepare(Layers("tiny", 0), CompileSettings.parse(f"scope=eager,sdpa_kernel={kernel}"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("resnet", "channels_last"), ("layers", None), ("captioning", None), ("gpt2", None)]
+)
+def test_a_memory_format_is_proposed_where_convolutions_hold_the_weights(name: str, expected: str | None) -> None:
+    workload = load_workload(name)(size="tiny", seed=0)
+    assert workload.memory_format() == expected
+
+
+def test_looking_for_convolutions_leaves_the_models_weights_real() -> None:
+    workload = ResNet("tiny", 0)
+    workload.memory_format()
+    assert {parameter.device.type for parameter in workload.build_model().parameters()} == {"cpu"}
+
+
+def test_an_own_model_of_convolutions_is_found() -> None:
+    images = WorkloadFromModel(
+        model_fn=lambda: nn.Sequential(nn.Conv2d(3, 64, 5), nn.Flatten(), nn.Linear(64 * 16, 2)),
+        batch_fn=lambda number: {"input": torch.zeros(4, 3, 8, 8), "target": torch.zeros(4, dtype=torch.long)},
+        loss_fn=lambda output, batch: nn.functional.cross_entropy(output, batch["target"]),
+    )
+    assert images("only", 0).memory_format() == "channels_last"
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_quickstart_tries_channels_last_eager_and_compiled_for_convolutions_alone(has_gpu: bool) -> None:
+    def tried(target: Target) -> list[tuple[object, object]]:
+        return [(one["scope"], one.get("mode")) for one in find_recipe("quickstart")(target) if "memory_format" in one]
+
+    graphs = [("full", "reduce-overhead")] if has_gpu else []
+    convolutions = Target(max_length=1, has_gpu=has_gpu, memory_format=MemoryFormat.CHANNELS_LAST)
+    assert tried(convolutions) == [("eager", None), ("full", None), *graphs]
+    assert tried(Target(max_length=1, has_gpu=has_gpu)) == []

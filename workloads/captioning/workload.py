@@ -40,6 +40,7 @@ class Captioning(Workload):
     """ViT + GPT-2 on synthetic images and captions."""
 
     sizes = tuple(CAPTIONING_SIZES)
+    convolutional = False
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:
         super().__init__(size, seed)
