@@ -34,7 +34,7 @@ test-all: lint
 
 # Side by side what may be, then, if those passed, the rest. 5 says that ARGS chose no test: of one part, nothing wrong.
 define run_tests
-chosen=5; for part in "--alone no -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder" "--alone only"; do \
+chosen=5; for part in "--alone no -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder" "--alone only"; do \
   $(PYTEST) $$part $(1) $(ARGS) && chosen=0 || { code=$$?; test $$code -eq 5 || exit $$code; }; \
 done; exit $$chosen
 endef

@@ -7,11 +7,12 @@ import gc
 import os
 import shutil
 import sys
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadGroupScheduling
 
 # Threads of OpenMP that wait for each other spin, and where there are as many as cores, any other process makes each wait as long
 # as the kernel lets that one run. Read when torch is loaded, here and in every process that a test starts.
@@ -23,12 +24,6 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Ray's workers have 15 by default, with which they hardly get on beside other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
-
-IN_TURN = ("sweeps", "chaos", "cluster", "workers", "orchestrator_parts")
-"""Folders whose tests start Ray or several workers: processes that wait for each other, and keep one core busy rather than all.
-
-One process runs them one after the other, beside the others' tests. Several Rays at once would fight for cores and memory.
-"""
 
 COUNT_AS_ALONE = ("alone", "gpu", "long")
 """Markers: most hosts have one GPU, and clusters fill a machine."""
@@ -59,28 +54,41 @@ def repository() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy host take a hundred times as long as the steps."""
+    import torch  # seconds, and only if a test asks
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of an installed Chromium; only for tests marked `browser`, which are skipped where there is none."""
     return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
 
 
-class _Files(LoadFileScheduling):
-    """Deals files out to processes, and those of the folders `IN_TURN` to one."""
+class _Files(LoadGroupScheduling):
+    """Deals out whole files to processes, and to one process all tests of a group."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "in turn" if PurePosixPath(file).parent.name in IN_TURN else file
+        return str(super()._split_scope(nodeid)).split("::", 1)[0]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """Is asked where tests run side by side, by `--dist loadfile` as `make test` has it."""
-    return _Files(config, log) if config.getoption("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
+    """Is asked where tests run side by side, by `--dist loadgroup` as `make test` has it."""
+    return _Files(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses by markers
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by markers, and xdist by groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what counts as `alone`, and puts first what takes longest, for which one process would wait at the end.
+
+    Tests marked `ray` start processes that wait for each other, and keep one core busy rather than all. They are one group: one
+    process runs them one after the other, beside the others' tests. Several Rays at once would fight for cores and memory.
 
     Leaves out what `--alone` says. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long`
     unless they are asked for.
@@ -88,8 +96,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(map(item.get_closest_marker, COUNT_AS_ALONE)):
             item.add_marker("alone")
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
     _choose(config, items)
-    items.sort(key=lambda item: _place(item.path.parent.name))
+    items.sort(key=_place)
     for marker, is_there, reason in (
         ("long", lambda: bool(config.getoption("--long")), "part of `make test-all`"),
         ("gpu", _has_gpu, "no CUDA device"),
@@ -101,10 +111,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _place(folder: str) -> int:
-    """When the tests of a folder begin."""
-    longest = (*IN_TURN, "workloads")
-    return longest.index(folder) if folder in longest else len(longest)
+def _place(item: pytest.Item) -> int:
+    """When a test begins: Ray's first, then the ones that compile."""
+    if item.get_closest_marker("ray"):
+        return 0
+    return 1 if {"harness", "contract", "workloads"}.intersection(item.path.parts) else 2
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:

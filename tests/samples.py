@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from orchestrator.environment import Environment
+
+TESTS = Path(__file__).resolve().parent
+REPOSITORY = TESTS.parent
 
 H200 = Environment(
     python="3.11.7",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from samples import REPOSITORY
 from sweep_folders import EAGER, ENVIRONMENT, FULL, MODULAR, REGIONAL, MakeTwo, compared, trial
 
 import analysis
@@ -158,9 +159,8 @@ def test_what_repeats_alike_scatters_by_nothing_at_all(two: MakeTwo) -> None:
 
 def test_the_usual_memory_noise_on_a_cpu_is_that_of_the_committed_sweeps() -> None:
     """Each setting in two or three of them, whose versions are the same; no sweep of them repeats a setting."""
-    root = Path(__file__).parents[2]
-    live = root / "docs" / "results" / "search" / "live-captioning-tiny-cpu"
-    table = root / "benchmarks" / "tables" / "captioning-tiny-cpu"
+    live = REPOSITORY / "docs" / "results" / "search" / "live-captioning-tiny-cpu"
+    table = REPOSITORY / "benchmarks" / "tables" / "captioning-tiny-cpu"
     sweeps = [analysis.load(folder).query("status == 'ok'") for folder in (live / "gain", live / "random", table)]
     several = pd.concat(sweeps).groupby("settings_key")["peak_memory_bytes"]
     logarithms = [np.log(sizes.astype(float)) for _, sizes in several if len(sizes) > 1]

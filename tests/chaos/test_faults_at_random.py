@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arena import Arena, Arenas, setting
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200), pytest.mark.usefixtures("only_in_full")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(7200), pytest.mark.usefixtures("only_in_full")]
 
 BY_SETTING = {
     "exception": {"exception"},

@@ -15,9 +15,7 @@ import pytest
 from arena import HERE, PYTHON_PATH, RUN, Arena, Arenas, setting, when
 from fault_table import FaultTable, Row, described
 
-sys.path.append(str(HERE.parent / "caches"))  # for its proxy
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("only_in_full")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("only_in_full")]
 
 COMPILED = "scope=full,dynamic=auto"
 """Whose artifacts are kept, and asked for; of the second trial, which breaks off, fewer."""

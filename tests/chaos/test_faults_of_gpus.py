@@ -13,7 +13,7 @@ from arena import Arenas, setting, when
 from fault_table import FaultTable, Row, described
 from samples import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.gpu, pytest.mark.timeout(600)]
 
 STRANGER = (
     "import time, torch; held = torch.empty(1 << 30, dtype=torch.uint8, device='cuda'); print('up', flush=True); time.sleep(600)"

@@ -13,7 +13,7 @@ import pytest
 from arena import Arena, Arenas, setting, when
 from fault_table import FaultTable, Row, described
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FOREVER: dict[str, Any] = {"kind": "hang", "phase": "building", "times": 1}
 """Once, so that what kills the worker is the only way on."""

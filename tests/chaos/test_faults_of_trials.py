@@ -14,7 +14,7 @@ import pytest
 from arena import Arenas, setting
 from fault_table import FaultTable, Row, described
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 COMPILE_DEADLINE_S = "20"
 TRIAL_DEADLINE_S = "150"

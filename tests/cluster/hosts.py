@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from samples import wait_until
+from samples import REPOSITORY, wait_until
 
 HOME = "/home/tester"
 LAPTOP = "10.77.0.1"
@@ -169,7 +169,7 @@ def hosts(count: int, scratch: Path) -> Iterator[tuple[Host, list[Host]]]:
 def _host(address: str, scratch: Path) -> Iterator[Host]:
     """A host without a network, until the block ends."""
     name = f"host{address.rpartition('.')[2]}"
-    venv, checkout = Path(sys.prefix) / "bin", Path(__file__).resolve().parents[2]
+    venv, checkout = Path(sys.prefix) / "bin", REPOSITORY
     script = f"""set -e
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs /home

@@ -15,6 +15,7 @@ from hosts import HOME, LAPTOP, Host, hosts, why_not
 from samples import wait_until
 
 pytestmark = [
+    pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.long,
     pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}"),

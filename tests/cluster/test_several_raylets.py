@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import wait_until
+from samples import REPOSITORY, TESTS, wait_until
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, Placement, SweepConfig
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def swept(*words: str) -> subprocess.CompletedProcess[str]:
     """Runs the sweep's command in the cluster."""
     return subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1])))},
-        cwd=Path(__file__).parents[2],  # Ray hands it on; PYTHONPATH it does not
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS)))},
+        cwd=REPOSITORY,  # Ray hands it on; PYTHONPATH it does not
         capture_output=True,
         text=True,
         timeout=600,

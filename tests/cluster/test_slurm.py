@@ -41,6 +41,7 @@ def test_it_is_bash_and_says_what_it_needs(script: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.long
+@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")
 @pytest.mark.timeout(1500)

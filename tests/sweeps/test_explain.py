@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from samples import REPOSITORY
 
 from orchestrator.sweep import main
 
@@ -20,11 +20,10 @@ def _wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parents[2]
     return subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", "--workload", workload, "--explain", spelled],
-        cwd=root / "tests",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        cwd=REPOSITORY / "tests",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
         capture_output=True,
         text=True,
         timeout=300,

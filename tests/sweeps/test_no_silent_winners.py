@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import REPOSITORY
 
 import analysis
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SOUND = "scope=eager,padding=max"
 JUMPS = "scope=eager,padding=longest,pad_multiple=16"
@@ -27,11 +28,10 @@ FAULTS = {
 
 def swept(output: Path, *words: str) -> list[dict[str, Any]]:
     """The records of a sweep of a toy workload, run as a person would."""
-    root = Path(__file__).resolve().parents[2]
     run = subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), *words],
-        cwd=root / "tests",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        cwd=REPOSITORY / "tests",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
         capture_output=True,
         text=True,
         timeout=400,

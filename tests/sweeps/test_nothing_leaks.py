@@ -18,7 +18,7 @@ from listening import addresses, is_loopback
 
 from analysis.page.server import ReportServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RUN = "NOTHING_LEAKS"
 """Environment variable by which this test's processes are told from others."""

@@ -1,0 +1,115 @@
+"""Several workers that measure settings together, without Ray: processes of this file, which talk by gloo or NCCL."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+
+
+def measured_together(
+    workload: str,
+    size: str,
+    settings: Sequence[str],
+    *,
+    num_workers: int = 2,
+    device: str = "cpu",
+    pipeline: str = "resident",
+    timeout_s: float = 1500,
+) -> list[list[dict[str, Any]]]:
+    """For each setting what each worker says of it: a measurement's values, or `error` with an exception's text.
+
+    A setting that fails in one worker must fail in all, or those that wait for it would wait for ever.
+    """
+    with tempfile.TemporaryDirectory(prefix="workers-") as scratch:
+        told = {
+            "workload": workload,
+            "size": size,
+            "settings": list(settings),
+            "device": device,
+            "pipeline": pipeline,
+            "workers": num_workers,
+            "stacks_after_s": 0.6 * timeout_s,
+        }
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
+            "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+            **({"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} if device == "cpu" else {}),
+        }
+        processes = []
+        for rank in range(num_workers):
+            command = [sys.executable, __file__, json.dumps({**told, "rank": rank, "scratch": scratch})]
+            with Path(scratch, f"{rank}.log").open("w") as log:
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        try:
+            for process in processes:
+                process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError("\n".join(path.read_text()[-8000:] for path in Path(scratch).glob("*.log"))) from None
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        said = [Path(scratch, f"{rank}.log").read_text() for rank in range(num_workers)]
+        assert all(process.returncode == 0 for process in processes), said
+        by_rank = [json.loads(Path(scratch, f"{rank}.json").read_text()) for rank in range(num_workers)]
+    return [[ranks[place] for ranks in by_rank] for place in range(len(settings))]
+
+
+def _work(told: dict[str, Any]) -> None:
+    import torch
+    from torch._dynamo.utils import counters
+
+    from compile_sweep.contract.base import load_workload
+    from compile_sweep.harness.measure import Protocol, measure
+    from compile_sweep.harness.prepare import prepare
+    from compile_sweep.schema.settings import CompileSettings
+
+    faulthandler.dump_traceback_later(told["stacks_after_s"])
+    rank, scratch = told["rank"], told["scratch"]
+    device = torch.device("cpu")
+    if told["device"] == "cuda":
+        torch.cuda.set_device(rank)
+        device = torch.device("cuda", rank)
+    else:
+        torch.set_num_threads(1)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{scratch}/store", rank=rank, world_size=told["workers"])
+    workload = load_workload(told["workload"])(told["size"], 0)
+    protocol = Protocol(compared_steps=4, min_passes=2, max_passes=2, cpu_window_s=0.0, real_passes=1, eager_budget_s=2.0)
+    found: list[dict[str, Any]] = []
+    for spelled in told["settings"]:
+        print(spelled, flush=True)
+        torch._dynamo.reset()
+        counters.clear()
+        gc.collect()
+        gc.freeze()  # a measurement collects six times, and what was imported is no garbage
+        try:
+            prepared = prepare(workload, CompileSettings.parse(spelled), device)
+            measurement = measure(prepared, rank=rank, protocol=protocol, pipeline=told["pipeline"])
+            found.append(
+                {
+                    **measurement.to_dict(),
+                    "optimize_ddp": torch._dynamo.config.optimize_ddp,
+                    "aot_graphs": counters["aot_autograd"]["total"],
+                }
+            )
+        except Exception as error:
+            found.append({"error": f"{type(error).__name__}: {error}"})
+    Path(scratch, f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _work(json.loads(sys.argv[1]))

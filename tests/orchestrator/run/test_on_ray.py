@@ -1,0 +1,237 @@
+"""Parts that need a Ray, on one real local Ray for all tests of this file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from samples import wait_until
+
+from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import SessionError
+from compile_sweep.schema.outcome import Status
+from orchestrator.run.session import ray_session
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with ray_session():
+        yield
+
+
+def test_the_session_listens_on_the_loopback_alone_and_asks_for_a_token() -> None:
+    import ray
+
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    assert ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
+
+
+def test_a_board_tells_phases_of_running_trials_and_forgets_ended_ones() -> None:
+    import ray
+
+    from orchestrator.guard.progress import find_board, find_progress, open_board
+
+    with open_board() as board:
+        ray.get(board.begin.remote("1", "scope=eager"))
+        ray.get(board.reach.remote("1", "building"))
+        ray.get(board.reach.remote("2", "building"))  # never began
+        progress = find_progress("1")
+        assert progress is not None
+        assert (progress.settings_key, progress.phase) == ("scope=eager", "building")
+        assert 0 <= progress.in_phase_s <= progress.elapsed_s
+        ray.get(find_board().end.remote("1"))
+        assert ray.get(find_board().running.remote()) == []
+
+
+def test_a_second_sweep_in_a_cluster_is_refused_in_a_sentence() -> None:
+    from orchestrator.guard.progress import open_board
+
+    with open_board(), pytest.raises(SessionError, match="another sweep runs in this cluster"), open_board():
+        pytest.fail("two boards")
+
+
+def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
+    import ray
+
+    from orchestrator.guard.progress import find_progress, open_board
+
+    with open_board() as board:
+
+        def tell(method: str, *words: str) -> None:
+            ray.get(getattr(board, method).remote(*words))
+
+        def neighbours(trial: str) -> int:
+            progress = find_progress(trial)
+            assert progress is not None
+            return progress.neighbours
+
+        for trial, hosts in {"early": "a", "warming": "ab", "late": "b", "elsewhere": "c", "not up": ""}.items():
+            tell("begin", trial, "scope=eager")
+            for host in hosts if trial != "late" else "":
+                tell("arrive", trial, host)
+        tell("arrive", "nobody", "a")
+        tell("end", "early")
+        tell("reach", "warming", "warming-up")
+        assert neighbours("warming") == 0  # the early one was gone, the late one is not there yet
+        tell("arrive", "late", "b")
+        tell("end", "late")
+        tell("reach", "warming", "steady")
+        tell("begin", "later", "scope=eager")
+        tell("arrive", "later", "a")
+        assert neighbours("warming") == 1
+        assert neighbours("later") == 0
+        tell("arrive", "later", "a", "a:3")
+        tell("arrive", "later", "c", "c:0")
+        told = find_progress("later")
+        assert told is not None
+        assert told.gpus == ("a:3", "c:0")
+
+
+def test_a_board_whose_process_was_killed_answers_again_and_learns_of_running_trials_anew() -> None:
+    import ray
+
+    from orchestrator.guard.progress import find_progress, open_board
+
+    with open_board() as board:
+
+        def process_id() -> int:
+            return int(ray.get(getattr(board, "__ray_call__").remote(lambda _: os.getpid()), timeout=60))  # noqa: B009
+
+        ray.get(board.begin.remote("1", "scope=eager"))
+        ray.get(board.fail.remote("1", 1, "it was lost"))
+        ray.get(board.fail.remote("1", 1, "it was lost"))  # told twice, as may be when the answer is lost
+        assert ray.get(board.failed.remote("1")) == ["it was lost"]
+        killed = process_id()
+        ray.kill(board, no_restart=False)
+        wait_until(lambda: process_id() != killed, 60)
+        ray.get(board.reach.remote("1", "steady", "scope=eager"), timeout=60)
+        progress = find_progress("1")
+        assert progress is not None
+        assert (progress.settings_key, progress.phase) == ("scope=eager", "steady")
+        assert ray.get(board.failed.remote("1")) == []
+        ray.get(board.end.remote("1"))
+        ray.get(board.reach.remote("1", "checking", "scope=eager"))  # late, and not to be brought back
+        assert ray.get(board.running.remote()) == []
+
+
+def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> None:
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    from orchestrator.run.tuning import remove_orphaned_placement_groups
+
+    @ray.remote(num_cpus=0)
+    class Creator:
+        def create(self) -> str:
+            group = placement_group([{"CPU": 0.1}])
+            ray.get(group.ready())
+            return str(group.id.hex())
+
+    mine = placement_group([{"CPU": 0.1}])
+    ray.get(mine.ready())
+    living, dying = Creator.remote(), Creator.remote()
+    kept, orphaned = ray.get([living.create.remote(), dying.create.remote()])
+    assert remove_orphaned_placement_groups() == 0
+    ray.kill(dying)
+    ends_at = time.monotonic() + 20
+    while placement_group_table()[orphaned]["state"] != "REMOVED":
+        remove_orphaned_placement_groups()
+        assert time.monotonic() < ends_at
+        time.sleep(0.1)
+    states = {identifier: group["state"] for identifier, group in placement_group_table().items()}
+    assert (states[kept], states[mine.id.hex()]) == ("CREATED", "CREATED")
+    remove_placement_group(mine)
+    ray.kill(living)
+
+
+def assignment_in(folder: Path, **plan: Any) -> Assignment:
+    """A trial of the sweep in this folder."""
+    usual: dict[str, Any] = {
+        "folder": str(folder),
+        "workload": "toy",
+        "size": "only",
+        "seed": 0,
+        "num_workers": 1,
+        "use_gpu": False,
+        "pipeline": "resident",
+        "workers_at_once": 1,
+        "claimed_cpus": 0.5,
+        "compile_deadline_s": 1000.0,
+        "trial_deadline_s": 1000.0,
+    }
+    return Assignment(plan=TrialPlan(**{**usual, **plan}), trial_id="7", settings_key="scope=eager")
+
+
+def died(folder: Path, assignment: Assignment) -> None:
+    """Tells twice that the trial's own process died."""
+    import ray
+
+    from orchestrator.guard.progress import open_board
+    from orchestrator.run.tuning import Cleanup
+
+    trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
+    with open_board() as board:
+        ray.get(board.begin.remote("7", "scope=eager"))
+        cleanup = Cleanup(folder)
+        cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
+        cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
+        assert ray.get(board.running.remote()) == []
+
+
+@pytest.mark.parametrize(("deadline_s", "label"), [(1000.0, "trial-died"), (0.0, "trial-deadline")])
+def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path: Path, deadline_s: float, label: str) -> None:
+    died(tmp_path, assignment_in(tmp_path, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s))
+    (record,) = records.read(tmp_path)
+    assert (record.trial_id, record.status, record.label) == ("7", Status.FAILED, label)
+    assert records.read_warm_starts(tmp_path) == []
+
+
+def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_path: Path) -> None:
+    import ray
+
+    from orchestrator.guard.progress import open_board
+    from orchestrator.run.tuning import Cleanup
+
+    def recovered(folder: Path, deadline_s: float) -> list[str]:
+        assignment = assignment_in(folder, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s)
+        trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
+        with open_board() as board:
+            ray.get(board.begin.remote("7", "scope=eager"))
+            Cleanup(folder).on_trial_recover(iteration=0, trials=[], trial=trial)
+            failed: list[str] = ray.get(board.failed.remote("7"))
+            return failed
+
+    again, enough = tmp_path / "again", tmp_path / "enough"
+    again.mkdir()
+    enough.mkdir()
+    assert recovered(again, 1000.0) == ["the trial's own process failed: the actor died"]
+    assert records.read(again) == []
+    assert recovered(enough, 0.0) == []  # it ended itself at its deadline
+    assert [record.label for record in records.read(enough)] == ["trial-deadline"]
+
+
+def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.run.trial import UNWRITTEN
+    from orchestrator.run.tuning import Cleanup
+
+    cleanup = Cleanup(tmp_path)
+    fine: Any = SimpleNamespace(last_result={"status": "ok"})
+    full: Any = SimpleNamespace(last_result={"status": "ok", UNWRITTEN: "No space left on device"})
+    for trial in (fine, full, fine):
+        cleanup.on_trial_complete(iteration=0, trials=[], trial=trial)
+    assert cleanup.unwritten == "No space left on device"
+
+
+def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path: Path) -> None:
+    died(tmp_path, assignment_in(tmp_path, cache="/cache", restores=True, warm_start=True))
+    (start,) = records.read_warm_starts(tmp_path)
+    assert (start.trial_id, start.status, start.label) == ("7", Status.FAILED, "trial-died")
+    assert records.read(tmp_path) == []

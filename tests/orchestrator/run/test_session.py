@@ -1,0 +1,65 @@
+"""What a sweep's own Ray session leaves behind: nothing of Ray, whatever its processes do, and all that is not Ray's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
+import pytest
+from samples import REPOSITORY, wait_until
+
+from orchestrator.guard.watchdog import SESSION
+from orchestrator.run.session import ray_session
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ORPHAN = "import os, sys, time\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+
+
+def test_a_process_of_ray_that_does_not_end_with_its_session_is_ended_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SESSION, "of-who-started-this-one")
+    with ray_session():
+        import ray
+
+        @ray.remote(num_cpus=0)
+        def leave_one_behind() -> int:
+            started = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, start_new_session=True)
+            assert started.stdout is not None
+            return int(started.stdout.readline())
+
+        orphan = ray.get(leave_one_behind.remote())
+        stranger = subprocess.Popen(["sleep", "600"])  # such as W&B's service, which takes the report once the session has ended
+        assert psutil.pid_exists(orphan)
+    try:
+        wait_until(lambda: not _runs(orphan), 10)  # it is told to end, and nobody waits for that
+        assert stranger.poll() is None
+        assert os.environ[SESSION] == "of-who-started-this-one"
+    finally:
+        stranger.kill()
+        stranger.wait()
+        if _runs(orphan):
+            os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_home_that_cannot_be_written_is_said_to_be_what_is_wrong() -> None:
+    """In a process of its own: this one may have the token already."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from orchestrator.run.session import ray_session\nwith ray_session(): pass"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "HOME": "/proc/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "SessionError: Ray did not start on this host" in done.stderr
+    assert "set HOME to a folder that can be written" in done.stderr
+
+
+def _runs(process: int) -> bool:
+    """Not so if only its number is left, because nobody asked how it ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,0 +1,100 @@
+"""What follows the main stage of a sweep, on a real local Ray, with trials that take no time and say that they did."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from samples import H200
+
+from compile_sweep.schema import record as records
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord, WarmStart
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.config import SearchConfig, SweepConfig
+from orchestrator.run import sweep_folder
+from orchestrator.run.stages import Fronts, Stages
+from orchestrator.search import Searcher
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+SETTINGS = tuple(CompileSettings.parse(f"scope={scope}") for scope in ("full", "regional", "modular"))
+KEYS = [setting.key for setting in SETTINGS]
+TRIAL_S, START_S = 100.0, 20.0
+
+
+def recorded(setting: CompileSettings, **fields: Any) -> TrialRecord:
+    known = {"settings": setting.to_dict(), "settings_key": setting.key, "status": Status.OK, "wall_s": TRIAL_S, "cache_made": 1}
+    return TrialRecord(**{"trial_id": setting.key, "compile_s": 1.0, **known, **fields})
+
+
+@pytest.fixture
+def run_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of real trials."""
+
+    def run_trials(
+        config: SweepConfig,
+        settings: Sequence[CompileSettings],
+        *,
+        output: Path,
+        may_start: Callable[[CompileSettings], bool],
+        warm_start: bool = False,
+        **others: Any,
+    ) -> None:
+        for setting in filter(may_start, settings):
+            start = WarmStart(
+                trial_id="1", settings=setting.to_dict(), settings_key=setting.key, status=Status.OK, wall_s=START_S
+            )
+            records.append(output, start if warm_start else recorded(setting))
+
+    import orchestrator.run.tuning  # which loads Ray
+
+    monkeypatch.setattr(orchestrator.run.tuning, "run_trials", run_trials)
+
+
+def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> Stages:
+    """The stages of a sweep whose settings all have records, with these fields, and are all on the front."""
+    config = SweepConfig(
+        recipe="given",
+        workload="captioning",
+        size="tiny",
+        settings=SETTINGS,
+        max_concurrent=2,
+        cache=str(tmp_path / "cache"),
+        search=SearchConfig(searcher=Searcher.GRID, gpu_budget_s=budget_s) if budget_s else SearchConfig(),
+    )
+    output = tmp_path / "sweep"
+    sweep_folder.begin(output, config, H200, None)
+    for setting in SETTINGS:
+        records.append(output, recorded(setting, **fields))
+    return Stages(config=config, output=output, fronts=Fronts(lambda _: KEYS, lambda _: KEYS), max_length=16, environment=H200)
+
+
+def run(stages: Stages) -> None:
+    stages.run(Console(file=io.StringIO()), stages.search())
+
+
+@pytest.mark.usefixtures("run_trials")
+def test_a_gpu_budget_holds_for_what_is_measured_again_and_started_warm(tmp_path: Path) -> None:
+    stages = begun(tmp_path, budget_s=len(SETTINGS) * TRIAL_S + 2.5 * TRIAL_S, contended=True)
+    run(stages)
+    again = records.read(stages.output)[len(SETTINGS) :]
+    assert [record.settings_key for record in again] == KEYS[:2], "a third would take 50 s more than are left"
+    assert [start.settings_key for start in records.read_warm_starts(stages.output)] == KEYS[:2], "likewise, 10 s"
+    run(replace(stages))
+    assert (len(records.read(stages.output)), len(records.read_warm_starts(stages.output))) == (5, 2), (
+        "the next run counts them too"
+    )
+
+
+@pytest.mark.usefixtures("run_trials")
+def test_where_only_starts_were_put_off_the_next_run_does_those_alone(tmp_path: Path) -> None:
+    stages = begun(tmp_path)
+    run(stages)
+    assert len(records.read(stages.output)) == len(SETTINGS)
+    assert [start.settings_key for start in records.read_warm_starts(stages.output)] == KEYS

@@ -1,0 +1,128 @@
+"""The Tune searcher on a real Ray: trials that only write the record of a recorded table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_tables import MAX_LENGTH, recorded, settings_of_a_grid, write_sweep
+
+from compile_sweep.schema import record as records
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.record import TrialRecord
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.tuning import ProposingSearcher
+from orchestrator.search import Candidates, Searcher, make_proposer
+
+AIMS = Aims.parse()
+DONE = recorded(settings_of_a_grid(10))
+BY_KEY = {record.settings_key: record for record in DONE}
+
+
+def plan(folder: Path) -> TrialPlan:
+    return TrialPlan(
+        folder=str(folder),
+        workload="captioning",
+        size="small",
+        seed=0,
+        num_workers=1,
+        use_gpu=False,
+        pipeline="resident",
+        workers_at_once=2,
+        claimed_cpus=1.0,
+        compile_deadline_s=60.0,
+        trial_deadline_s=120.0,
+    )
+
+
+class Log:
+    """What `records.follow` does, in small: the records of a list that are new."""
+
+    def __init__(self) -> None:
+        self.written: list[TrialRecord] = []
+        self._told = 0
+
+    def __call__(self) -> list[TrialRecord]:
+        new, self._told = self.written[self._told :], len(self.written)
+        return new
+
+
+def searcher(log: Log, **decides: Any) -> ProposingSearcher:
+    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, max_length=MAX_LENGTH)
+    may_start = decides.pop("may_start", lambda setting: True)
+    return ProposingSearcher(proposer, plan(Path("sweep")), iter(map(str, range(99))).__next__, may_start, log, **decides)
+
+
+def _setting(record: TrialRecord) -> Any:
+    return Candidates([Assignment(plan=plan(Path("x")), trial_id="", settings_key=record.settings_key).settings]).settings[0]
+
+
+def test_it_proposes_until_nothing_is_left_and_learns_from_records_alone() -> None:
+    log = Log()
+    asking = searcher(log)
+    proposed = []
+    while (suggestion := asking.suggest("tune's own name")) != ProposingSearcher.FINISHED:
+        assert suggestion is not None
+        assignment = Assignment.from_dict(suggestion)
+        proposed.append(assignment.settings_key)
+        log.written.append(BY_KEY[assignment.settings_key])
+        asking.on_trial_complete("tune's own name", error=True)  # what Tune says of it does not count
+    assert sorted(proposed) == sorted(BY_KEY)
+
+
+def test_what_a_resumed_sweep_has_is_not_proposed_again() -> None:
+    log = Log()
+    log.written = DONE[:9]
+    asking = searcher(log)
+    suggestion = asking.suggest("1")
+    assert suggestion is not None
+    assert suggestion["settings_key"] == DONE[9].settings_key
+    assert asking.suggest("2") == ProposingSearcher.FINISHED
+
+
+def test_a_setting_that_may_not_start_is_passed_over_and_enough_ends_it() -> None:
+    asking = searcher(Log(), may_start=lambda setting: setting.scope != "eager")
+    first = asking.suggest("1")
+    assert first is not None
+    assert not first["settings_key"].startswith("scope=eager")
+    assert searcher(Log(), enough=lambda: True).suggest("1") == ProposingSearcher.FINISHED
+
+
+def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Made here, so that it travels by value: workers cannot import a test."""
+    lines = {record.settings_key: record.to_json() for record in DONE}
+
+    def write_record(config: Mapping[str, Any]) -> dict[str, Any]:
+        assignment = Assignment.from_dict(config)
+        line = lines[assignment.settings_key]
+        records.append(Path(assignment.plan.folder), TrialRecord.from_json(line))
+        if "infeasible" in line:
+            raise RuntimeError("a trial that dies after its record is written")
+        return {"done": True}
+
+    return write_record
+
+
+@pytest.mark.alone
+@pytest.mark.ray
+@pytest.mark.slow
+def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:
+    from ray import tune
+
+    from orchestrator.run.session import ray_session
+
+    folder = write_sweep(tmp_path / "sweep", DONE[:2])
+    follow = records.follow(folder)
+    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, max_length=MAX_LENGTH)
+    numbers = iter(map(str, range(99)))
+    asking = ProposingSearcher(proposer, plan(folder), numbers.__next__, lambda setting: True, follow.fresh)
+    with ray_session():
+        tune.Tuner(
+            tune.with_resources(trainable(), {"cpu": 0.5}),
+            tune_config=tune.TuneConfig(search_alg=asking, num_samples=len(DONE), max_concurrent_trials=2, reuse_actors=True),
+            run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
+        ).fit()
+    keys = [record.settings_key for record in records.read(folder)]
+    assert sorted(keys) == sorted(BY_KEY)

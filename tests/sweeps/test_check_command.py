@@ -1,0 +1,98 @@
+"""`python -m orchestrator.check`: what is said of a workload before any sweep, on real runs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+from samples import REPOSITORY
+
+
+def checked(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.check", *words],
+        cwd=REPOSITORY / "tests",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_sound_workload_is_described_run_and_priced() -> None:
+    done = checked("toy_workloads:Toy", "--backend", "aot_eager", "--scopes", "eager", "regional")
+    assert done.returncode == 0, done.stderr + done.stdout
+    printed = done.stdout
+    assert "batches: 4 of 3 samples, at most 16 tokens long" in printed
+    assert "repeated blocks: body.blocks.0, body.blocks.1, body.blocks.2 of class Block" in printed
+    assert "parts: body, loss" in printed
+    assert "dynamic dimensions of the model: ids 1, labels 1" in printed
+    assert "dynamic dimensions of body.blocks.0: hidden 1" in printed
+    assert printed.count("\n  works\n") == 2
+    assert "graphs: 1" in printed
+    assert "quickstart: 5 settings, about" in printed
+
+
+@pytest.mark.slow
+def test_what_does_not_work_is_said_and_the_exit_code_is_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has torch already; what is measured has one of its own all the same."""
+    from orchestrator import check
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ("--device", "cpu", "--backend", "aot_eager", "--scopes", "full")
+    breaks = check.main(["faulty_workloads:BreaksItsGraph", *words])
+    printed = capsys.readouterr()
+    assert breaks == 0, printed.err + printed.out  # a break costs time and is no fault
+    assert "graph break: " in printed.out
+    assert check.main(["faulty_workloads:WrongWhenCompiled", *words]) == 1
+    assert "not to be used: diverges" in capsys.readouterr().out
+
+
+def test_temporary_files_where_nothing_compiles_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator import check
+
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/a b")
+    monkeypatch.setattr(check, "run_alone", lambda *arguments: pytest.fail("something ran"))
+    assert check.main(["captioning", "--device", "cpu", "--size", "tiny"]) == 2
+    assert "set TMPDIR to one without" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["toy_workloads:Toyy"], "is no subclass of workloads.Workload"),
+        (["captoning"], "did you mean captioning?"),
+        (["toy_workloads:Toy", "--size", "huge"], "has no size 'huge'"),
+        (["toy_workloads:Toy", "--backend", "inductr"], "no back-end 'inductr'"),
+        (["toy_workloads:Toy", "--device", "cuda"], "needs a GPU"),
+        (["toy_workloads:Toy", "--scopes", "fulll"], "--scopes"),
+        (["toy_workloads:Toy", "--seed", "-1"], "--seed -1 is none; use a whole number from 0 to 4294967295"),
+        (["captioning", "--seed", "9" * 30], f"--seed {'9' * 30} is none"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import replace
+
+    from orchestrator import check
+    from orchestrator.environment import fingerprint
+
+    without = replace(fingerprint(), gpu=None, num_gpus=0)
+    monkeypatch.setattr(check, "fingerprint", lambda: without)
+    monkeypatch.setattr(check, "run_alone", lambda *arguments: pytest.fail("something ran"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert check.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert named in captured.err
+    assert len(captured.err.splitlines()) == 1

@@ -1,0 +1,100 @@
+"""Whole sweeps that share what they compiled: cold ones leave it, shared ones find it, auto ones measure the front cold again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import REPOSITORY, TESTS
+
+import analysis
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.alone]  # it compares how long compiles took
+
+SETTINGS = ("scope=eager", "scope=full")
+
+
+def sweep(output: Path, *words: str) -> str:
+    """What a sweep of the toy that pays printed."""
+    command = [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--workload", "toy_workloads:Paying"]
+    done = subprocess.run(
+        [*command, "--settings", *SETTINGS, *words],
+        cwd=TESTS,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COMPILE_SWEEP_CACHE_KEY": "ab" * 32},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def records_of(output: Path, log: str = "trials.jsonl") -> list[dict[str, Any]]:
+    path = output / log
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def front(output: Path) -> list[str]:
+    return list(analysis.expected_front(analysis.load(output))["settings_key"])
+
+
+def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(tmp_path: Path) -> None:
+    printed = sweep(tmp_path / "cold")
+    eager, full = records_of(tmp_path / "cold")
+    assert [(r["status"], r["caches"]) for r in (eager, full)] == [("ok", "cold")] * 2, (eager, full)
+    assert (eager["cache_made"], eager["cache_misses"]) == (None, None)
+    assert full["cache_made"] > 0
+    assert full["cache_made_bytes"] == full["cache_new_bytes"] > 0
+    assert full["cache_misses"] > 0
+    assert (full["restore_s"], full["cold_equivalent_s"]) == (None, None)
+    assert list((tmp_path / "cache" / "manifests").iterdir())
+    (start,) = records_of(tmp_path / "cold", "warm_starts.jsonl")
+    assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"]), start
+    assert start["cache_hits"] > 0
+    assert start["first_step_s"] < 0.7 * full["first_step_s"]
+    assert start["warm_start_s"] == pytest.approx(start["restore_s"] + start["load_s"] + start["warmup_s"])
+    assert start["warmup_steps"] == full["warmup_steps"]
+    assert "starting 1 member of the front in a fresh process each, from its own artifacts: full, default" in printed
+    assert "warm start: full, default, static" in printed
+
+    printed = sweep(tmp_path / "shared", "--caches", "shared", "--no-warm-start")
+    eager, warm = records_of(tmp_path / "shared")
+    assert [(r["status"], r["caches"]) for r in (eager, warm)] == [("ok", "cold"), ("ok", "warm")], (eager, warm)
+    assert warm["cache_restored"] == full["cache_made"]
+    assert warm["cache_refused"] == 0
+    assert warm["cache_hits"] > 0
+    assert warm["compile_s"] < 0.7 * full["compile_s"]
+    assert warm["cold_equivalent_s"] == pytest.approx(warm["compile_s"] + warm["cache_saved_s"])
+    assert warm["cold_equivalent_s"] == pytest.approx(full["compile_s"], rel=0.5)
+    assert warm["cache_new_bytes"] < full["cache_new_bytes"]
+    assert records_of(tmp_path / "shared", "warm_starts.jsonl") == []
+    assert "warm compile" in printed
+    assert "≈" in printed
+    assert front(tmp_path / "shared") == front(tmp_path / "cold") == [eager["settings_key"], full["settings_key"]]
+    known = analysis.pareto_front(analysis.load(tmp_path / "shared"))
+    assert list(known["settings_key"]) == [eager["settings_key"]]  # an estimate is not among cold figures
+
+    printed = sweep(tmp_path / "shared", "--caches", "auto", "--resume")
+    _, _, cold = records_of(tmp_path / "shared")
+    assert (cold["status"], cold["caches"], cold["settings_key"]) == ("ok", "cold", full["settings_key"])
+    assert cold["compile_s"] > warm["compile_s"]
+    assert cold["cache_hits"] == 0
+    assert "measuring 1 member of the front again, cold" in printed
+    frame = analysis.load(tmp_path / "shared")
+    assert list(analysis.pareto_front(frame)["settings_key"]) == front(tmp_path / "cold")
+    best = analysis.summary(frame).best
+    assert best is not None
+    assert best.trial["compile_s"] == pytest.approx(cold["compile_s"])
+    (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")  # which was put off
+    assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"])
+    assert "warm start s" in printed
+
+    sweep(tmp_path / "shared", "--caches", "auto", "--resume")
+    assert len(records_of(tmp_path / "shared")) == 3  # nothing is left
+    assert records_of(tmp_path / "shared", "warm_starts.jsonl") == [start]

@@ -1,0 +1,217 @@
+"""Whole sweeps through the command line, on a real local Ray, with tiny workloads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from samples import REPOSITORY, TESTS, wait_until
+
+import analysis
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+RUN = "SWEEPS_END_TO_END"
+"""Environment variable that tells this test run's processes from those of another on the same host."""
+
+EAGER_SIX = [
+    "scope=eager,padding=max",
+    "scope=eager,padding=longest,pad_multiple=1",
+    "scope=eager,padding=longest,pad_multiple=2",
+    "scope=eager,padding=longest,pad_multiple=4",
+    "scope=eager,padding=longest,pad_multiple=8",
+    "scope=eager,padding=longest,pad_multiple=16",
+]
+
+
+def command(output: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), *words]
+
+
+def sweep(output: Path, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    done = start(output, *words)
+    printed, complaints = done.communicate(timeout=timeout_s)
+    return subprocess.CompletedProcess(done.args, done.returncode, printed, complaints)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), RUN: str(os.getpid())}
+
+
+def records_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "trials.jsonl").read_text().splitlines()]
+
+
+def was_measured(record: dict[str, Any]) -> bool:
+    """Whether a measurement came back and nothing speaks against it."""
+    return record["status"] == "ok"
+
+
+def processes_of_sweeps() -> list[str]:
+    """Commands of processes that only a sweep of this test run starts."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        environ, words = process.info["environ"] or {}, process.info["cmdline"] or []
+        if environ.get(RUN) != str(os.getpid()):
+            continue
+        if "COMPILE_SWEEP_ATTEMPT" in environ or "orchestrator.guard.watchdog" in words or words[:2] == ["sleep", "600"]:
+            found.append(" ".join(words))
+    return found
+
+
+@pytest.mark.long
+def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_finishing(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    settings = [*EAGER_SIX, "scope=eager,optimizer=fused"]
+    done = sweep(output, "--workload", "faulty_workloads:Faulty", "--settings", *settings, "--compile-deadline-s", "6")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    by_multiple = {record["settings"]["pad_multiple"]: record for record in records_of(output)}
+    assert len(records_of(output)) == 7
+    measured = [record for record in records_of(output) if was_measured(record)]
+    assert [record["settings"]["pad_multiple"] for record in measured] == [None, 1, 16, None]
+    raised, killed, hung = (by_multiple[multiple] for multiple in (2, 4, 8))
+    assert (raised["status"], raised["label"], raised["phase"]) == ("failed", "exception", "building")
+    assert "does not like multiples of 2" in raised["reason"]
+    assert (killed["status"], killed["label"], killed["phase"]) == ("failed", "worker-died", "building")
+    assert (hung["status"], hung["label"], hung["phase"]) == ("infeasible", "compile-deadline", "warming-up")
+    assert "Timeout" in (output / "logs" / hung["trial_id"] / "worker-0.log").read_text()
+    assert "multiples of 2" in (output / "logs" / raised["trial_id"] / "worker-0.log").read_text()
+    wait_until(lambda: not processes_of_sweeps(), 10)
+    frame = analysis.load(output)
+    assert set(analysis.pareto_front(frame)["status"]) <= {"ok"}
+    assert (output / "report.html").stat().st_size > 1_000_000
+
+
+def test_a_sweep_survives_ctrl_c_and_a_killed_driver_and_repeats_only_what_was_in_flight(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:3])
+    first = start(output, *words)
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    first.send_signal(signal.SIGINT)
+    printed, complaints = first.communicate(timeout=90)
+    assert first.returncode == 130, complaints
+    assert "Ctrl-C again stops now" in printed
+    assert f"--resume --output {output}" in printed
+    assert list(map(was_measured, records_of(output))) == [True]  # what was in flight finished, nothing else started
+
+    second = start(output, "--resume")
+    wait_until(lambda: len(records_of(output)) == 2, 90)
+    wait_until(lambda: len(list((output / "logs").iterdir())) == 3, 60)
+    second.kill()
+    second.communicate(timeout=30)
+    wait_until(lambda: not processes_of_sweeps(), 30)
+
+    third = sweep(output, "--resume")
+    assert third.returncode == 0, third.stderr
+    records = records_of(output)
+    assert list(map(was_measured, records)) == [True] * 3
+    assert len({record["settings_key"] for record in records}) == 3
+    assert len({record["trial_id"] for record in records}) == 3
+    assert len(list((output / "logs").iterdir())) == 4  # one attempt was repeated
+
+    again = sweep(output, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert len(records_of(output)) == 3
+
+
+def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    running = start(output, "--workload", "faulty_workloads:Faulty", "--settings", EAGER_SIX[4])
+    wait_until(lambda: "warming-up" in log_of_first_trial(output), 60)
+    assert processes_of_sweeps()
+    running.send_signal(signal.SIGINT)
+    time.sleep(3)
+    began = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    printed, complaints = running.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert running.returncode == 130, complaints
+    assert "Traceback" not in printed + complaints
+    assert records_of(output) == []
+    wait_until(lambda: not processes_of_sweeps(), 10)
+
+
+def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_flight(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    running = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:2])
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    running.send_signal(signal.SIGTERM)
+    os.killpg(running.pid, signal.SIGTERM)
+    printed, complaints = running.communicate(timeout=90)
+    assert running.returncode == 130, complaints
+    assert f"--resume --output {output}" in printed
+    assert list(map(was_measured, records_of(output))) == [True]
+    assert (output / "report.html").stat().st_size > 1_000_000
+    wait_until(lambda: not processes_of_sweeps(), 10)
+
+
+def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--workload", "toy_workloads:Brief", "--workers-per-trial", "2", "--settings", "scope=eager", "scope=full")
+    done = sweep(output, *words)
+    assert done.returncode == 0, done.stderr
+    eager, full = records_of(output)
+    assert [(was_measured(r), r["num_workers"], r["caches"]) for r in (eager, full)] == [(True, 2, "cold")] * 2, (eager, full)
+    assert full["graphs"] >= 1
+    assert full["compile_s"] > 1 > eager["compile_s"]
+    assert "best throughput" in done.stdout
+    assert "2/2 ok: full, default, static" in done.stdout
+    described = json.loads((output / "sweep.json").read_text())
+    assert described["config"]["workers_per_trial"] == 2
+    assert described["environment_key"] == full["environment_key"]
+
+
+@pytest.mark.long
+def test_members_of_the_front_that_met_contention_are_measured_again_alone(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--workload", "toy_workloads:Crowded", "--max-concurrent", "2", "--settings", *EAGER_SIX[:2], "--no-confirm")
+    done = sweep(output, *words)
+    assert done.returncode == 0, done.stderr
+    contended = records_of(output)
+    assert [(r["status"], r["contended"]) for r in contended] == [("ok", True)] * 2, contended
+    share = len(os.sched_getaffinity(0)) / 2
+    assert all(int(share) <= r["cores"] <= share + 1 for r in contended)
+    assert all(0.05 < r["cpu_pressure"] <= 1 for r in contended)
+    front = set(analysis.pareto_front(analysis.load(output))["settings_key"])
+
+    no_time = sweep(output, "--resume", "--time-budget-s", "1")
+    assert len(records_of(output)) == 2
+    assert f"{len(front)} of the front were disturbed by other trials and did not run again alone; go on with:" in no_time.stdout
+
+    confirmed = sweep(output, "--resume", "--max-concurrent", "2")
+    assert confirmed.returncode == 0, confirmed.stderr
+    assert "of the front again, alone, because other trials disturbed the first measurement: eager, pad to" in confirmed.stdout
+    again = records_of(output)[2:]
+    assert front <= {r["settings_key"] for r in again}
+    assert [(r["status"], r["contended"]) for r in again] == [("ok", False)] * len(again)
+    assert {r["cores"] for r in again} <= {r["cores"] for r in contended}
+    frame = analysis.load(output)
+    latest = {r["settings_key"]: r["trial_id"] for r in records_of(output)}
+    assert {latest[key] for key in analysis.pareto_front(frame)["settings_key"]} <= {r["trial_id"] for r in again}
+    assert f"{2 + len(again)}/{2 + len(again)} ok: eager, pad to" in confirmed.stdout
+
+
+def start(output: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(output, *words),
+        cwd=TESTS,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def log_of_first_trial(output: Path) -> str:
+    logs = sorted(output.glob("logs/*/worker-0.log"))
+    return logs[0].read_text() if logs else ""
