@@ -9,10 +9,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadGroupScheduling
 
 # Threads of OpenMP that wait for each other spin, and where there are as many as cores, any other process makes each wait as long
 # as the kernel lets that one run. Read when torch is loaded, here and in every process that a test starts.
@@ -71,16 +74,26 @@ def chromium() -> str:
     return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
 
 
-class _Files(LoadGroupScheduling):
-    """Deals out whole files to processes, and to one process all tests of a group."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return str(super()._split_scope(nodeid)).split("::", 1)[0]
-
-
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
-    """Is asked where tests run side by side, by `--dist loadgroup` as `make test` has it."""
-    return _Files(config, log) if config.getoption("dist") == "loadgroup" else None
+    """Deals out whole files to processes, and to one process all tests of a group, with `--dist loadgroup`."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling  # not everywhere: a host with a GPU may have pytest alone
+
+    class Files(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return str(super()._split_scope(nodeid)).split("::", 1)[0]
+
+    return Files(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Imports no file that cannot hold what `-m` names, so that `-m gpu` needs only what tests on a GPU import."""
+    marker: str = config.getoption("markexpr")
+    if not marker.isidentifier() or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return None if f"mark.{marker}" in collection_path.read_text(encoding="utf-8") else True
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by markers, and xdist by groups
@@ -96,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(map(item.get_closest_marker, COUNT_AS_ALONE)):
             item.add_marker("alone")
-        if item.get_closest_marker("ray"):
+        if item.get_closest_marker("ray") and config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("ray"))
     _choose(config, items)
     items.sort(key=_place)

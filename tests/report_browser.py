@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from playwright import sync_api
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

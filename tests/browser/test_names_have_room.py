@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from playwright import sync_api
 from report_browser import FLAGS, PATIENCE_MS, Visit, boxes, overlap
 from sweep_folders import ReportOn, trial, typical_trials
 
 from compile_sweep.schema.record import TrialRecord
+
+sync_api = pytest.importorskip("playwright.sync_api")
 
 pytestmark = pytest.mark.browser
 

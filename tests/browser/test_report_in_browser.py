@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright import sync_api
 from report_browser import FLAGS, Visit, boxes, overlap
 from sweep_folders import MakeSweep, ReportOn, trial, typical_trials
 
 import analysis
 from analysis import picture
 from compile_sweep.schema.outcome import Status
+
+sync_api = pytest.importorskip("playwright.sync_api")
 
 HOSTILE = """</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">"""
 

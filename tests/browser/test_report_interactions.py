@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright import sync_api
 from report_browser import FLAGS, Visit
 from sweep_folders import MakeSweep, ReportOn, trial, warm_start
 
@@ -16,6 +15,8 @@ from analysis.choose.break_even import Job, costs
 from analysis.recommend import recommend
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, append
+
+sync_api = pytest.importorskip("playwright.sync_api")
 
 pytestmark = pytest.mark.browser
 

@@ -7,13 +7,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from orchestrator.cluster.placement import HOST
+
+jsonschema = pytest.importorskip("jsonschema")
 
 COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import ray.autoscaler
 import yaml
 from hosts import HOME, Host, hosts, why_not
 from ray.autoscaler._private.util import prepare_config, validate_config
 from samples import wait_until
+
+jsonschema = pytest.importorskip("jsonschema")
 
 COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 ENVIRON = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -10,7 +10,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from rayjob_schema import pruned, spec_schema
@@ -20,6 +19,8 @@ from orchestrator.artifacts import KEY_VARIABLE
 from orchestrator.cluster.placement import HOST
 from orchestrator.config import Options
 from orchestrator.storage.mirror import VARIABLE
+
+jsonschema = pytest.importorskip("jsonschema")
 
 FULL_DEFINITION = "RAYJOB_CRD"
 """Environment variable with the path of the whole definition, KubeRay's ray.io_rayjobs.yaml, for who has it."""

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright import sync_api
 from report_browser import FLAGS, Visit
 from sweep_folders import MakeSweep, trial
 from test_server import get, serving
@@ -16,6 +15,8 @@ import analysis
 from analysis import compare, export
 from analysis.load import load
 from analysis.page.page import what_next
+
+sync_api = pytest.importorskip("playwright.sync_api")
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from playwright import sync_api
 from report_browser import FLAGS
 from sweep_folders import MakeSweep, trial
 
@@ -24,6 +23,8 @@ from analysis.page.page import report_page
 from analysis.page.server import LivePage, ReportServer
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import append
+
+sync_api = pytest.importorskip("playwright.sync_api")
 
 
 class Answer(NamedTuple):

@@ -6,11 +6,12 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
-import redis
 from torch._inductor.remote_cache import RedisRemoteCacheBackend, RemoteFxGraphCache
 
 from compile_sweep.harness.compile_cache.redis import sealed_redis
 from orchestrator.artifacts import SigningKey
+
+redis = pytest.importorskip("redis")
 
 ADDRESS = "redis://127.0.0.1:1"
 OURS, THEIRS = SigningKey(b"k" * 32), SigningKey(b"t" * 32)

@@ -16,11 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import redis
 
 from compile_sweep.schema.errors import CacheError
 from orchestrator.artifacts import KEY_VARIABLE
 from orchestrator.artifacts.redis import check, environment_for
+
+redis = pytest.importorskip("redis")
 
 COMPILES = """
 import json, os, torch
