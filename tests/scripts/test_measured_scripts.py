@@ -98,6 +98,33 @@ def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("script", "module", "optimizer", "samples"),
+    [
+        ("classifier.py", "ConvNet", "SGD", 32),
+        pytest.param("trainer.py", "GPT2LMHeadModel", "AdamW", 8, marks=pytest.mark.long),
+        ("accelerated.py", "Sequential", "AdamW", 32),
+        ("packed_rnn.py", "Tagger", "RMSprop", 8),
+        ("lora.py", "Sequential", "AdamW", 16),
+        ("graph_network.py", "GraphNet", "Adam", None),
+        ("reinforce.py", "ActorCritic", "Adam", None),
+        ("two_workers.py", "Net", "AdamW", 8),
+    ],
+)
+def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str, optimizer: str, samples: int | None) -> None:
+    session, error = run(script, AOT)
+    assert error is None, error
+    assert session.error is None
+    (target,) = session.found.targets
+    assert type(target.module).__name__ == module
+    assert [type(one).__name__ for one in session.found.optimizers] == [optimizer]
+    figures = measured.measurement(session)
+    assert figures.graphs >= 1
+    assert [text for text in figures.fallbacks if "RNN, GRU, or LSTM" not in text] == []  # which torch does not compile
+    if samples is not None:
+        assert session.step_size()[0] == samples
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("print('hello')\n", "without a training step"),
