@@ -28,7 +28,7 @@ _DYNAMIC_ARGUMENT = {
 
 _AUTOCAST_DTYPE = {Autocast.BF16: "bfloat16", Autocast.FP16: "float16", Autocast.OFF: None}
 
-_SDPA_BACKENDS = {
+SDPA_BACKENDS = {
     SdpaKernel.FLASH: "FLASH_ATTENTION",
     SdpaKernel.CUDNN: "CUDNN_ATTENTION",
     SdpaKernel.EFFICIENT: "EFFICIENT_ATTENTION",
@@ -327,7 +327,7 @@ def _within_contexts(settings: CompileSettings, facts: Facts, statement: str) ->
         contexts.append(f'torch.autocast("{facts.device_type}", dtype=torch.{dtype})')
     if settings.sdpa_kernel is not None:
         # MATH takes the calls that the kernel cannot, for example because of their mask or head dimension.
-        names = dict.fromkeys((_SDPA_BACKENDS[settings.sdpa_kernel], _SDPA_BACKENDS[SdpaKernel.MATH]))
+        names = dict.fromkeys((SDPA_BACKENDS[settings.sdpa_kernel], SDPA_BACKENDS[SdpaKernel.MATH]))
         backends = ", ".join(f"SDPBackend.{name}" for name in names)
         contexts.append(f"sdpa_kernel([{backends}], set_priority=True)")
     if contexts:

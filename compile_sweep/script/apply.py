@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.harness.prepare import refuse_memory_format
+from compile_sweep.harness.source import SDPA_BACKENDS
 from compile_sweep.harness.source_runtime import marked_forward, with_own_code
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
@@ -61,7 +64,13 @@ def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None)
 
 
 def process_wide(settings: CompileSettings) -> None:
-    """Sets what of the settings is the process's: torch's limit of graphs and the precision of float32 products."""
+    """Sets what of the settings is the process's: the limit of graphs, the precision of products, the attention kernel.
+
+    They stay in force: the process is the script's.
+    """
+    if settings.sdpa_kernel is not None:
+        kernels = dict.fromkeys((getattr(SDPBackend, SDPA_BACKENDS[settings.sdpa_kernel]), SDPBackend.MATH))
+        sdpa_kernel([*kernels], set_priority=True).__enter__()
     if settings.recompile_limit is not None:
         torch._dynamo.config.recompile_limit = settings.recompile_limit
     if settings.matmul_precision is not None:
@@ -75,7 +84,12 @@ def apply_to_modules(
 
     Raises:
         ScriptError: scope=regional, and no target has repeated blocks.
+        SettingsError: a memory format, and nothing that it could order.
     """
+    if settings.memory_format is not None:
+        for target in targets:
+            refuse_memory_format(settings, target.module)
+            target.module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
     if settings.scope is Scope.EAGER:
         return
     arguments = compile_arguments(settings)

@@ -44,6 +44,14 @@ def test_blocks_are_compiled_in_place_and_no_hook_of_ours_is_left(run: Run) -> N
     assert not _global_optimizer_post_hooks
 
 
+def test_convolutions_are_ordered_as_settings_say(run: Run) -> None:
+    session, error = run("gan.py", "scope=eager,memory_format=channels_last")
+    assert error is None
+    assert session.error is None
+    weights = session.found.targets[0].module.get_parameter("main.0.weight")
+    assert weights.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_a_script_that_compiles_itself_keeps_its_names_and_runs_eagerly_under_eager(run: Run) -> None:
     session, error = run("char_lm.py", "scope=eager")
     assert error is None
