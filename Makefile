@@ -3,8 +3,9 @@
 #
 #   make sweep ARGS="captioning --num-trials 20"
 #   make chaos ARGS="--chaos-seed 7"       breaks sweeps in every way there is, half an hour and more; docs/reliability.md
+#   make quick                             the tests that start neither Ray nor a compiler, for the inner loop
 #   make test ARGS="-k settings -x"        ARGS go to pytest; some tests need redis-server (apt-get install redis-server)
-#   make test-all                          with the tests that take minutes each, such as clusters over ssh
+#   make nightly                           every test: clusters over ssh, all faults, thousands of fuzz cases with other seeds
 #   make install EXTRAS=aws,s3             nothing but the installation, with extras of pyproject.toml
 #   make sweep PYTHON=python3.12           another interpreter, for the first call
 
@@ -16,26 +17,31 @@ IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -X faulthandler -m pytest
 LOG := $(VENV)/install.log
 
-.PHONY: help sweep test test-all chaos lint install clean check
+.PHONY: help sweep quick test nightly test-all chaos lint install clean check
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
-	@echo "Targets: sweep, test, test-all, chaos, lint, install, clean."
+	@echo "Targets: sweep, quick, test, nightly, chaos, lint, install, clean."
 
 sweep: $(VENV)/.installed
 	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
 
+quick: $(VENV)/.installed-dev
+	@$(PYTEST) -q -n logical --maxprocesses 4 --dist loadgroup -m "not (slow or ray or alone or nightly or gpu or browser)" \
+	  $(addprefix --ignore=tests/,sweeps chaos cluster fuzz browser golden) $(ARGS)
+
 test: lint
 	$(call run_tests)
 
-test-all: lint
-	$(call run_tests,--long)
+nightly test-all: export FUZZ_CASES ?= 2000
+nightly test-all: lint
+	$(call run_tests,--nightly)
 
 # Side by side what may be, then, if those passed, the rest. 5 says that ARGS chose no test: of one part, nothing wrong.
 define run_tests
 chosen=5; for part in "--alone no -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder" "--alone only"; do \
-  $(PYTEST) $$part $(1) $(ARGS) && chosen=0 || { code=$$?; test $$code -eq 5 || exit $$code; }; \
+  $(PYTEST) --durations=30 $$part $(1) $(ARGS) && chosen=0 || { code=$$?; test $$code -eq 5 || exit $$code; }; \
 done; exit $$chosen
 endef
 

@@ -28,14 +28,14 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Ray's workers have 15 by default, with which they hardly get on beside other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-COUNT_AS_ALONE = ("alone", "gpu", "long")
+COUNT_AS_ALONE = ("alone", "gpu", "nightly")
 """Markers: most hosts have one GPU, and clusters fill a machine."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also tests that take minutes each, which `make test-all` runs")
+    parser.addoption("--nightly", action="store_true", help="also tests marked nightly, and every fault of tests/chaos")
     parser.addoption("--alone", choices=("no", "only"), help="none of the tests that `make test` runs alone, or only those")
 
 
@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests marked `ray` start processes that wait for each other, and keep one core busy rather than all. They are one group: one
     process runs them one after the other, beside the others' tests. Several Rays at once would fight for cores and memory.
 
-    Leaves out what `--alone` says. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `long`
+    Leaves out what `--alone` says. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `nightly`
     unless they are asked for.
     """
     for item in items:
@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _choose(config, items)
     items.sort(key=_place)
     for marker, is_there, reason in (
-        ("long", lambda: bool(config.getoption("--long")), "part of `make test-all`"),
+        ("nightly", lambda: bool(config.getoption("--nightly")), "part of `make nightly`"),
         ("gpu", _has_gpu, "no CUDA device"),
         ("browser", lambda: _chromium() is not None, "no Chromium installed"),
     ):

@@ -354,7 +354,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.long
+@pytest.mark.nightly("two processes that compile; test_transfer.py shows the same of the caches")
 @pytest.mark.slow
 def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
     output = tmp_path / "restart.json"

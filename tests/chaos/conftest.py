@@ -22,14 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def is_full(pytestconfig: pytest.Config) -> bool:
-    return bool(pytestconfig.getoption("--chaos", default="short") == "full")
+    return bool(pytestconfig.getoption("--nightly") or pytestconfig.getoption("--chaos", default="short") == "full")
 
 
 @pytest.fixture
 def only_in_full(is_full: bool) -> None:
     """Skips what takes too long for every run."""
     if not is_full:
-        pytest.skip("part of `make chaos`")
+        pytest.skip("part of `make nightly` and `make chaos`")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.long
+@pytest.mark.nightly("a sweep of four trials with two workers each; test_faults_of_trials.py kills single workers")
 def test_a_trial_is_labelled_by_the_worker_that_failed_and_others_go_on(tmp_path: Path) -> None:
     settings = [f"scope=eager,padding=longest,pad_multiple={multiple}" for multiple in (4, 8, 2, 16)]
     output = tmp_path / "sweep"

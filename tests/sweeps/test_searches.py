@@ -69,7 +69,7 @@ def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Pat
     assert "go on with: python -m orchestrator.sweep --resume" in printed
 
 
-@pytest.mark.long
+@pytest.mark.nightly("waits out a bound of 45 s; test_pruning.py and test_stopped_trials.py decide the same on figures")
 def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_nothing_running(tmp_path: Path) -> None:
     output = tmp_path / "pruned"
     printed = sweep(

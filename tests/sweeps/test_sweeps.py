@@ -67,7 +67,7 @@ def processes_of_sweeps() -> list[str]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.nightly("seven trials, one of which waits out a deadline; test_faults_of_trials.py breaks the same")
 def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_finishing(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     settings = [*EAGER_SIX, "scope=eager,optimizer=fused"]
@@ -170,7 +170,7 @@ def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_
     assert described["environment_key"] == full["environment_key"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly("three sweeps of trials that disturb each other; test_confirmation.py decides what is run again")
 def test_members_of_the_front_that_met_contention_are_measured_again_alone(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     words = ("--workload", "toy_workloads:Crowded", "--max-concurrent", "2", "--settings", *EAGER_SIX[:2], "--no-confirm")
