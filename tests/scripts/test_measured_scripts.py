@@ -109,7 +109,13 @@ def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
     ("script", "module", "optimizer", "samples"),
     [
         ("classifier.py", "ConvNet", "SGD", 32),
-        pytest.param("trainer.py", "GPT2LMHeadModel", "AdamW", 8, marks=pytest.mark.long),
+        pytest.param(
+            "trainer.py",
+            "GPT2LMHeadModel",
+            "AdamW",
+            8,
+            marks=pytest.mark.nightly("test_examples.py trains with the Trainer, too"),
+        ),
         ("accelerated.py", "Sequential", "AdamW", 32),
         ("packed_rnn.py", "Tagger", "RMSprop", 8),
         ("lora.py", "Sequential", "AdamW", 16),
