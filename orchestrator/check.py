@@ -26,8 +26,10 @@ from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import refuse_unfit
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import RECIPES
+from orchestrator.plan.scripts import job_of, split_arguments
 from orchestrator.plan.space import Target, build, building, choose
 from orchestrator.view.explain import run_alone
+from orchestrator.view.script_check import check_script
 
 PROG = "python -m orchestrator.check"
 
@@ -44,8 +46,12 @@ _SHOWN = 3
 class Options:
     """Run a workload eagerly and under each scope, and say what was found and what a sweep would cost."""
 
-    workload: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
+    workload: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")] = None
     """A built-in workload's name, or package.module:Class for your own."""
+    script: str | None = None
+    """A training script to look at in place of a workload; its own arguments follow after --."""
+    in_place: bool = False
+    """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
     size: str | None = None
     """One of the workload's sizes; by default its first with a GPU and its last without."""
     device: Device | None = None
@@ -72,10 +78,11 @@ class Tried:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0 if every scope works, 1 if one does not."""
     words = sys.argv[1:] if arguments is None else arguments
-    return cli.run(lambda: _check(cli.parse(Options, PROG, words)))
+    own, arguments = split_arguments(words)
+    return cli.run(lambda: _check(cli.parse(Options, PROG, own), arguments))
 
 
-def _check(options: Options) -> int:
+def _check(options: Options, arguments: Sequence[str] | None) -> int:
     console = Console(soft_wrap=True, markup=False, highlight=False)
     environment = fingerprint()
     device = options.device or (Device.CUDA if environment.gpu else Device.CPU)
@@ -83,6 +90,12 @@ def _check(options: Options) -> int:
         raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu")
     check_seed(options.seed)
     refuse_unfit()
+    if (job := job_of(options.script, arguments, in_place=options.in_place, seed=options.seed)) is not None:
+        if options.workload is not None:
+            raise ConfigError(f"--script takes the place of the workload {options.workload}; leave one of them out")
+        return check_script(job, device, options.backend, console)
+    if options.workload is None:
+        raise ConfigError("name a workload, or a script with --script FILE")
     workload = build(options.workload, options.size, options.seed, has_gpu=device is Device.CUDA)
     with building():
         facts = list(_facts(workload))

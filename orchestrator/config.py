@@ -8,6 +8,7 @@ Where a sweep's folder is: as the command line says, or a new one under results/
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from urllib.parse import urlsplit
 
 import tyro
 
-IDENTITY = ("workload", "size", "seed", "device", "workers_per_trial", "pipeline")
+IDENTITY = ("workload", "size", "script", "seed", "device", "workers_per_trial", "pipeline")
 """Fields in which a resumed sweep must equal the one that began the folder, for its figures to be comparable."""
 
 
@@ -141,6 +142,8 @@ class SweepConfig:
     """What to try, in order, or to choose from."""
     excluded: tuple[Excluded, ...] = ()
     """What the recipe would have tried and why it is not."""
+    script: Mapping[str, Any] | None = None
+    """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
     seed: int = 0
     """Decides weights and data."""
     device: Device = Device.CPU
@@ -272,6 +275,10 @@ class Options:
     """captioning (the default), another that --list names, or package.module:Class for your own."""
     size: str | None = None
     """One of the workload's sizes; by default its first with a GPU and its last without."""
+    script: str | None = None
+    """A training script to run unchanged in place of a workload; its own arguments follow after --."""
+    in_place: bool = False
+    """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
     num_trials: int | None = None
     """At most this many trials: the first settings of the recipe, or what a searcher proposes."""
     searcher: Searcher | None = None

@@ -24,6 +24,8 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.as_workload import ScriptWorkload
+from compile_sweep.script.job import ScriptJob
 from orchestrator import cli
 from orchestrator.config import (
     GIVEN,
@@ -43,6 +45,7 @@ from orchestrator.config import chosen as chosen_folder
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
 from orchestrator.plan.recipes import find_recipe
+from orchestrator.plan.scripts import job_of, script_lines, split_arguments, with_baseline
 from orchestrator.plan.space import Choice, Target, build, building, choose, refuse_several_jobs, varied
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
@@ -64,10 +67,11 @@ Value = TypeVar("Value")
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    return cli.run(lambda: _sweep(cli.parse(Options, PROG, words)))
+    return cli.run(lambda: _sweep(*split_arguments(words)))
 
 
-def _sweep(options: Options) -> int:
+def _sweep(words: Sequence[str], arguments: Sequence[str] | None) -> int:
+    options = cli.parse(Options, PROG, words)
     console = Console(emoji=False)  # a path is printed as it is, whatever stands between two colons
     if options.list:
         from orchestrator.plan.listing import show
@@ -76,6 +80,8 @@ def _sweep(options: Options) -> int:
         return 0
     environment = fingerprint()
     if options.explain is not None or options.source is not None:
+        if options.script is not None:
+            raise ConfigError("--explain and --source look at a workload; orchestrator.check --script looks at a script")
         return _one_setting(console, options, environment)
     if not os.environ.get("RAY_ADDRESS"):  # elsewhere workers look at those of their hosts
         scratch_folders.refuse_unfit()
@@ -83,8 +89,11 @@ def _sweep(options: Options) -> int:
     kept = _storage(options, output)
     stored = stored_config(output) if options.resume else {}
     device = _device(options, stored, environment)
-    workload = _workload(options, stored, device)
+    job = _job(options, arguments, stored)
+    workload = ScriptWorkload(job.seed) if job else _workload(options, stored, device)
     config = _configured(options, stored, workload, device, environment, output)
+    if job:
+        config = replace(config, script=job.to_dict(), workload=job.name, cache=None, warm_starts=False)
     config = replace(config, storage=kept.uri if kept else None)
     learned = learned_for(config, environment)
     known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
@@ -96,7 +105,7 @@ def _sweep(options: Options) -> int:
         return 0
     _check_cache(config)
     tracking = Tracking(config.log_to, output)
-    commit = git_commit(named_workloads().get(config.workload, config.workload))
+    commit = None if job else git_commit(named_workloads().get(config.workload, config.workload))
     with folder.held(output):
         (folder.resume if options.resume else folder.begin)(output, config, environment, commit)
         stages = Stages(
@@ -141,6 +150,9 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     if search is not None:
         printed.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
     say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
+    if config.script is not None:
+        for line in script_lines(ScriptJob.from_dict(config.script), output, [list(row) for row in trials["findings"]]):
+            say(line)
     if undone := stages.undone(interrupted=interrupted):
         say(f"{undone}; go on with: {again}")
     printed.show_warnings(console, stages.tracking.finish(report))
@@ -191,6 +203,23 @@ def _device(options: Options, stored: dict[str, Any], environment: Environment) 
     return device
 
 
+def _job(options: Options, arguments: Sequence[str] | None, stored: dict[str, Any]) -> ScriptJob | None:
+    return job_of(
+        options.script,
+        arguments,
+        in_place=options.in_place,
+        seed=_first(options.seed, stored.get("seed"), 0),
+        stored=stored.get("script"),
+        not_for_scripts={
+            "--workload": options.workload,
+            "--size": options.size,
+            "--pipeline": options.pipeline,
+            "--caches": options.caches not in (None, CachePolicy.COLD),
+            "--precompile": options.precompile,
+        },
+    )
+
+
 def _workload(options: Options, stored: dict[str, Any], device: Device) -> Workload:
     name: str = _first(options.workload, stored.get("workload"), "captioning")
     seed: int = _first(options.seed, stored.get("seed"), 0)
@@ -221,6 +250,8 @@ def _configured(
         chosen = Choice(settings=kept, excluded=())
     else:
         chosen = choose(varied(find_recipe(recipe)(target), _axes(options.vary)), target)
+    if target.is_script:
+        chosen = with_baseline(chosen)
     before = map(CompileSettings.parse, map(str, stored.get("settings", ())))
     refuse_several_jobs((*chosen.settings, *before), workload.job_options)
     pipeline = Pipeline(_first(options.pipeline, stored.get("pipeline"), Pipeline.RESIDENT))

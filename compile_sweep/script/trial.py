@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,8 @@ _OF_THE_GROUP = {
 }  # fmt: skip
 """Variables of the worker's own group of processes, which are not the script's."""
 
+_LOG_LINES = 15
+
 _LOOKS_EVERY_S = 10.0
 """Between two looks at how much it wrote."""
 
@@ -47,11 +49,12 @@ class RunFailed(Exception):
         error_type: dotted name of the exception's class; None where the process ended without one.
         text: what it says.
         from_compiler: whether the compiler raised it.
+        output: the last lines that the script printed, where they are not in a log.
     """
 
-    def __init__(self, error_type: str | None, text: str, from_compiler: bool = False) -> None:
-        super().__init__(error_type, text, from_compiler)
-        self.error_type, self.text, self.from_compiler = error_type, text, from_compiler
+    def __init__(self, error_type: str | None, text: str, from_compiler: bool = False, output: Sequence[str] = ()) -> None:
+        super().__init__(error_type, text, from_compiler, output)
+        self.error_type, self.text, self.from_compiler, self.output = error_type, text, from_compiler, output
 
     def __str__(self) -> str:
         return self.text
@@ -77,8 +80,8 @@ class ScriptTrial:
     """Fields of `Protocol` with other values than usual."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the processes beside this one's."""
-    num_workers: int = 1
-    """That train together, each with a trial like this in a process of its own."""
+    shows_output: bool = True
+    """Whether what the script prints goes where this process's output goes, as into a trial's log; else the end of it is kept."""
     is_first: bool = True
     """Whether this is worker 0, which judges the numbers."""
     rendezvous: Callable[[], Mapping[str, str]] = dict
@@ -127,23 +130,29 @@ class ScriptTrial:
         environment.setdefault("PYTHONHASHSEED", str(self.job.seed))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_root()]))
         environment["PYTHONFAULTHANDLER"] = "1"
+        log = None if self.shows_output else (folder / "log").open("wb")
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "compile_sweep.script.run_one", str(folder / "assignment")],
             cwd=place.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
         )
         try:
             self._wait(process, folder, base, tell=tell)
         finally:
             _end(process)
+            if log is not None:
+                log.close()
+        output = [] if log is None else (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
         written = folder / "outcome"
         if not written.exists():
-            raise RunFailed(None, _how_it_ended(process.returncode))
+            raise RunFailed(None, _how_it_ended(process.returncode), output=output)
         outcome: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
         if "error_type" in outcome:
-            raise RunFailed(outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"])
+            raise RunFailed(outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"], output)
         shutil.rmtree(base, ignore_errors=True)
         return outcome
 

@@ -341,13 +341,14 @@ def run_trials(
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
     plan = TrialPlan(
+        script=config.script,
         folder=str(output.resolve()),
         workload=config.workload,
         size=config.size,
         seed=config.seed,
         num_workers=config.workers_per_trial,
         use_gpu=config.device is Device.CUDA,
-        pipeline=config.pipeline,
+        pipeline="script" if config.script else config.pipeline,
         workers_at_once=placement.workers_on_a_host(config),
         claimed_cpus=placement.claimed_cpus(config, environment.cores),
         compile_deadline_s=config.compile_deadline_s,

@@ -1,0 +1,84 @@
+"""A sweep of a person's script: what the command line says of one, and where its plan differs from a workload's."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.job import ScriptJob
+from orchestrator.plan.recipes import AS_WRITTEN
+from orchestrator.plan.space import Choice
+
+
+def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """The command's own words, and what follows after `--`: a script's arguments; None where there is no `--`."""
+    own = list(words)
+    if "--" not in own:
+        return own, None
+    at = own.index("--")
+    return own[:at], own[at + 1 :]
+
+
+def job_of(
+    script: str | None,
+    arguments: Sequence[str] | None,
+    *,
+    in_place: bool = False,
+    seed: int = 0,
+    stored: Mapping[str, Any] | None = None,
+    not_for_scripts: Mapping[str, object] | None = None,
+) -> ScriptJob | None:
+    """What trials run in place of a workload; None for a sweep of a workload.
+
+    Args:
+        script: what `--script` names.
+        arguments: what follows after `--`.
+        in_place: whether the script runs in its own folder.
+        seed: set before it begins.
+        stored: the job of the sweep that is taken up again.
+        not_for_scripts: options by their words, with what is said of them.
+
+    Raises:
+        ConfigError: something is said that does not go with a script, or only with one.
+        ScriptError: there is no such file.
+    """
+    if script is None and stored is not None:
+        before = ScriptJob.from_dict(stored)
+        own = before.arguments if arguments is None else arguments
+        return ScriptJob.of(before.path, own, folder=before.folder, in_place=before.in_place, seed=before.seed)
+    if script is None:
+        for is_given, word in ((arguments is not None, "what follows after --"), (in_place, "--in-place")):
+            if is_given:
+                raise ConfigError(f"{word} is for a script; name one with --script FILE")
+        return None
+    for word, said in (not_for_scripts or {}).items():
+        if said:
+            raise ConfigError(f"{word} is for workloads, and --script takes the place of one; leave it out")
+    return ScriptJob.of(script, arguments or (), in_place=in_place, seed=seed)
+
+
+def script_lines(job: ScriptJob, output: Path, findings: Sequence[Sequence[str]]) -> list[str]:
+    """What a person should know when a sweep of a script has ended: what was found in it, and how to train with the best setting.
+
+    Args:
+        job: what was swept.
+        output: the sweep's folder.
+        findings: of each trial, those that gave a figure first.
+    """
+    found = list(dict.fromkeys(line for lines in findings for line in lines))
+    command = shlex.join(["python", "-m", "compile_sweep.run", "--settings", str(output), job.path, *job.arguments])
+    return [
+        *(f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))),
+        f"train: {command}",
+    ]
+
+
+def with_baseline(chosen: Choice) -> Choice:
+    """The choice with the script as it is in the first place."""
+    baseline = CompileSettings.from_dict(AS_WRITTEN)
+    return replace(chosen, settings=(baseline, *(setting for setting in chosen.settings if setting != baseline)))

@@ -1,0 +1,81 @@
+"""The commands on a person's script: what a plan offers, what is refused, a whole sweep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compile_sweep.schema import record
+from compile_sweep.script.winner import settings_of
+from orchestrator.plan.scripts import split_arguments
+from orchestrator.sweep import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--script", "plain_loop.py", "--device", "cpu", "--dry-run", "--output", "new", "--", "--width", "32"]) == 0
+    said = capsys.readouterr().out
+    assert "recipe quickstart: plain_loop.py (script)" in said
+    assert said.index("as the script has it") < said.index("regional, default, auto")
+    assert "the script pads its own" in said
+    assert "the script orders its own samples" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--script", "nothing.py"], "there is no such file"),
+        (["--script", "data/meta.pkl"], "is not a Python file"),
+        (["--", "--width", "32"], "name one with --script FILE"),
+        (["--in-place"], "name one with --script FILE"),
+        (["--script", "vae.py", "--workload", "gpt2"], "--workload is for workloads"),
+        (["--script", "vae.py", "--caches", "shared"], "--caches is for workloads"),
+        (["--script", "vae.py", "--settings", "scope=full,autocast=bf16"], "the script chooses its own autocast"),
+        (["--script", "vae.py", "--explain", "scope=full"], "orchestrator.check --script"),
+        (["--settings", "scope=eager,as_written=on"], "a workload has none; use --script"),
+    ],
+)
+def test_what_does_not_go_with_a_script_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own, *rest = [words[: words.index("--")], words[words.index("--") :]] if "--" in words else [words]
+    assert main([*own, "--dry-run", "--device", "cpu", "--output", "new", *(rest[0] if rest else [])]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_scripts_arguments_are_what_follows_the_first_two_dashes() -> None:
+    assert split_arguments(["--seed", "1", "--", "--seed", "2", "--", "x"]) == (["--seed", "1"], ["--seed", "2", "--", "x"])
+    assert split_arguments(["--seed", "1"]) == (["--seed", "1"], None)
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    output = tmp_path / "sweep"
+    settings = ["scope=regional,dynamic=auto,backend=aot_eager", "scope=full,dynamic=auto,backend=aot_eager"]
+    words = ["--script", "plain_loop.py", "--device", "cpu", "--settings", *settings, "--output", str(output)]
+    run = subprocess.run(
+        [sys.executable, "-m", "orchestrator.sweep", *words, "--", "--width", "32"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    trials = record.read(output)
+    assert [(trial.label, trial.reason) for trial in trials] == [(None, None)] * 3
+    assert [trial.settings["as_written"] for trial in trials] == [True, None, None]
+    assert {trial.workload for trial in trials} == {"plain_loop.py"}
+    assert all(trial.findings[0].startswith("module model: Net") for trial in trials)
+    assert (output / "report.html").is_file()
+    assert "train: python -m compile_sweep.run --settings" in run.stdout
+    assert settings_of(output).key in {trial.settings_key for trial in trials}
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
