@@ -12,6 +12,7 @@ from begun_sweeps import SETTINGS
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, append
 from orchestrator import sweep
+from orchestrator.artifacts.signing import SigningKey
 from orchestrator.config import SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.run import sweep_folder
@@ -43,3 +44,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on every machine."""
     without = replace(fingerprint(), gpu=None, num_gpus=0)
     monkeypatch.setattr(sweep, "fingerprint", lambda: without)
+
+
+@pytest.fixture
+def key() -> SigningKey:
+    """What signs artifacts in tests."""
+    return SigningKey(b"k" * 32)

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.nightly("a sweep that logs to two servers; test_tracking.py logs the same records to real stores")
+@pytest.mark.nightly("a whole sweep that logs to two trackers; test_tracking.py logs the same records to real stores")
 def test_trials_that_end_well_and_badly_reach_both_trackers_with_the_report(tmp_path: Path) -> None:
     output, store, events = tmp_path / "sweep", tmp_path / "store", tmp_path / "events"
     command = [sys.executable, "-m", "orchestrator.sweep", "--output", str(output)]

@@ -17,11 +17,6 @@ from orchestrator.artifacts.store import ArtifactStore
 BUCKET = "artifacts"
 
 
-@pytest.fixture
-def key() -> SigningKey:
-    return SigningKey(b"k" * 32)
-
-
 @pytest.fixture(scope="session")
 def s3_port() -> Iterator[int]:
     """Port of a moto server with a bucket. Nothing checks its credentials, but a client must have some."""

@@ -1,0 +1,35 @@
+"""What runs only at night is listed in docs/testing.md with its reason, and nothing else is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PAGE = Path("docs", "testing.md")
+
+
+def reasons(tests: Path) -> Iterator[tuple[str, str]]:
+    """The file and the reason of each `pytest.mark.nightly(...)`."""
+    for path in sorted(tests.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="nightly"), args=[ast.Constant(value=str(reason))]):
+                    yield path.name, reason
+
+
+def test_each_is_listed_with_its_reason(repository: Path) -> None:
+    expected = {f"| `{name}` | {reason} |" for name, reason in reasons(repository / "tests")}
+    listed = {line for line in (repository / PAGE).read_text(encoding="utf-8").splitlines() if line.startswith("| `test_")}
+    assert expected == listed
+
+
+def test_none_goes_without_a_reason(repository: Path) -> None:
+    bare = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted((repository / "tests").rglob("test_*.py"))
+        for parent in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.iter_child_nodes(parent)
+        if isinstance(node, ast.Attribute) and node.attr == "nightly" and not isinstance(parent, ast.Call)
+    ]
+    assert bare == []
