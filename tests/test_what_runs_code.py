@@ -19,7 +19,7 @@ RUNS = {
 ALLOWED = {
     ("analysis/__init__.py", "import_module"): "its own rooms, when a name of them is first asked for",
     ("orchestrator/__init__.py", "import_module"): "the same",
-    ("workloads/__init__.py", "import_module"): "the same",
+    ("compile_sweep/__init__.py", "import_module"): "the same",
     ("compile_sweep/contract/base.py", "import_module"): "the workload that the command line names",
     (
         "compile_sweep/harness/compile_cache/bundles.py",
@@ -27,6 +27,9 @@ ALLOWED = {
     ): "entries that this process compiled, or that were verified before",
     ("compile_sweep/harness/apply.py", "compile"): "the source of settings, which `source.py` wrote",
     ("compile_sweep/harness/apply.py", "exec"): "the same",
+    ("compile_sweep/script/main_module.py", "compile"): "the training script that the command line names",
+    ("compile_sweep/script/main_module.py", "exec"): "the same",
+    ("compile_sweep/script/numbers.py", "torch.load"): "with weights_only, which unpickles tensors and nothing else",
 }
 """File and call, and whose data it is."""
 

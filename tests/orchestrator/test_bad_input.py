@@ -174,7 +174,7 @@ def test_a_workload_whose_functions_fail_is_said_with_why(
 ) -> None:
     (tmp_path / "failing_workloads.py").write_text(
         "import torch\n"
-        "from workloads import WorkloadFromModel\n"
+        "from compile_sweep import WorkloadFromModel\n"
         "def missing(*number):\n"
         "    raise FileNotFoundError('/data/train.bin')\n"
         "def batch(number):\n"

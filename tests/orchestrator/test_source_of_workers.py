@@ -21,7 +21,7 @@ def test_the_source_of_a_setting_is_that_of_so_many_workers(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--source", "ddp.static_graph=on"], "there is one; add --workers-per-trial 2, or more"),
+        (["--source", "ddp.static_graph=on"], "there is one; add --workers-per-trial 2 or more"),
         (["--source", "ddp.compression=bf16", "--workers-per-trial", "2"], "needs NCCL"),
         (["--source", "scope=full", "--workers-per-trial", "0"], "--workers-per-trial 0 is too few"),
         (["--explain", "scope=full", "--workers-per-trial", "2"], "leave out --workers-per-trial"),

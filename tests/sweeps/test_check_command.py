@@ -69,7 +69,7 @@ def test_temporary_files_where_nothing_compiles_are_refused(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["toy_workloads:Toyy"], "is no subclass of workloads.Workload"),
+        (["toy_workloads:Toyy"], "is no subclass of compile_sweep.Workload"),
         (["captoning"], "did you mean captioning?"),
         (["toy_workloads:Toy", "--size", "huge"], "has no size 'huge'"),
         (["toy_workloads:Toy", "--backend", "inductr"], "no back-end 'inductr'"),

@@ -13,7 +13,7 @@ from orchestrator.guard.watchdog import OOM_NOTE, Evidence, read_from
 
 DIES = """
 import sys
-from orchestrator import watchdog
+from orchestrator.guard import watchdog
 log = open(sys.argv[1], "a")
 watchdog.explain_crashes(log)
 {how}

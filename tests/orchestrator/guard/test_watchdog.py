@@ -28,7 +28,7 @@ time.sleep(600)
 
 STUCK = """
 import sys, time
-from orchestrator import watchdog
+from orchestrator.guard import watchdog
 log = open(sys.argv[1], "w")
 watchdog.arm(1.0, log)
 if sys.argv[2] == "disarmed":

@@ -257,7 +257,7 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
 def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts this process where a train worker is."""
     monkeypatch.setattr(worker.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
-    monkeypatch.setattr(worker.logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
+    monkeypatch.setattr(worker.remote_logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
     monkeypatch.setattr(worker, "_own_cores", lambda plan: nullcontext((0,)))
     monkeypatch.setattr(worker, "_measure", measure)
