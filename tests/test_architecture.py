@@ -244,7 +244,7 @@ def test_a_planted_import_is_found(module: str, source: str, rule: str) -> None:
             "analysis.load",
             "from compile_sweep.schema.record import read\nfrom compile_sweep.schema.settings import CompileSettings",
         ),
-        ("orchestrator.sweep", "from analysis.report import write"),
+        ("orchestrator.sweep", "from analysis.report import write_report"),
         ("orchestrator.run.worker", "import torch\nimport ray.train\nfrom compile_sweep.harness import measure"),
         ("orchestrator.search.optuna_proposer", "import optuna"),
         ("orchestrator.tracking.mlflow", "from mlflow.entities import Metric"),

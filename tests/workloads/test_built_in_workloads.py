@@ -120,7 +120,7 @@ def test_it_names_modules_that_exist_and_fits_its_name(name: str) -> None:
         ("gpt2-inference", "scope=full,workload.cast_cache=kept", "needs workload.grad_mode=no_grad"),
         ("gpt2-inference", "scope=full,workload.weights=bf16,autocast=bf16", "needs no autocast"),
         ("gpt2-inference", "scope=full,optimizer=fused", "only infers"),
-        ("gpt2", "scope=full,workload.batch_size=0", "use a whole number of 1 or more"),
+        ("gpt2", "scope=full,workload.batch_size=0", "use a whole number, 1 or more"),
         ("segmentation", "scope=full,workload.emma=on", "did you mean ema?"),
         ("decoder", "scope=full,workload.new_tokens=300", "above the 256"),
         ("layers", "scope=full,dynamic=mark", "above the workload's 1 tokens"),

@@ -279,12 +279,12 @@ def test_every_logger_the_installed_torch_has_for_these_findings_is_listened_to(
 
 WATCH = """
 import torch
-from compile_sweep.harness.diagnostics.capture import watching
+from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 @torch.compile(backend="aot_eager", dynamic=False)
 def double(x):
     torch._dynamo.graph_break()
     return x * 2
-with watching() as found:
+with capture_diagnostics() as found:
     double(torch.ones(2)), double(torch.ones(3))
 print(len(found.graph_break_reasons), len(found.recompile_reasons), found.graphs)
 """

@@ -36,8 +36,8 @@ print(json.dumps({**counters["inductor"], **counters["aot_autograd"]}))
 SEALS = """
 import os
 from orchestrator.artifacts import SigningKey
-from compile_sweep.harness.compile_cache.redis import sealed
-seal = sealed(SigningKey.load(), os.environ.pop("TORCHINDUCTOR_REDIS_URL"))
+from compile_sweep.harness.compile_cache.redis import sealed_redis
+seal = sealed_redis(SigningKey.load(), os.environ.pop("TORCHINDUCTOR_REDIS_URL"))
 seal.__enter__()
 """
 
