@@ -177,6 +177,7 @@ def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
     assert loaded_by("import analysis", {"torch", "ray", "transformers", "optuna"}, repository) == []
 
 
+@pytest.mark.slow
 def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) -> None:
     code = (
         "import pickle\n"
@@ -188,10 +189,12 @@ def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) 
     assert loaded_by(code, {"torch", "transformers"}, repository) == []
 
 
+@pytest.mark.slow
 def test_the_process_of_a_trial_starts_no_torch(repository: Path) -> None:
     assert loaded_by("import orchestrator.run.trial", {"torch", "transformers"}, repository) == []
 
 
+@pytest.mark.slow
 def test_a_plan_loads_no_compiler_where_neither_settings_nor_the_models_library_do(repository: Path) -> None:
     code = (
         "import contextlib, io\n"

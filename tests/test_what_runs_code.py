@@ -50,6 +50,7 @@ def calls(source: str) -> Iterator[str]:
             yield node.func.attr
 
 
+@pytest.mark.slow
 def test_data_becomes_code_only_where_it_is_known_to(repository: Path) -> None:
     found = {
         (str(path.relative_to(repository)), call)

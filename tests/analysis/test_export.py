@@ -85,6 +85,7 @@ def test_without_a_source_there_is_nothing_to_export(make_sweep: MakeSweep) -> N
         best_script(row(make_sweep, toy(source=None)), seed=0)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_fresh_process_is_compared_with_the_recorded_interval(make_sweep: MakeSweep) -> None:
     inside = row(make_sweep, toy(high=math.inf))
     came = rerun(inside, best_script(inside, seed=0))
@@ -94,6 +95,7 @@ def test_a_run_in_a_fresh_process_is_compared_with_the_recorded_interval(make_sw
     assert "inside the recorded 0.001 or more" in came.sentence
 
 
+@pytest.mark.slow
 def test_a_throughput_outside_of_the_interval_is_said_and_still_offered(
     make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +120,7 @@ def test_what_fails_is_not_offered_and_an_earlier_one_goes(make_sweep: MakeSweep
     assert "not offered" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_fails(make_sweep: MakeSweep) -> None:
     bad = row(make_sweep, toy(source=SOURCE.replace("loss.detach().clone()", "loss.detach() * float('nan')")))
     came = rerun(bad, best_script(bad, seed=0))

@@ -66,6 +66,7 @@ def test_a_labelled_eager_trial_is_no_baseline(make_sweep: MakeSweep, label: str
     assert df["speedup_best_eager"].tolist()[1:] == df["speedup_same_padding"].tolist()[1:] == [1.0, 1.6]
 
 
+@pytest.mark.slow
 def test_it_is_listed_apart_with_its_reason(make_sweep: MakeSweep, label: str) -> None:
     folder = make_sweep(labelled(label))
     page = re.sub(r"<(script|style)\b.*?</\1>", "", analysis.write_report(folder).read_text(), flags=re.DOTALL)

@@ -52,6 +52,7 @@ def test_a_comparison_marks_what_is_beyond_noise_and_no_label_is_mark_up(
     assert str(tmp_path / "page.html") not in printed
 
 
+@pytest.mark.slow
 def test_the_tables_in_docs_are_what_the_committed_records_say(repository: Path) -> None:
     command = [sys.executable, str(repository / "docs" / "shown.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

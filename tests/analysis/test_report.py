@@ -30,6 +30,7 @@ def page_without_scripts(path: Path) -> str:
     return re.sub(r"<(script|style)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_report_names_every_trial_and_why_some_are_not_usable(make_sweep: MakeSweep) -> None:
     path = analysis.write_report(make_sweep())
     page = page_without_scripts(path)
@@ -50,6 +51,7 @@ def test_a_sweep_with_little_in_it_has_a_report_too(make_sweep: MakeSweep, recor
     assert "Verdict" in page_without_scripts(analysis.write_report(make_sweep(records)))
 
 
+@pytest.mark.slow
 def test_the_figures_at_a_glance_are_of_the_setting_that_the_verdict_names(make_sweep: MakeSweep) -> None:
     fastest = trial("scope=full", 2970, 1000, peak_memory_bytes=9 * 2**30)
     sooner = trial("scope=regional", 2960, 50, peak_memory_bytes=4 * 2**30)
@@ -61,6 +63,7 @@ def test_the_figures_at_a_glance_are_of_the_setting_that_the_verdict_names(make_
         assert f"<b>{figure}</b>" in glance
 
 
+@pytest.mark.slow
 def test_of_many_settings_the_verdict_says_what_the_command_does(make_sweep: MakeSweep) -> None:
     """Also against eager and `torch.compile(model)` as it comes, which more than 200 settings leave behind."""
     ahead = [trial(f"scope=regional,dynamic=mark,group_window={n}", 1000 + n, 5, trial_id=f"{n}") for n in range(1, 211)]
@@ -75,6 +78,7 @@ def test_of_many_settings_the_verdict_says_what_the_command_does(make_sweep: Mak
     assert f'<p class="finding">{" ".join(expected[1:])}</p>' in page
 
 
+@pytest.mark.slow
 def test_the_head_counts_what_was_stopped_early_where_something_was(make_sweep: MakeSweep) -> None:
     stopped = trial("scope=regional,dynamic=true", status=Status.STOPPED, label="dominated", trial_id="stopped")
     page = page_without_scripts(analysis.write_report(make_sweep([*typical_trials(), stopped])))

@@ -375,6 +375,7 @@ def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.nightly("a benchmark on a cluster of two nodes; test_cluster_memory.py keeps artifacts in a cluster's memory")
 @pytest.mark.slow
 def test_artifacts_go_between_two_nodes(tmp_path: Path) -> None:
     output = tmp_path / "transfer.json"

@@ -223,6 +223,7 @@ def test_the_examples_blocks_and_lengths_are_found() -> None:
     assert texts.dynamic_dims("model") == {"input_ids": (1,), "labels": (1,)}
 
 
+@pytest.mark.slow
 def test_a_training_example_is_measured_compiled() -> None:
     workload = load_workload(f"{EXAMPLES}:Reviews")("only", 0)
     found = measure(prepare(workload, CompileSettings.parse("scope=regional,backend=aot_eager"), CPU), protocol=SHORT)
@@ -231,6 +232,7 @@ def test_a_training_example_is_measured_compiled() -> None:
     assert "optimizer.zero_grad" in found.source
 
 
+@pytest.mark.slow
 def test_a_model_that_computes_its_loss_is_one_graph_for_batches_with_and_without_padding() -> None:
     workload = load_workload(f"{EXAMPLES}:Texts")("only", 0)
     found = measure(prepare(workload, CompileSettings.parse("scope=full,dynamic=mark,backend=aot_eager"), CPU), protocol=SHORT)
@@ -261,6 +263,7 @@ def test_options_that_a_workload_does_not_have_are_refused() -> None:
     assert workload.under(CompileSettings.parse("scope=full")) is workload
 
 
+@pytest.mark.slow
 def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
     workload = load_workload(f"{EXAMPLES}:Texts")("only", 0)
     batch = workload.pool(PadToMax(max_length=workload.max_length), rank=0, device=CPU)[0].inputs

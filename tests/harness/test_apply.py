@@ -24,6 +24,8 @@ from compile_sweep.schema.outcome import Label, Status, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
 

@@ -242,6 +242,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_workers_take_the_same_steps_in_the_same_order(tmp_path: Path, repository: Path) -> None:
     command = [sys.executable, "-c", _WORKER]
     environment = {**os.environ, "PYTHONPATH": f"{repository}:{repository / 'tests'}", "OMP_NUM_THREADS": "1"}

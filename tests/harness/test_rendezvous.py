@@ -29,6 +29,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_reduce_and_listen_on_the_loopback_alone(num_workers: int, repository: Path) -> None:
     workers = [

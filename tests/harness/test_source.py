@@ -248,6 +248,7 @@ print(graphs, sorted(name for name in ("compile_sweep", "workloads", "orchestrat
 """
 
 
+@pytest.mark.slow
 def test_pasted_source_runs_where_only_torch_is_and_compiles_one_graph_for_all_lengths(tmp_path: Path) -> None:
     facts = Facts(
         workload="pasted",

@@ -366,6 +366,7 @@ def test_a_storage_below_a_file_is_refused_before_a_sweep_is_taken_up(theirs: Pa
     assert contents(theirs) == before
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_code_2_and_one_line(repository: Path) -> None:
     Path("my_workloads.py").write_text("raise RuntimeError('the data set is not there')\n")
     done = in_a_process(repository, "--workload", "my_workloads:Mine")
@@ -374,6 +375,7 @@ def test_a_process_ends_with_code_2_and_one_line(repository: Path) -> None:
     assert [path.name for path in Path.cwd().iterdir()] == ["my_workloads.py"]
 
 
+@pytest.mark.slow
 def test_a_process_that_meets_damaged_records_changes_nothing(repository: Path, theirs: Path) -> None:
     with (theirs / TRIALS_FILE).open("a") as log:
         log.write("garbage\n")

@@ -134,6 +134,7 @@ def test_the_command_to_go_on_repeats_what_is_each_runs_own_but_no_budget(
         assert getattr(told, own) == getattr(asked, own)
 
 
+@pytest.mark.slow
 def test_what_machines_ended_is_not_blamed_on_a_budget_that_nobody_gave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

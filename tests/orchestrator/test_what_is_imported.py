@@ -47,10 +47,12 @@ def imported(here: Path, program: str, repository: Path) -> list[str]:
     return marks.read_text().split() if marks.exists() else []
 
 
+@pytest.mark.slow
 def test_a_built_in_workload_imports_nothing_of_the_folder(here: Path, repository: Path) -> None:
     assert imported(here, "from orchestrator.sweep import main; main(['--dry-run', '--size', 'tiny'])", repository) == []
 
 
+@pytest.mark.slow
 def test_a_check_of_a_built_in_workload_adds_no_folder_to_the_path(here: Path, repository: Path) -> None:
     program = (
         "import os, sys; from orchestrator.check import main; assert main(['captioning', '--size', 'x']) == 2; "
@@ -59,11 +61,13 @@ def test_a_check_of_a_built_in_workload_adds_no_folder_to_the_path(here: Path, r
     assert imported(here, program, repository) == []
 
 
+@pytest.mark.slow
 def test_a_workload_of_ones_own_imports_its_module_and_no_other(here: Path, repository: Path) -> None:
     program = "from orchestrator.sweep import main; assert main(['--dry-run', '--workload', 'mine:Mine']) == 0"
     assert imported(here, program, repository) == ["mine"]
 
 
+@pytest.mark.slow
 def test_reading_a_folder_imports_nothing_that_it_names(here: Path, repository: Path) -> None:
     config = SweepConfig(recipe="given", workload="mine:Mine", size="only", settings=(EAGER,))
     sweep_folder.begin(here / "sweep", config, fingerprint(), None)

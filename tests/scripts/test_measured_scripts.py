@@ -15,6 +15,8 @@ from compile_sweep.script import measured
 from compile_sweep.script.session import Kind
 from tests.scripts.conftest import Run
 
+pytestmark = pytest.mark.slow
+
 AOT = "scope=full,dynamic=auto,backend=aot_eager"
 
 

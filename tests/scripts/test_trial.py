@@ -39,6 +39,7 @@ def test_a_trial_measures_judges_and_leaves_the_persons_folder_as_it_was(folder:
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
     trial = ScriptTrial(
         job=ScriptJob.of("plain_loop.py", ["--wrong"], folder=str(folder)),

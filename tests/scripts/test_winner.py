@@ -27,6 +27,7 @@ def trained(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_keys(folder: Path) -> None:
     settings = folder / "best.json"
     settings.write_text(json.dumps({"settings": "scope=regional,dynamic=auto,optimizer=fused,backend=aot_eager"}))
@@ -41,6 +42,7 @@ def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_ke
     assert next(iter(kept["model"])) == "wte.weight"
 
 
+@pytest.mark.slow
 def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
     run = trained(folder, "-m", "compile_sweep.run", "--settings", "nowhere", "vae.py")
     assert run.returncode == 2

@@ -140,6 +140,7 @@ def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> Non
     wait_until(lambda: not processes_of_sweeps(), 10)
 
 
+@pytest.mark.nightly("one more sweep; Ctrl-C stops one in the same way")
 def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_flight(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     running = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:2])

@@ -174,6 +174,7 @@ def test_frozen_weights_are_cast_when_compiled_and_not_in_each_call(weights: str
     assert not torch._inductor.config.freezing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "statement"),
     [
@@ -258,6 +259,7 @@ def test_the_average_follows_the_weights() -> None:
     torch.testing.assert_close(average.averages["weight"], before + 1.0)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_average_that_torch_keeps_of_a_compiled_model_is_that_of_the_eager_one() -> None:
     """The vision source's pitfall, "no EMA with torch.compile": its average was a deep copy of the model, as torch's is."""
     averages = []
@@ -343,6 +345,7 @@ def test_the_loss_is_that_of_transformers() -> None:
     torch.testing.assert_close(model(**inputs), published.loss, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
 def test_only_the_published_matching_breaks_the_graph() -> None:
     breaks = {}

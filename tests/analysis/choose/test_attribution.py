@@ -26,6 +26,7 @@ def grid() -> list[TrialRecord]:
     ]
 
 
+@pytest.mark.slow
 def test_the_field_that_decides_has_the_largest_share(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep(grid()))
     rate = {share.name: share.share for share in shares(df)}
@@ -56,6 +57,7 @@ def test_a_field_that_nearly_every_trial_has_to_itself_has_no_share(make_sweep: 
     assert [share.name for share in shares(analysis.load(make_sweep(records)))] == ["optimizer"]
 
 
+@pytest.mark.slow
 def test_of_very_many_trials_some_stand_for_all(make_sweep: MakeSweep) -> None:
     many = [
         trial(
@@ -95,6 +97,7 @@ def test_an_effect_is_the_mean_over_pairs_that_differ_in_one_field_only(make_swe
     assert steps.value == pytest.approx((64_000 / 600 - 128 + 64_000 / 612 - 64_000 / 510) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [2, 3])
 def test_the_interval_of_an_effect_covers_the_true_one_about_as_often_as_it_says(make_sweep: MakeSweep, pairs: int) -> None:
     """Pairs that disagree by more than each is off by, as where a field's worth hangs on the others."""

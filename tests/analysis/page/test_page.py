@@ -30,6 +30,7 @@ def offer(folder: Path, **told: object) -> None:
     (folder / "best.py").write_text("print(1)\n")
 
 
+@pytest.mark.slow
 def test_best_py_is_linked_with_how_its_run_went(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     assert "python -m analysis.export DIR --steps 100000" in page_of(folder)
@@ -48,6 +49,7 @@ def test_a_best_json_that_is_none_counts_as_none(make_sweep: MakeSweep, words: s
     assert what_next(folder).best is None
 
 
+@pytest.mark.slow
 def test_an_export_beside_the_sweep_renews_its_report_and_one_elsewhere_does_not(make_sweep: MakeSweep, tmp_path: Path) -> None:
     folder = make_sweep([trial("scope=eager", 500, 0.1), trial("scope=full", 900, 50, source="model = torch.compile(model)\n")])
     assert export.main([str(folder), "--only", "best", "--no-rerun"]) == 0
@@ -63,6 +65,7 @@ def test_an_export_beside_the_sweep_renews_its_report_and_one_elsewhere_does_not
     assert '<a href="best.py">' in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_comparison_beside_the_sweep_is_linked(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     analysis.write_report(folder)
@@ -71,6 +74,7 @@ def test_a_comparison_beside_the_sweep_is_linked(make_sweep: MakeSweep) -> None:
     assert '<a href="compare.html">' in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_server_gives_what_the_page_links_as_it_is_and_lets_nothing_in_it_run(make_sweep: MakeSweep, tmp_path: Path) -> None:
     folder = make_sweep()
     with serving(folder) as server:

@@ -65,6 +65,7 @@ def test_it_serves_the_report_on_this_machine_only(make_sweep: MakeSweep) -> Non
         assert get(server, "/trials.jsonl").status == 404
 
 
+@pytest.mark.slow
 def test_a_page_from_elsewhere_cannot_read_it_under_another_name(make_sweep: MakeSweep) -> None:
     with serving(make_sweep()) as server:
         answer = get(server, "/", host=f"evil.example:{server.server_address[1]}")
@@ -74,12 +75,14 @@ def test_a_page_from_elsewhere_cannot_read_it_under_another_name(make_sweep: Mak
         assert get(server, "/", host=f"localhost:{server.server_address[1]}").status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_on_port_80_a_browser_names_no_port(make_sweep: MakeSweep, host: str) -> None:
     with serving(make_sweep()) as server:
         assert get(server, "/", host=host).status == 200
 
 
+@pytest.mark.slow
 def test_the_version_and_the_page_change_with_a_record(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     with serving(folder) as server:
@@ -94,6 +97,7 @@ def test_the_version_and_the_page_change_with_a_record(make_sweep: MakeSweep) ->
         assert "5,000 samples/s" in page
 
 
+@pytest.mark.slow
 def test_a_record_that_cannot_be_read_leaves_the_page_that_was_and_its_version_and_says_why(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     with serving(folder) as server:
@@ -161,6 +165,7 @@ def test_logs_are_text_and_nothing_outside_them_is_served(make_sweep: MakeSweep)
             assert get(server, path).status == 404, path
 
 
+@pytest.mark.slow
 def test_the_command_says_where_and_ends_when_interrupted(make_sweep: MakeSweep) -> None:
     # A shell has what it runs in the background ignore SIGINT, and children inherit that.
     interruptible = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -175,6 +180,7 @@ def test_the_command_says_where_and_ends_when_interrupted(make_sweep: MakeSweep)
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_a_folder_or_port_that_cannot_be_served_is_refused(
     make_sweep: MakeSweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_traced_function_is_restored_where_torch_keeps_it(compiler: Compiler) 
     assert started.names == traced.names
 
 
+@pytest.mark.nightly("four processes that trace; one traced function is restored in `make test`")
 @pytest.mark.slow
 @pytest.mark.parametrize(("workload", "settings"), [("layers", "scope=full,autocast=bf16"), ("layers-inference", "scope=full")])
 def test_what_was_traced_under_autocast_or_inference_mode_is_used_under_it(
@@ -179,6 +180,7 @@ def test_what_was_traced_under_autocast_or_inference_mode_is_used_under_it(
     assert (started.hits, started.misses) == ({"precompile": 1}, {})
 
 
+@pytest.mark.nightly("two processes that trace an optimizer; one traced function is restored in `make test`")
 @pytest.mark.slow
 def test_a_traced_update_of_the_executed_source_is_found_where_strings_hash_otherwise(compiler: Compiler) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -54,6 +54,7 @@ def line_of(function: object, code: str) -> str:
     return f"{Path(inspect.getfile(function)).name}:{first + offset}"  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spelled",
     [
@@ -72,6 +73,7 @@ def test_nothing_speaks_against_a_sound_workload(spelled: str) -> None:
     assert [reason for reason in found.graph_break_reasons if "torch/optim/" not in reason] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["full", "regional", "modular"])
 def test_blocks_of_a_library_that_wraps_their_forwards_are_seen_to_be_compiled(scope: str) -> None:
     found = watched(Captioning("tiny", 0), f"scope={scope},{QUICK}")
@@ -125,6 +127,7 @@ def test_a_forward_that_dynamo_must_not_touch_is_a_fallback() -> None:
     assert found.fallbacks == ["nothing was compiled: torch made no graph, though the settings say scope=full"]
 
 
+@pytest.mark.slow
 def test_regions_that_are_never_called_are_a_fallback_though_other_things_are_compiled() -> None:
     found = watched(BypassesItsBlocks("only", 0), f"scope=regional,optimizer=compiled,{QUICK}")
     assert found.graphs == 1
@@ -132,6 +135,7 @@ def test_regions_that_are_never_called_are_a_fallback_though_other_things_are_co
     assert found.fallbacks == [f"{names} were meant to be compiled and never were"]
 
 
+@pytest.mark.slow
 def test_a_recompile_names_the_function_and_the_guard_that_failed() -> None:
     found = watched(Toy("only", 0), f"scope=modular,dynamic=buckets,bucket_size=8,{QUICK}")
     assert len(found.recompile_reasons) == 2
@@ -139,6 +143,7 @@ def test_a_recompile_names_the_function_and_the_guard_that_failed() -> None:
     assert found.recompile_reasons[0] == f"forward of Body ({line}): tensor 'ids' size mismatch at index 1. expected 8, actual 16"
 
 
+@pytest.mark.slow
 def test_a_hit_recompile_limit_names_the_function_the_limit_and_the_guard() -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
         found = watched(Toy("only", 0), f"scope=full,dynamic=buckets,bucket_size=4,{QUICK}")
@@ -148,6 +153,7 @@ def test_a_hit_recompile_limit_names_the_function_the_limit_and_the_guard() -> N
     assert found.fallbacks == []  # it has a label of its own
 
 
+@pytest.mark.slow
 def test_torchs_performance_hints_are_collected_once_each() -> None:
     with fresh_cache():  # what is taken from a cache is not compiled, and says nothing
         found = watched(Toy("only", 0), "scope=modular")
@@ -224,6 +230,7 @@ def test_the_thousands_of_records_about_nodes_outside_cuda_graphs_are_not_writte
     assert scheduler.propagate
 
 
+@pytest.mark.slow
 def test_no_text_holds_a_path_of_this_machine() -> None:
     texts: list[str] = []
     for workload, spelled in (
@@ -290,6 +297,7 @@ print(len(found.graph_break_reasons), len(found.recompile_reasons), found.graphs
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logs", ["", "perf_hints", "+dynamo,recompiles_verbose"])
 def test_findings_do_not_depend_on_what_torch_is_told_to_log(logs: str, repository: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(repository), "TORCH_LOGS": logs}

@@ -232,6 +232,7 @@ def test_steps_at_which_right_runs_have_drifted_apart_are_not_judged() -> None:
     assert calm_steps([[run.gradients[m] for run in drifting.runs] for m in MODULES]) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [True, False])
 def test_right_runs_are_called_wrong_about_as_seldom_as_is_said(draws: bool) -> None:
     checks = 300

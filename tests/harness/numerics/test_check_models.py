@@ -231,6 +231,7 @@ def test_a_model_that_is_not_finite_eagerly_says_nothing_of_the_compiled_run() -
     assert verdict.status is NumericsStatus.EAGER_UNSTABLE
 
 
+@pytest.mark.slow
 def test_right_runs_of_a_model_with_dropout_pass_whatever_their_seed_and_faults_are_found() -> None:
     workload = Random("only", 0)
     assert len(references_of(Random).runs) == 5
@@ -292,6 +293,7 @@ def test_where_memory_does_not_allow_a_precise_run_it_is_left_out(monkeypatch: p
     assert checked(workload, wrong).status is NumericsStatus.DIVERGES
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_recorded_and_checked_like_an_eager_one() -> None:
     settings = CompileSettings.parse("scope=full,backend=aot_eager")
     workload = NanWhenCompiled("only", 0)

@@ -118,6 +118,7 @@ def test_a_password_is_in_no_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert str(refused.value).startswith("mlflow:http://***@127.0.0.1:9 cannot be logged to (")
 
 
+@pytest.mark.slow
 def test_mlflow_holds_a_run_for_each_trial_below_the_sweeps(sweep: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
