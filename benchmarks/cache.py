@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import cache_restart, cache_sweeps, cache_transfer
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
 from compile_sweep.contract.base import load_workload
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from orchestrator.config import Device
 
 PROG = "python -m benchmarks.cache"
@@ -44,9 +45,9 @@ class RestartOptions:
     """Where the JSON goes."""
     settings: tuple[str, ...] = ("scope=full", "scope=regional")
     """Compile settings, like scope=regional,dynamic=auto."""
-    precompile: bool = False
+    precompile: Flag = False
     """Do each again with what Dynamo traced kept too."""
-    profile: bool = True
+    profile: Flag = True
     """Find out where the rest of the warm first step goes, in a process or two more."""
     workload: str = "captioning"
     size: str = "base"
@@ -85,11 +86,11 @@ class TransferOptions:
 
 def main(arguments: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _dispatch(arguments))
+    return command_line.run(lambda: _dispatch(arguments))
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    if (chosen := cli.chosen(COMMANDS, PROG, words)) is None:
+    if (chosen := command_line.chosen(COMMANDS, PROG, words)) is None:
         return 0
     options, run = chosen
     if not options.output.parent.is_dir():

@@ -33,10 +33,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.host_queue import only_gpus
+from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.guard import cores
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == [WORKER]:
         warm_up(Job(**json.loads(arguments[1])))
         return 0
-    return cli.run(lambda: compare(cli.parse(Options, PROG, arguments)))
+    return command_line.run(lambda: compare(command_line.parse(Options, PROG, arguments)))
 
 
 def compare(options: Options) -> int:

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 
 import torch
 
+from compile_sweep import command_line
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from workloads.captioning import Captioning
 
 ROUNDS = 2
@@ -50,7 +50,7 @@ class CaptioningCudnnOnly(CaptioningWithCudnn):
 
 def main() -> int:
     """Prints both rates and their ratio; returns the command's exit code."""
-    return cli.run(_compare)
+    return command_line.run(_compare)
 
 
 def _compare() -> int:

@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
+from compile_sweep import command_line
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.settings import CompileSettings, Mode
-from orchestrator import cli
 from orchestrator.guard.scratch_folders import compile_caches
 from orchestrator.run.sweep_folder import make_room
 from workloads.captioning import Captioning
@@ -177,7 +177,7 @@ def compared(spelled: str, arguments: argparse.Namespace, caches: str) -> dict[s
 
 def main() -> int:
     """The command; returns its exit code."""
-    return cli.run(_compare)
+    return command_line.run(_compare)
 
 
 def _compare() -> int:

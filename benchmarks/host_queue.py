@@ -30,9 +30,9 @@ from typing import IO, Annotated, Any
 
 import tyro
 
+from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import SWEEP_FILE
-from orchestrator import cli
 from orchestrator.environment import fingerprint
 from orchestrator.guard import cores
 from orchestrator.run.sweep_folder import make_room, write_json
@@ -82,7 +82,7 @@ class _Running:
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit code: 0, 1 if a job failed or was stopped, or 2 for what it cannot work with."""
-    return cli.run(lambda: _run(cli.parse(Options, PROG, words)))
+    return command_line.run(lambda: _run(command_line.parse(Options, PROG, words)))
 
 
 def read_jobs(path: Path) -> list[Job]:

@@ -29,8 +29,8 @@ from analysis.figures.fronts_of_sweeps import SweepLine, fronts_figure, fronts_i
 from analysis.formatting import figure
 from analysis.load import SweepInfo
 from analysis.picture import draw, picture_title
+from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
-from orchestrator import cli
 from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.live_search"
@@ -57,7 +57,7 @@ class Options:
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _compare(cli.parse(Options, PROG, words)))
+    return command_line.run(lambda: _compare(command_line.parse(Options, PROG, words)))
 
 
 def _compare(options: Options) -> int:

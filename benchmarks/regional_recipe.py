@@ -25,8 +25,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError
-from orchestrator import cli
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import compile_caches
 from orchestrator.run.sweep_folder import make_room, write_json
@@ -56,7 +56,7 @@ class Options:
 
 def main(words: list[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _benchmark(cli.parse(Options, PROG, words)))
+    return command_line.run(lambda: _benchmark(command_line.parse(Options, PROG, words)))
 
 
 def _benchmark(options: Options) -> int:

@@ -33,11 +33,12 @@ from rich.table import Table
 import analysis
 from benchmarks import scaling_tables
 from benchmarks.host_queue import only_gpus
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
 from compile_sweep.schema.ddp_settings import OptimizeDdp
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, read
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
-from orchestrator import cli
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.guard import cores
@@ -76,7 +77,7 @@ class WorkersOptions(_Common):
     optimizers: tuple[OptimizerKind, ...] = (OptimizerKind.FUSED, OptimizerKind.COMPILED)
     optimize_ddp: tuple[OptimizeDdp, ...] = (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.NO_OPTIMIZATION)
     """Tried with several workers, where anything is compiled."""
-    max_autotune: bool = False
+    max_autotune: Flag = False
     """Also scope=full with max-autotune and a compiled optimizer, which compiles for long."""
     settings: tuple[str, ...] = ()
     """Further settings, with every number of workers; ddp.NAME only with several."""
@@ -95,11 +96,11 @@ class SweepOptions(_Common):
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _command(words))
+    return command_line.run(lambda: _command(words))
 
 
 def _command(words: Sequence[str]) -> int:
-    found = cli.chosen({"workers": (WorkersOptions, workers), "sweep": (SweepOptions, sweep)}, PROG, words)
+    found = command_line.chosen({"workers": (WorkersOptions, workers), "sweep": (SweepOptions, sweep)}, PROG, words)
     if found is None:
         return 0
     options, command = found

@@ -35,10 +35,11 @@ from rich.table import Table as Printed
 
 from analysis.picture import PictureError, draw
 from benchmarks.regret_curves import regret_figure, regret_info
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from orchestrator.plan.recipes import grid
 from orchestrator.plan.space import Target, choose, varied
 from orchestrator.run.sweep_folder import make_room, write_json
@@ -78,12 +79,12 @@ class Options:
     until: float = 0.6
     """Share of the grid's cost at which a search ends; GP takes about a second a trial."""
     processes: int = os.cpu_count() or 1
-    flat: bool = False
+    flat: Flag = False
     """Time 10,000 trials of one search instead."""
 
 
 def main() -> int:
-    return cli.run(lambda: _benchmark(cli.parse(Options, PROG, sys.argv[1:])))
+    return command_line.run(lambda: _benchmark(command_line.parse(Options, PROG, sys.argv[1:])))
 
 
 def _benchmark(options: Options) -> int:

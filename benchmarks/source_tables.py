@@ -17,10 +17,10 @@ from typing import Annotated
 
 import tyro
 
+from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, read
-from orchestrator import cli
 
 PROG = "python -m benchmarks.source_tables"
 _MIB = 2**20
@@ -114,7 +114,7 @@ def _figure(value: float | None, digits: int) -> str:
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _print(cli.parse(Options, PROG, words).folders))
+    return command_line.run(lambda: _print(command_line.parse(Options, PROG, words).folders))
 
 
 def _print(folders: Sequence[Path]) -> int:

@@ -16,12 +16,12 @@ from typing import Annotated
 
 import tyro
 
+from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, read
 from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
-from orchestrator import cli
 
 PROG = "python -m benchmarks.variations"
 _GIB = 2**30
@@ -188,7 +188,7 @@ def _ratio(record: TrialRecord | None) -> str:
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _print(cli.parse(Options, PROG, words).folders))
+    return command_line.run(lambda: _print(command_line.parse(Options, PROG, words).folders))
 
 
 def _print(folders: Sequence[Path]) -> int:

@@ -26,9 +26,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import compile_caches
@@ -69,7 +69,7 @@ class Options:
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    return cli.run(lambda: _benchmark(cli.parse(Options, PROG, words)))
+    return command_line.run(lambda: _benchmark(command_line.parse(Options, PROG, words)))
 
 
 def _benchmark(options: Options) -> int:

@@ -18,9 +18,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import CacheError, SettingsError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from orchestrator.artifacts import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
 from orchestrator.artifacts.explain import Side, explain, nearest, sentences
 from orchestrator.artifacts.object_store import normalized
@@ -65,7 +66,7 @@ class ShowOptions(Place):
 class VerifyOptions(Place):
     """Reads every artifact and checks signatures and contents; damaged contents are removed, to be published again."""
 
-    remove: bool = False
+    remove: Flag = False
     """Remove manifests that are refused too, those signed with other people's keys included."""
 
 
@@ -115,11 +116,11 @@ class ExplainOptions(Place):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    return cli.run(lambda: _dispatch(sys.argv[1:] if arguments is None else arguments))
+    return command_line.run(lambda: _dispatch(sys.argv[1:] if arguments is None else arguments))
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    if (chosen := cli.chosen(COMMANDS, PROG, words)) is None:
+    if (chosen := command_line.chosen(COMMANDS, PROG, words)) is None:
         return 0
     options, run = chosen
     return run(options)
@@ -191,7 +192,7 @@ def _verify(options: VerifyOptions) -> int:
 def _gc(options: GcOptions) -> int:
     for name, bound in (("--max-age-days", options.max_age_days), ("--max-gb", options.max_gb)):
         if bound is not None and not 0 <= bound < float("inf"):
-            raise cli.UsageError(f"{name} {bound} is no bound; use 0 or more")
+            raise command_line.UsageError(f"{name} {bound} is no bound; use 0 or more")
     store = _open(options)
     collected = store.collect(
         max_age=None if options.max_age_days is None else timedelta(days=min(options.max_age_days, 1e6)),
@@ -284,7 +285,7 @@ def _explain(options: ExplainOptions) -> int:
     if any(name != HERE and not _is_file(name) for name in (options.a, options.b)):
         manifests = store.manifests().manifests
     if options.b is None and (options.a == HERE or _is_file(options.a)):
-        raise cli.UsageError(f"{options.a} is no trial; name what to compare it with")
+        raise command_line.UsageError(f"{options.a} is no trial; name what to compare it with")
     a, b = (None if name in (HERE, None) else _side(name, manifests, store) for name in (options.a, options.b))
     if options.b is None:
         closest = nearest(_find(manifests, options.a, store), manifests)

@@ -15,12 +15,13 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
 from compile_sweep.contract.base import Workload
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status, judge_death, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Scope
-from orchestrator import cli
 from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import refuse_unfit
@@ -50,7 +51,7 @@ class Options:
     """A built-in workload's name, or package.module:Class for your own."""
     script: str | None = None
     """A training script to look at in place of a workload; its own arguments follow after --."""
-    in_place: bool = False
+    in_place: Flag = False
     """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
     size: str | None = None
     """One of the workload's sizes; by default its first with a GPU and its last without."""
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0 if every scope works, 1 if one does not."""
     words = sys.argv[1:] if arguments is None else arguments
     own, arguments = split_arguments(words)
-    return cli.run(lambda: _check(cli.parse(Options, PROG, own), arguments))
+    return command_line.run(lambda: _check(command_line.parse(Options, PROG, own), arguments))
 
 
 def _check(options: Options, arguments: Sequence[str] | None) -> int:

@@ -19,10 +19,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table as Printed
 
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims, Losses, Record, extended, front, hypervolume, reference_point
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from orchestrator.search.gain import good_elsewhere
 from orchestrator.search.proposers import Proposer, Searcher, make_proposer
 from orchestrator.search.pruning import Patience, Prune, patience_with, replayed
@@ -188,14 +189,14 @@ class Options:
     """GPU-seconds after which no further trial starts."""
     at_once: int = 1
     """Trials under way at a time."""
-    prune: bool = False
+    prune: Flag = False
     """Stop trials early, as a sweep does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    return cli.run(lambda: _simulate(cli.parse(Options, PROG, words)))
+    return command_line.run(lambda: _simulate(command_line.parse(Options, PROG, words)))
 
 
 def _simulate(options: Options) -> int:

@@ -25,6 +25,7 @@ from compile_sweep.schema.settings import Attention, CompileSettings, Dynamic, M
 from compile_sweep.schema.shapes import group_by_length, optimal_buckets
 from compile_sweep.script.as_workload import ScriptWorkload
 from compile_sweep.script.job import refuse_outside_scripts
+from orchestrator.config import Excluded
 
 
 def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
@@ -132,14 +133,6 @@ def _runs(workload: Workload, attention: Attention) -> bool:
     except SettingsError:
         return False
     return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Excluded:
-    """A candidate that will not be tried."""
-
-    candidate: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,7 +235,7 @@ class Stages:
 
     def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:
         expected = expected_s(setting, self.max_length, self._done(), min_length=self.min_length, cold=cold)
-        return min(expected, self.config.trial_deadline_s)
+        return min(expected, self.config.whole_trial_s)
 
     def _expected_start_s(self, setting: CompileSettings) -> float:
         return expected_warm_start_s(setting, self._done())

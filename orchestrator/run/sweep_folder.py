@@ -11,23 +11,18 @@ import fcntl
 import json
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from compile_sweep.schema import record, redact
-from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.errors import RecordsError, SweepFolderError
+from compile_sweep.schema.errors import ConfigError, RecordsError, SettingsError, SweepFolderError
 from compile_sweep.schema.setting_text import quote_value
-from orchestrator.config import IDENTITY, CachePolicy, Device, Placement, SweepConfig
+from orchestrator.config import IDENTITY, Device, SweepConfig
 from orchestrator.environment import Environment
-from orchestrator.search.proposers import Searcher
 
 SCHEMA_VERSION = 2
 LOGS = "logs"
@@ -230,55 +225,19 @@ def _in_a_sentence(folder: Path) -> Iterator[None]:
         raise SweepFolderError(f"{folder} cannot be written ({error.strerror}); name another --output") from None
 
 
-_KINDS: Mapping[str, Any] = {
-    "recipe": str, "workload": str, "size": str, "settings": list[str], "seed": int, "device": Device, "pipeline": Pipeline,
-    "workers_per_trial": int, "max_concurrent": int, "placement": Placement, "cache": str | None, "caches": CachePolicy,
-    "precompile": bool, "compile_deadline_s": float, "trial_deadline_s": float, "storage": str | None,
-    "log_to": list[str], "search": dict,
-}  # fmt: skip
-"""What a sweep to resume is asked for, if its `sweep.json` says it."""
-
-_SEARCH_KINDS: Mapping[str, Any] = {
-    "searcher": Searcher | None, "objectives": list[str], "constraints": list[str], "stop": str | None, "num_trials": int | None,
-    "gpu_budget_s": float | None, "learn_from": list[str], "learn_anyway": bool, "prune": bool,
-}  # fmt: skip
-
-
-def stored_config(output: Path) -> dict[str, Any]:
-    """What `sweep.json` in the folder says the sweep was asked for; nothing if there is none.
+def stored_config(output: Path) -> SweepConfig | None:
+    """What `sweep.json` in the folder says the sweep was asked for; None if there is none.
 
     Raises:
-        RecordsError: it cannot be read, or is no sweep that this version wrote.
+        RecordsError: it cannot be read, or is no sweep that this version or an earlier one wrote.
     """
     path = output / record.SWEEP_FILE
     try:
         if not path.exists():
-            return {}
+            return None
     except OSError as error:  # a folder that lets nobody in, a name too long
         raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
-    config = dict(read_sweep(output)["config"])
-    for name, value in (*_misfits(config, _KINDS), *_misfits(_mapping(config.get("search")), _SEARCH_KINDS)):
-        raise RecordsError(f"{path} is no sweep this version wrote ({name} is {quote_value(value)}); name another --output")
-    return config
-
-
-def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name, values[name]) for name, kind in kinds.items() if name in values and not _is_of(values[name], kind))
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    if isinstance(kind, UnionType):
-        return any(_is_of(value, one) for one in get_args(kind))
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(_is_of(member, *get_args(kind)) for member in value)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return isinstance(value, str) and value in list(kind)
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:  # JSON's numbers end nowhere
-        return False
-    return isinstance(value, int | float if kind is float else kind)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    try:
+        return SweepConfig.from_dict(read_sweep(output)["config"])
+    except (TypeError, ConfigError, SettingsError) as error:
+        raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None

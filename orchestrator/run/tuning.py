@@ -352,7 +352,7 @@ def run_trials(
         workers_at_once=placement.workers_on_a_host(config),
         claimed_cpus=placement.claimed_cpus(config, environment.cores),
         compile_deadline_s=config.compile_deadline_s,
-        trial_deadline_s=config.trial_deadline_s,
+        trial_deadline_s=config.whole_trial_s,
         cache=None if config.cache is None else deposit(config.cache),
         cache_in_cluster=placement.in_cluster(),  # on one host its folder is as near as the cluster's memory
         precompile=config.precompile,

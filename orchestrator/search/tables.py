@@ -18,13 +18,13 @@ from typing import Annotated, Any
 
 import tyro
 
+from compile_sweep import command_line
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError, SweepFolderError
 from compile_sweep.schema.objectives import Record
 from compile_sweep.schema.outcome import LOST_TO_MACHINES
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.learning import Origin
 from orchestrator.search.stopping import gpu_s
@@ -152,13 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
 
     def make() -> int:
-        options = cli.parse(Options, PROG, words)
+        options = command_line.parse(Options, PROG, words)
         table = write_table(options.sweep, options.table)
         size = sum(file.lstat().st_size for file in options.table.iterdir())
         print(f"{options.table}: {len(table.rows)} settings of {table.workload}, {table.gpu_s:,.0f} GPU-seconds, {size:,} bytes")
         return 0
 
-    return cli.run(make)
+    return command_line.run(make)
 
 
 def _fields(record: TrialRecord) -> dict[str, Any]:

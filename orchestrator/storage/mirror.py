@@ -20,23 +20,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import unquote
 
 from pyarrow.fs import FileSystem
 
 from compile_sweep.schema.errors import CompileSweepError, StorageError, SweepFolderError
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
-from orchestrator.config import HIDDEN
+from orchestrator.config import AUTO, HIDDEN, NONE
 from orchestrator.run.sweep_folder import LOGS
 from orchestrator.storage import filesystem
 
 VARIABLE = "COMPILE_SWEEP_STORAGE"
 """Where a cluster keeps results: the URI below which each sweep has a folder, and the cache one, unless the command line says
 otherwise."""
-
-NOWHERE = "none"
-"""What `--storage` says for keeping results in the sweep's folder alone."""
 
 EVERY_S = 2.0
 LOGS_OF_RECORDS = (TRIALS_FILE, WARM_STARTS_FILE)
@@ -68,26 +64,23 @@ def below(base: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
-def chosen(given: str | None, stored: Mapping[str, Any], output: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+def chosen(asked: str | None, output: Path, environ: Mapping[str, str] = os.environ) -> str | None:
     """Where a sweep's results are kept; None for nowhere.
 
     Args:
-        given: on the command line.
-        stored: configuration of the sweep that is taken up again, if one is.
+        asked: a place, `auto`, `none`, or None.
         output: the sweep's folder.
         environ: where the cluster says what is usual in it.
 
     Raises:
         StorageError: results cannot be kept there, or the password was not written down.
     """
-    if given == NOWHERE:
+    if asked is None or asked == NONE:
         return None
-    if given is not None:
-        return _apart(normalized(given), output)
-    if HIDDEN in str(stored.get("storage")):
-        raise StorageError(f"the password of {stored['storage']} was not written down; give --storage again")
-    if "storage" in stored:
-        return None if stored["storage"] is None else str(stored["storage"])
+    if HIDDEN in asked:
+        raise StorageError(f"the password of {asked} was not written down; give --storage again")
+    if asked != AUTO:
+        return _apart(normalized(asked), output)
     base = environ.get(VARIABLE)
     location = below(normalized(base), output.absolute().name) if base else None
     if location is None or _place(location) == _place(str(output)):  # the sweep's folder lies where the cluster keeps results

@@ -47,7 +47,7 @@ def show_plan(
     seconds = 0.0
     for setting in left:
         cold = config.caches is CachePolicy.COLD
-        expected = min(expected_s(setting, max_length, done, min_length=min_length, cold=cold), config.trial_deadline_s)
+        expected = min(expected_s(setting, max_length, done, min_length=min_length, cold=cold), config.whole_trial_s)
         seconds += expected
         table.add_row(escape(setting.label), str(setting.num_graphs(max_length, min_length)), f"{expected:.0f} s")
     console.print(table)

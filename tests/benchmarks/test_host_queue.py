@@ -14,9 +14,9 @@ import pytest
 from samples import wait_until
 
 from benchmarks.host_queue import Job, main, read_jobs, words_of
+from compile_sweep import command_line
 from compile_sweep.contract.base import load_workload
-from orchestrator import cli
-from orchestrator.config import Options
+from orchestrator.config import AUTO, SweepCommand
 from orchestrator.plan.recipes import find_recipe
 
 pytestmark = pytest.mark.alone
@@ -143,10 +143,9 @@ def test_the_projects_own_list_asks_for_what_there_is(repository: Path, tmp_path
         assert program == "-m"
         assert "{" not in " ".join(words)
         if module == "orchestrator.sweep":
-            options = cli.parse(Options, "sweep", words)
-            workload = load_workload(options.workload or "captioning")
-            assert options.size is None or options.size in workload.sizes
-            if options.recipe is not None:
-                find_recipe(options.recipe)
+            config = command_line.parse(SweepCommand, "sweep", words).sweep
+            assert config.size in (AUTO, *load_workload(config.workload).sizes)
+            if config.recipe is not None:
+                find_recipe(config.recipe)
         else:
             assert (repository / f"{module.replace('.', '/')}.py").exists() or module == "pytest", module

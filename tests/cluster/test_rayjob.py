@@ -14,10 +14,10 @@ import pytest
 import yaml
 from rayjob_schema import pruned, spec_schema
 
-from orchestrator import cli
+from compile_sweep import command_line
 from orchestrator.artifacts import KEY_VARIABLE
 from orchestrator.cluster.placement import HOST
-from orchestrator.config import Options
+from orchestrator.config import SweepCommand
 from orchestrator.storage.mirror import VARIABLE
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -83,10 +83,10 @@ def test_a_field_that_is_none_is_found(
 def test_its_job_is_a_sweep_that_goes_on_where_the_last_one_ended(job: dict[str, Any]) -> None:
     python, flag, module, *words = shlex.split(job["spec"]["entrypoint"])
     assert (python, flag, module) == ("python", "-m", "orchestrator.sweep")
-    options = cli.parse(Options, module, words)
-    assert options.resume
-    assert options.output is not None
-    assert options.max_concurrent == job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["maxReplicas"]
+    command = command_line.parse(SweepCommand, module, words)
+    assert command.run.resume
+    assert command.run.output is not None
+    assert command.sweep.max_concurrent == job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["maxReplicas"]
 
 
 def test_results_go_to_a_storage_and_every_node_has_the_key(job: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ def swept(*words: str) -> subprocess.CompletedProcess[str]:
 def config(**fields: Any) -> SweepConfig:
     settings = (CompileSettings.parse("scope=eager"),)
     usual: dict[str, Any] = {"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings}
-    return SweepConfig(**{**usual, "device": Device.CUDA, **fields})
+    return SweepConfig(**{**usual, "device": Device.CUDA, "max_concurrent": 1, "cache": None, **fields})
 
 
 def planned(folder: Path, *, head: str) -> TrialPlan:

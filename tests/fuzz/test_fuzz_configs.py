@@ -159,7 +159,7 @@ def test_a_hostile_workload_is_refused_and_not_run(text: str, capsys: pytest.Cap
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
     """The folder of a sweep to resume."""
-    config = SweepConfig(recipe="quickstart", workload=WORKLOAD, size="only", settings=SETTINGS)
+    config = SweepConfig(recipe="quickstart", workload=WORKLOAD, size="only", settings=SETTINGS, device=Device.CPU)
     sweep_folder.begin(tmp_path / "theirs", config, replace(fingerprint(), gpu=None, num_gpus=0), None)
     return tmp_path / "theirs"
 

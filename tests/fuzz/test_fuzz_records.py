@@ -21,7 +21,7 @@ from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.config import SweepConfig
+from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.plan.estimates import expected_s
 from orchestrator.run import sweep_folder
@@ -67,7 +67,7 @@ def read(parse: Callable[[str], Any], line: str) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS)
+    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, device=Device.CPU)
     sweep_folder.begin(tmp_path / "sweep", config, fingerprint(), None)
     return tmp_path / "sweep"
 

@@ -167,7 +167,7 @@ BAD_INPUT: Mapping[str, Sequence[str]] = {
         "sweep --resume",
         "sweep --resume --output results/h200-captioning",
         "sweep --pipeline real --workload toy_workloads:Toy",
-        "sweep --confirm",
+        "sweep --no-confrim",
         "sweep --caches shared --cache none",
         "sweep --cache ftp://host/cache",
         "sweep --searcher gian",

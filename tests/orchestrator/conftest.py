@@ -13,7 +13,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, append
 from orchestrator import sweep
 from orchestrator.artifacts.signing import SigningKey
-from orchestrator.config import SweepConfig
+from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.run import sweep_folder
 from orchestrator.run.stages import Stages
@@ -22,7 +22,9 @@ from orchestrator.run.stages import Stages
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
     """The folder of a `tiny` captioning sweep of which one trial is recorded."""
-    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS)
+    config = SweepConfig(
+        recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, device=Device.CPU, cache=None
+    )
     sweep_folder.begin(tmp_path / "theirs", config, replace(fingerprint(), gpu=None, num_gpus=0), None)
     eager = SETTINGS[0]
     done = TrialRecord(trial_id="001-a", settings=eager.to_dict(), settings_key=eager.key, status=Status.OK)

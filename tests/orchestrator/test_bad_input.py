@@ -15,7 +15,7 @@ from begun_sweeps import SETTINGS, contents
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, TrialRecord, append
 from orchestrator import sweep
-from orchestrator.config import CachePolicy, SweepConfig
+from orchestrator.config import CachePolicy, Device, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.run import sweep_folder
 
@@ -42,10 +42,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--num-trails", "3"], "no option or argument '--num-trails'; did you mean --num-trials?"),
         (["--num-trials", "many"], "--num-trials cannot be 'many'"),
         (["--device", "cuda"], "--device cuda needs a GPU, and none is visible"),
-        (["--device", "tpu"], "invalid choice 'tpu' for argument '--device'"),
+        (["--device", "tpu"], "--device cannot be 'tpu'; use one of cpu, cuda"),
         (["--num-trials", "0"], "--num-trials 0 is too few; use 1 or more"),
         (["--num-trials", "-3"], "--num-trials -3 is too few; use 1 or more"),
-        (["--max-concurrent", "0"], "--max-concurrent 0 is too few"),
+        (["--max-concurrent", "-1"], "--max-concurrent -1 is too few"),
         (["--workers-per-trial", "0"], "--workers-per-trial 0 is too few"),
         (["--max-concurrent", str(2**63)], f"--max-concurrent {2**63} is too many; use 10000 or fewer"),
         (["--workers-per-trial", str(10**400)], "is too many; use 10000 or fewer"),
@@ -69,11 +69,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--settings", "dynamic=buckets,bucket_size=1"], "above torch's recompile limit of 8"),
         (["captioning", "--settings", "scope=full"], "--settings replaces a recipe's settings"),
         (["--settings", "num_buckets=none"], "--settings num_buckets=none: num_buckets=none is not a number of buckets"),
-        (["--pipeline", "imaginary"], "invalid choice 'imaginary' for argument '--pipeline'"),
+        (["--pipeline", "imaginary"], "--pipeline cannot be 'imaginary'; use one of real, resident"),
         (["--pipeline", "real", "--workload", "toy_workloads:Toy"], "--pipeline real needs a loader, and Toy has none"),
-        (["--confirm"], "--confirm need not be said; --no-confirm turns it off"),
-        (["--warm-start"], "--warm-start need not be said; --no-warm-start turns it off"),
-        (["--caches", "warm"], "invalid choice 'warm' for argument '--caches'"),
+        (["--caches", "warm"], "--caches cannot be 'warm'; use one of auto, cold, shared"),
         (["--caches", "shared", "--cache", "none"], "--caches shared shares artifacts, and --cache none keeps none"),
         (["--cache", "redis://localhost:6379"], "--cache redis://localhost:6379 is read while a trial compiles"),
         (["--cache", "ftp://host/cache"], "no store can be at ftp://host/cache"),
@@ -108,7 +106,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "--storage s3://bucket does not say what the sweep's folder is called; name it",
         ),
         (["--resume", "--storage", ".."], "--storage .. does not say what the sweep's folder is called; name it with --output"),
-        (["--searcher", "gian"], "invalid choice 'gian' for argument '--searcher'"),
+        (["--searcher", "gian"], "--searcher cannot be 'gian'; use one of gain, gp, grid"),
         (["--searcher", "gain", "--num-trials", "0"], "--num-trials 0 is too few; use 1 or more"),
         (
             ["--objective", "samples_per_sec:max"],
@@ -128,7 +126,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             ["--searcher", "gain", "--learn-anyway"],
             "--learn-anyway says how to learn from other sweeps; name them with --learn-from",
         ),
-        (["--prune", "maybe"], "invalid choice 'maybe' for argument '--prune'"),
+        (["--prune", "maybe"], "--prune cannot be 'maybe'; use one of auto, off, on"),
         (["--explain", "scope=full", "--searcher", "gain"], "runs no sweep; leave out --searcher"),
     ],
 )
@@ -302,7 +300,13 @@ def test_a_cache_whose_password_was_not_written_down_has_to_be_given_again(
 ) -> None:
     address = "redis://:secret@localhost:1"
     config = SweepConfig(
-        recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, cache=address, caches=CachePolicy.AUTO
+        recipe="quickstart",
+        workload="captioning",
+        size="tiny",
+        settings=SETTINGS,
+        cache=address,
+        caches=CachePolicy.AUTO,
+        device=Device.CPU,
     )
     sweep_folder.begin(tmp_path / "mine", config, fingerprint(), None)
     assert "the password of redis://***@localhost:1 was not written down" in refused(

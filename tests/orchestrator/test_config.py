@@ -7,28 +7,30 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.config import IDENTITY, LONGEST_DEADLINE_S, CachePolicy, SweepConfig
-from orchestrator.plan.space import Excluded
+from orchestrator.config import EACH_RUN, IDENTITY, LONGEST_DEADLINE_S, CachePolicy, Device, Excluded, SearchConfig, SweepConfig
+from orchestrator.search import Searcher
 
 EAGER = CompileSettings.parse("scope=eager")
 
 
 def config(**fields: Any) -> SweepConfig:
     """A sweep of one setting, apart from these fields."""
-    return SweepConfig(**{"recipe": "quickstart", "workload": "captioning", "size": "tiny", "settings": (EAGER,), **fields})
+    usual: dict[str, Any] = {"recipe": "quickstart", "workload": "captioning", "size": "tiny", "device": Device.CPU}
+    return SweepConfig(**{**usual, "settings": (EAGER,), **fields})
 
 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
         ({"workers_per_trial": 0}, "--workers-per-trial 0 is too few; use 1 or more"),
-        ({"max_concurrent": -1}, "--max-concurrent -1 is too few; use 1 or more"),
+        ({"max_concurrent": -1}, "--max-concurrent -1 is too few; use 0 or more"),
         ({"workers_per_trial": 10_001}, "--workers-per-trial 10001 is too many; use 10000 or fewer"),
         ({"max_concurrent": 2**64}, f"--max-concurrent {2**64} is too many; use 10000 or fewer"),
         ({"time_budget_s": 0.0}, "--time-budget-s 0 is no time"),
@@ -87,14 +89,6 @@ def test_no_time_is_endless_because_json_has_no_infinity(name: str) -> None:
         config(**{"trial_deadline_s": math.inf, name: math.inf} if name == "compile_deadline_s" else {name: math.inf})
 
 
-def test_no_setting_to_try_is_refused_with_the_first_reason() -> None:
-    excluded = (Excluded(candidate="mode=reduce-overhead", reason="CUDA graphs need a GPU"),)
-    with pytest.raises(ConfigError, match="recipe quickstart leaves no setting to try here: CUDA graphs need a GPU"):
-        config(settings=(), excluded=excluded)
-    with pytest.raises(ConfigError, match=r"leaves no setting to try here$"):
-        config(settings=())
-
-
 def test_a_config_is_plain_json_from_which_its_settings_can_be_read() -> None:
     settings = (EAGER, CompileSettings.parse("dynamic=buckets,optimizer=fused,inductor.max_fusion_size=32"))
     values = config(settings=settings, excluded=(Excluded(candidate="a=b", reason="no"),), time_budget_s=60.0).to_dict()
@@ -104,7 +98,42 @@ def test_a_config_is_plain_json_from_which_its_settings_can_be_read() -> None:
     assert again["excluded"] == [{"candidate": "a=b", "reason": "no"}]
     assert again["time_budget_s"] == 60.0
     assert (again["device"], again["pipeline"], again["confirm"]) == ("cpu", "resident", True)
-    assert (again["cache"], again["caches"], again["warm_starts"]) == (None, "cold", True)
+    assert (again["cache"], again["caches"], again["warm_starts"]) == ("auto", "cold", True)
+
+
+def test_a_config_is_read_back_from_what_a_folder_keeps_of_it() -> None:
+    search = SearchConfig(searcher=Searcher.GAIN, constraints=("compile_s<=120",), num_trials=3, prune=True)
+    original = config(settings=(EAGER,), excluded=(Excluded(candidate="a=b", reason="no"),), device=Device.CUDA, search=search)
+    assert SweepConfig.from_dict(json.loads(json.dumps(original.to_dict()))) == original
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"seed": True}, "seed is True"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"compile_deadline_s": 10**400}, "compile_deadline_s is 1"),
+        ({"settings": "scope=full"}, "settings is 'scope=full'"),
+        ({"search": {"learn_from": [1]}}, "learn_from is 1"),
+        ({"search": []}, r"search is \[\]"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(TypeError, match=complaint):
+        SweepConfig.from_dict({**config().to_dict(), **fields})
+
+
+def test_every_published_sweep_can_be_taken_up_again(repository: Path) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (repository / "docs" / "results").rglob("sweep.json")]
+    published = [described["config"] for described in map(json.loads, texts) if "config" in described]
+    assert len(published) > 20
+    for kept in published:
+        before = SweepConfig.from_dict(kept)
+        again = before.to_resume()
+        assert before.settings
+        assert again.settings == ()
+        assert all(getattr(again, name) == getattr(SweepConfig(), name) for name in EACH_RUN)
+        assert (again.workload, again.size, again.device) == (before.workload, before.size, before.device)
 
 
 def test_what_identifies_a_sweep_is_among_what_is_kept_of_it() -> None:

@@ -12,7 +12,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
-from orchestrator.config import SearchConfig, SweepConfig
+from orchestrator.config import Device, SearchConfig, SweepConfig
 from orchestrator.run import sweep_folder
 from orchestrator.search import Searcher
 
@@ -162,7 +162,14 @@ def test_a_resumed_search_goes_on_as_it_began(theirs: Path, capsys: pytest.Captu
     search = SearchConfig(
         searcher=Searcher.RANDOM, objectives=("samples_per_s:max",), stop="front stable for 3 trials", prune=True
     )
-    config = SweepConfig(recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, search=search)
+    config = SweepConfig(
+        recipe="quickstart",
+        workload="captioning",
+        size="tiny",
+        settings=SETTINGS,
+        search=search,
+        device=Device.CPU,
+    )
     sweep_folder.resume(theirs, config, sweep.fingerprint(), None)
     capsys.readouterr()
     assert sweep.main(["--resume", "--output", str(theirs), "--dry-run"]) == 0

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from compile_sweep import command_line
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import SessionError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator import cli, sweep
-from orchestrator.config import Options, SearchConfig, SweepConfig
+from orchestrator import sweep
+from orchestrator.config import EACH_RUN, Device, SearchConfig, SweepCommand, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.run import sweep_folder
 from orchestrator.run.stages import Stages
@@ -33,7 +34,9 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def again(fields: dict[str, Any], *words: str) -> SweepConfig:
         settings = (CompileSettings.parse("scope=eager"), CompileSettings.parse("scope=full"))
-        config = SweepConfig(**{"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings, **fields})
+        config = SweepConfig(
+            **{"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings, "device": Device.CPU, **fields}
+        )
         output = tmp_path / str(len(planned))
         sweep_folder.begin(output, config, fingerprint(), None)
         assert sweep.main(["--dry-run", "--resume", "--output", str(output), *words]) == 0
@@ -43,15 +46,23 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected_s"),
+    ("before", "words", "expected_s"),
     [
-        ((), 3000.0),
-        (("--trial-deadline-s", "2000"), 2000.0),
-        (("--compile-deadline-s", "5000"), 5300.0),  # the one it had would leave compiling less
+        ({"trial_deadline_s": 3000.0}, (), 3000.0),
+        ({"trial_deadline_s": 3000.0}, ("--trial-deadline-s", "2000"), 2000.0),
+        ({"trial_deadline_s": 3000.0}, ("--compile-deadline-s", "2000"), 3000.0),
+        ({}, ("--compile-deadline-s", "5000"), 5300.0),
+        (
+            {"trial_deadline_s": 1000.0},
+            ("--compile-deadline-s", "5000"),
+            5300.0,
+        ),  # as earlier versions wrote it down
     ],
 )
-def test_a_trial_may_take_as_long_as_it_might_before(resumed: Any, words: tuple[str, ...], expected_s: float) -> None:
-    assert resumed({"compile_deadline_s": 700.0, "trial_deadline_s": 3000.0}, *words).trial_deadline_s == expected_s
+def test_a_trial_may_take_as_long_as_it_might_before(
+    resumed: Any, before: dict[str, float], words: tuple[str, ...], expected_s: float
+) -> None:
+    assert resumed({"compile_deadline_s": 700.0, **before}, *words).whole_trial_s == expected_s
 
 
 def test_a_search_learns_from_what_it_was_forced_to(resumed: Any) -> None:
@@ -128,10 +139,10 @@ def test_the_command_to_go_on_repeats_what_is_each_runs_own_but_no_budget(
     assert sweep.main([*settings, "--output", str(output), *words]) == 0
     (command,) = (line.partition("go on with: ")[2] for line in capsys.readouterr().out.splitlines() if "go on with: " in line)
     assert command.startswith(f"{sweep.PROG} ")
-    told, asked = (cli.parse(Options, sweep.PROG, given) for given in (shlex.split(command)[3:], words))
-    assert (told.resume, told.output, told.time_budget_s) == (True, output, None)
-    for own in ("max_concurrent", "no_confirm", "no_warm_start"):
-        assert getattr(told, own) == getattr(asked, own)
+    told, asked = (command_line.parse(SweepCommand, sweep.PROG, given) for given in (shlex.split(command)[3:], words))
+    assert (told.run.resume, told.run.output, told.sweep.time_budget_s) == (True, output, None)
+    for own in {*EACH_RUN} - {"time_budget_s"}:
+        assert getattr(told.sweep, own) == getattr(asked.sweep, own)
 
 
 @pytest.mark.slow

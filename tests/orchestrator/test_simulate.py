@@ -192,7 +192,7 @@ def test_a_table_is_written_beside_a_link_that_leads_nowhere(folder: Path, tmp_p
         (["TABLE", "--seeds", "0"], "--seeds 0 is too few"),
         (["TABLE", "--at-once", "0"], "--at-once 0 is too few"),
         (["TABLE", "--target", "98"], "--target 98 is no share"),
-        (["TABLE", "--searcher", "best"], "invalid choice 'best'"),
+        (["TABLE", "--searcher", "best"], "--searcher cannot be 'best'; use one of gain, gp, grid"),
         (["x" * 300], "cannot be read (File name too long)"),
         (["OLD"], "schema version 1"),
     ],

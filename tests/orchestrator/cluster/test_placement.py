@@ -20,7 +20,9 @@ from orchestrator.guard import progress
 
 def config(**fields: Any) -> SweepConfig:
     settings = (CompileSettings.parse("scope=eager"),)
-    return SweepConfig(**{"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings, **fields})
+    usual: dict[str, Any] = {"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings}
+    usual["max_concurrent"] = 1
+    return SweepConfig(**{**usual, **fields})
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ EAGER, FULL = CompileSettings.parse("scope=eager"), CompileSettings.parse("scope
 
 def config(**fields: Any) -> SweepConfig:
     """A sweep of two settings, apart from these fields."""
-    return SweepConfig(**{"recipe": "quickstart", "workload": "captioning", "size": "tiny", "settings": (EAGER, FULL), **fields})
+    usual: dict[str, Any] = {"recipe": "quickstart", "workload": "captioning", "size": "tiny", "device": Device.CPU}
+    return SweepConfig(**{**usual, "settings": (EAGER, FULL), **fields})
 
 
 def eager_done() -> TrialRecord:

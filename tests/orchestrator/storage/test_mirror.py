@@ -12,7 +12,7 @@ from samples import wait_until
 from compile_sweep.schema.errors import StorageError, SweepFolderError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
-from orchestrator.config import SweepConfig
+from orchestrator.config import AUTO, NONE, SweepConfig
 from orchestrator.run.stages import Stages
 from orchestrator.run.sweep_folder import read_sweep
 from orchestrator.storage import filesystem
@@ -198,25 +198,22 @@ def test_a_folder_below_a_uri_keeps_its_options(base: str, whole: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "stored", "environ", "expected"),
+    ("asked", "environ", "expected"),
     [
-        (None, {}, {}, None),
-        ("s3://mine/sweep", {"storage": "s3://theirs/x"}, {storage_module.VARIABLE: "s3://bucket"}, "s3://mine/sweep"),
-        ("none", {"storage": "s3://theirs/x"}, {storage_module.VARIABLE: "s3://bucket"}, None),
-        (None, {"storage": "s3://theirs/x"}, {storage_module.VARIABLE: "s3://bucket"}, "s3://theirs/x"),
-        (None, {"storage": None}, {storage_module.VARIABLE: "s3://bucket"}, None),
-        (None, {}, {storage_module.VARIABLE: "s3://bucket/"}, "s3://bucket/captioning"),
+        (AUTO, {}, None),
+        ("s3://mine/sweep", {storage_module.VARIABLE: "s3://bucket"}, "s3://mine/sweep"),
+        (NONE, {storage_module.VARIABLE: "s3://bucket"}, None),
+        (None, {storage_module.VARIABLE: "s3://bucket"}, None),
+        (AUTO, {storage_module.VARIABLE: "s3://bucket/"}, "s3://bucket/captioning"),
     ],
 )
-def test_where_results_are_kept(
-    given: str | None, stored: dict[str, str | None], environ: dict[str, str], expected: str | None
-) -> None:
-    assert chosen(given, stored, Path("results/captioning"), environ) == expected
+def test_where_results_are_kept(asked: str | None, environ: dict[str, str], expected: str | None) -> None:
+    assert chosen(asked, Path("results/captioning"), environ) == expected
 
 
 def test_a_storage_whose_password_was_not_written_down_has_to_be_given_again() -> None:
     with pytest.raises(StorageError, match=r"the password of s3://\*\*\*@bucket/x was not written down; give --storage again"):
-        chosen(None, {"storage": "s3://***@bucket/x"}, Path("results/captioning"), {})
+        chosen("s3://***@bucket/x", Path("results/captioning"), {})
 
 
 @pytest.mark.parametrize("spelled", ["{0}/sweep/copy", "file://{0}/sweep/copy", "fsspec+file://{0}/sweep", "{0}/link/copy"])
@@ -224,12 +221,12 @@ def test_a_storage_in_the_sweeps_own_folder_is_refused(spelled: str, tmp_path: P
     (tmp_path / "sweep").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "sweep")
     with pytest.raises(StorageError, match="lies in the sweep's own folder, whose copy it would be"):
-        chosen(spelled.format(tmp_path), {}, tmp_path / "sweep", {})
+        chosen(spelled.format(tmp_path), tmp_path / "sweep", {})
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_sweep_that_lies_where_the_cluster_keeps_results_is_not_copied_onto_itself(scheme: str, tmp_path: Path) -> None:
-    assert chosen(None, {}, tmp_path / "sweep", {storage_module.VARIABLE: f"{scheme}{tmp_path}"}) is None
+    assert chosen(AUTO, tmp_path / "sweep", {storage_module.VARIABLE: f"{scheme}{tmp_path}"}) is None
 
 
 SWEEP = ("--settings", "scope=eager", "--size", "tiny", "--device", "cpu", "--cache", "none")

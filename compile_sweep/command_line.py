@@ -1,0 +1,210 @@
+"""Command lines: options from a dataclass by tyro, and every mistake as one sentence with exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+from tyro import _errors as complaints  # private, so pyproject.toml names the versions of tyro that are known to have it
+
+from compile_sweep.schema.errors import CompileSweepError, check_utf8, one_line_message
+
+Options = TypeVar("Options")
+Command = TypeVar("Command")
+
+READER_GONE, USAGE_ERROR, STOPPED = 1, 2, 130
+
+Flag = tyro.conf.FlagCreatePairsOff[bool]
+"""What one word turns on and nothing has to turn off; a plain bool has `--name` and `--no-name`."""
+
+_CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.EnumChoicesFromValues)
+
+
+class UsageError(CompileSweepError):
+    """Words on the command line that do not fit its options."""
+
+
+def parse(options: type[Options], prog: str, arguments: Sequence[str], *, default: Options | None = None) -> Options:
+    """The options that the arguments spell; `--help` prints and exits.
+
+    Args:
+        options: a dataclass; fields that are dataclasses themselves add their own fields.
+        prog: the program.
+        arguments: of the command line. An option of several values may be given more than once.
+        default: what holds where the arguments say nothing; by default what the class says.
+
+    Raises:
+        UsageError: an unknown option or a value of the wrong kind.
+        ConfigError: a word that is no text, or what the class itself refuses.
+    """
+    words = _checked(options, arguments)
+    with complaints.on_parse_error(lambda complaint: _refuse(complaint, options, prog, words)):
+        usual = tyro.MISSING_NONPROP if default is None else default
+        return tyro.cli(options, prog=prog, args=words, default=usual, config=_CONFIG)
+
+
+def parse_known(options: type[Options], prog: str, arguments: Sequence[str]) -> Options:
+    """The options of this class among arguments that have others too; raises as `parse` does."""
+    words = _checked(options, arguments)
+    with complaints.on_parse_error(lambda complaint: _refuse(complaint, options, prog, words)):
+        return tyro.cli(options, prog=prog, args=words, return_unknown_args=True, add_help=False, config=_CONFIG)[0]
+
+
+class _Option(NamedTuple):
+    """A field that is an option."""
+
+    name: str
+    kind: Any
+    flag: str
+    has_negative: bool
+
+
+def _options(options: type[Any]) -> Iterator[_Option]:
+    hints = get_type_hints(options, include_extras=True)
+    for field in fields(options):
+        kind, *marks = get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]
+        if is_dataclass(kind) and isinstance(kind, type):
+            yield from _options(kind)
+        elif tyro.conf.Suppress not in marks and tyro.conf.Positional not in marks:
+            called = next(filter(None, (getattr(mark, "name", None) for mark in marks)), field.name)
+            has_negative = kind is bool and tyro.conf.FlagCreatePairsOff not in marks
+            yield _Option(field.name, kind, f"--{called.replace('_', '-')}", has_negative)
+
+
+def flags(options: type[Any]) -> dict[str, str]:
+    """The word on the command line for each field that is an option, by the field's name."""
+    return {option.name: option.flag for option in _options(options)}
+
+
+def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the values of an option that takes several in one place, however often the option is given.
+
+    Raises:
+        UsageError: such an option has no value, as by a variable that is not set: it would count as not given.
+        ConfigError: a word that is no text.
+    """
+    check_utf8(arguments)
+    several = {option.flag for option in _options(options) if get_origin(option.kind) is tuple}
+    words: list[str] = []
+    values: dict[str, list[str]] = {}
+    into = words
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if flag in several:
+            into = values.setdefault(flag, [])
+            into += [value] if equals else []
+        elif word.startswith("--"):
+            into = words
+            into.append(word)
+        else:
+            into.append(word)
+    if empty := next((flag for flag, given in values.items() if not given), None):
+        raise UsageError(f"{empty} has no value; give one or more, or leave it out")
+    return [*words, *(word for flag, given in values.items() for word in (flag, *given))]
+
+
+def _refuse(complaint: complaints.ParseErrorEvent, options: type[Any], prog: str, words: Sequence[str]) -> NoReturn:
+    """Raises what tyro complains of as one sentence.
+
+    Raises:
+        UsageError: always.
+    """
+    see = f"see {prog} --help"
+    match complaint:
+        case complaints.UnrecognizedArgs(tokens=[word, *_]):
+            known = [option.flag for option in _options(options)]
+            known += [option.flag.replace("--", "--no-", 1) for option in _options(options) if option.has_negative]
+            near = get_close_matches(word, known, n=1)
+            raise UsageError(f"no option or argument {word!r}; {f'did you mean {near[0]}?' if near else see}")
+        case complaints.MissingArgs(missing_arguments=missing):
+            names = [str(one.arg.lowered.metavar if one.arg.is_positional() else one.arg.display_name()) for one in missing]
+            raise UsageError(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; {see}")
+        case complaints.InvalidChoice(argument=argument, value=value, choices=choices):
+            able = ", ".join(sorted({*choices} - {"None"}))
+            raise UsageError(f"{argument.display_name()} cannot be {value!r}; use one of {able}")
+        case complaints.BadValue(argument=argument):
+            raise UsageError(f"{argument.display_name()} has no value; give one, or leave it out")
+        case complaints.InstantiationFailure(argument=argument) if argument is not None:
+            name = argument.display_name()
+            raise UsageError(f"{name} cannot be {_value_of(name, words)!r}; {see} for what it takes")
+    raise UsageError(f"these words do not fit together; {see}")
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """What the words say of an option; the last counts."""
+    for word, following in reversed([*pairwise((*words, ""))]):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            return value if equals else following
+    return ""
+
+
+def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: Sequence[str]) -> tuple[Any, Command] | None:
+    """The options and the function of the command that the words begin with; None if they ask for help, which is printed.
+
+    Args:
+        commands: by name, the class of its options, whose docstring begins with what it does, and its function.
+        prog: the program.
+        words: of the command line.
+
+    Raises:
+        UsageError: no such command, or options that do not fit it.
+    """
+    name = words[0] if words else ""
+    if name in ("-h", "--help"):
+        print(f"usage: {prog} COMMAND …, each with its own --help\n")
+        for command, (options, _) in commands.items():
+            print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")
+        return None
+    if name not in commands:
+        raise UsageError(f"{f'no command {name!r}' if name else 'a command is missing'}; use one of {', '.join(commands)}")
+    options, function = commands[name]
+    return parse(options, f"{prog} {name}", words[1:]), function
+
+
+def run(command: Callable[[], int]) -> int:
+    """Runs a command; the user's mistakes become one sentence on stderr and exit code 2.
+
+    Exit code 1 if whoever reads its output stops before its end.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding cannot show is spelled out
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with _ending_in_order():
+            code = command()
+        sys.stdout.flush()
+    except CompileSweepError as error:
+        print(f"error: {one_line_message(error)}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:  # `| head` has read enough; Python would try again to write the rest as it ends, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    return code
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM, which `timeout` sends, raises while the block lasts, so that what a command started ends with it."""
+    if threading.current_thread() is not threading.main_thread():  # of others Python takes no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

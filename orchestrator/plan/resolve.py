@@ -1,0 +1,190 @@
+"""What a sweep's configuration leaves open, filled in from the machine, the workload, the sweep's folder and an earlier run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from compile_sweep.contract.base import Workload
+from compile_sweep.schema.choices import Pipeline
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.setting_text import parse_pairs
+from orchestrator.config import AUTO, HIDDEN, NONE, REDIS, Device, Run, SearchConfig, SweepConfig, expanded, shown
+from orchestrator.environment import Environment
+from orchestrator.plan.recipes import find_recipe
+from orchestrator.plan.scripts import with_baseline
+from orchestrator.plan.space import Choice, Target, choose, refuse_several_jobs, varied
+from orchestrator.search import Searcher
+from orchestrator.storage import mirror
+from orchestrator.tracking import Destination
+
+GIVEN = "given"
+"""What a sweep of `--settings` calls its recipe."""
+
+
+def device_of(config: SweepConfig, environment: Environment) -> Device:
+    """What trials train on.
+
+    Raises:
+        ConfigError: a GPU is asked for, and there is none.
+    """
+    device = config.device or (Device.CUDA if environment.gpu else Device.CPU)
+    if device is Device.CUDA and not environment.gpu and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu, or run on a cluster that has one")
+    return device
+
+
+def folder_of(config: SweepConfig, run: Run) -> Path:
+    """The sweep's folder.
+
+    Raises:
+        ConfigError: nothing says which sweep is to be resumed, or whose home the folder is in.
+    """
+    if run.output is not None:
+        return expanded("--output", run.output)
+    if run.resume:
+        return Path("results") / _name_of(run.storage)
+    name = GIVEN if run.settings else config.recipe or config.search.searcher or _recipe(config, run)
+    return Path("results") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _name_of(storage: str | None) -> str:
+    """The folder's name, which is its storage's if it was made under results/."""
+    if storage is None or storage in (AUTO, NONE):
+        raise ConfigError("--resume needs to know which sweep; name its folder with --output, or its --storage")
+    name = PurePosixPath(urlsplit(storage).path).name
+    if name in ("", ".."):
+        raise ConfigError(f"--storage {shown(storage)} does not say what the sweep's folder is called; name it with --output")
+    return name
+
+
+def _recipe(config: SweepConfig, run: Run) -> str:
+    if run.settings:
+        return GIVEN
+    return config.recipe or ("grid" if config.search.searcher else "quickstart")
+
+
+def resolve(
+    config: SweepConfig, run: Run, *, before: SweepConfig | None, workload: Workload, environment: Environment, output: Path
+) -> SweepConfig:
+    """The configuration with nothing left open, as it means the same in any folder.
+
+    Args:
+        config: as the command line says it.
+        run: what else it says.
+        before: of the sweep that is taken up again.
+        workload: what is trained.
+        environment: of this host.
+        output: the sweep's folder.
+
+    Raises:
+        ConfigError, SettingsError: something that does not work here.
+    """
+    device = device_of(config, environment)
+    target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=config.workers_per_trial)
+    search = _search(config.search)
+    recipe, chosen = _chosen(config, run, before, target, searches=search.searcher is not None)
+    if target.is_script:
+        chosen = with_baseline(chosen)
+    refuse_several_jobs((*chosen.settings, *(before.settings if before else ())), workload.job_options)
+    if not chosen.settings:
+        reason = f": {chosen.excluded[0].reason}" if chosen.excluded else ""
+        raise ConfigError(f"recipe {recipe} leaves no setting to try here{reason}")
+    if config.pipeline is Pipeline.REAL and type(workload).loader is Workload.loader:
+        raise ConfigError(f"--pipeline real needs a loader, and {type(workload).__name__} has none; write one, or use resident")
+    num_gpus = environment.num_gpus if device is Device.CUDA else 0
+    if num_gpus and config.workers_per_trial > num_gpus and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(f"--workers-per-trial {config.workers_per_trial} needs as many GPUs, and {num_gpus} are visible")
+    return replace(
+        config,
+        recipe=recipe,
+        size=workload.size,
+        settings=chosen.settings if search.searcher else chosen.settings[: search.num_trials],
+        excluded=chosen.excluded,
+        device=device,
+        max_concurrent=config.max_concurrent or max(1, num_gpus // config.workers_per_trial),
+        cache=_cache(config.cache, output),
+        search=search,
+        log_to=tuple(Destination.parse(text).spelled for text in config.log_to),
+    )
+
+
+def _search(asked: SearchConfig) -> SearchConfig:
+    if asked.searcher is None and asked.learn_from:
+        raise ConfigError("--learn-from teaches a searcher; name one with --searcher")
+    is_search = asked.searcher or asked.objectives or asked.constraints or asked.stop or asked.gpu_budget_s
+    return replace(
+        asked,
+        searcher=asked.searcher or (Searcher.GRID if is_search else None),  # which keeps their order
+        learn_from=tuple(str(expanded("--learn-from", folder).absolute()) for folder in asked.learn_from),
+        prune=bool(asked.searcher or asked.constraints) if asked.prune is None else asked.prune,
+    )
+
+
+def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: Target, *, searches: bool) -> tuple[str, Choice]:
+    """The recipe's name and the settings to try."""
+    if run.settings:
+        if config.recipe is not None:
+            raise ConfigError(f"--settings replaces a recipe's settings; leave out {config.recipe} or --settings")
+        return GIVEN, given("--settings", run.settings, run.vary, target)
+    if config.recipe is None and before is not None:
+        if run.vary:
+            raise ConfigError("--vary goes with a recipe or --settings; name the one that the sweep to resume began with")
+        wanted, kept = config.search.num_trials or 0, len(before.settings)
+        if wanted > kept == before.search.num_trials and not searches:
+            raise ConfigError(
+                f"--num-trials {wanted} is more than the {kept} settings that the sweep kept; name its recipe or --settings again"
+            )
+        return str(before.recipe), Choice(settings=before.settings, excluded=())
+    recipe = _recipe(config, run)
+    return recipe, choose(varied(find_recipe(recipe)(target), _axes(run.vary)), target)
+
+
+def given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Target) -> Choice:
+    """The settings that an option spells, crossed with the values of `--vary`.
+
+    Raises:
+        ConfigError: one of them cannot be tried here.
+    """
+    if not all(map(str.strip, spelled)):
+        raise ConfigError(f"{option} '' is no setting; write it like scope=regional,dynamic=auto")
+    chosen = choose(varied((dict(parse_pairs(setting)) for setting in spelled), _axes(vary)), target)
+    if chosen.excluded:
+        raise ConfigError(f"{option} {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
+    return chosen
+
+
+def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
+    """Values by field, from words like `group_window=1,100`."""
+    axes: dict[str, list[str]] = {}
+    for word in vary:
+        name, equals, values = word.partition("=")
+        if not (equals and name and all(values.split(","))):
+            raise ConfigError(f"--vary {word} is no field with values; write it like group_window=1,100")
+        if name in axes:
+            raise ConfigError(f"--vary {name} is given twice; give all its values at once")
+        axes[name] = values.split(",")
+    return axes
+
+
+def _cache(asked: str | None, output: Path) -> str | None:
+    """Where artifacts are kept; None for nowhere."""
+    if HIDDEN in str(asked):
+        raise ConfigError(f"the password of {asked} was not written down; give --cache again")
+    if asked == AUTO:
+        base = os.environ.get(mirror.VARIABLE)
+        return mirror.below(mirror.normalized(base), "cache") if base else str(output.absolute().parent / "cache")
+    if asked is None or asked.startswith(REDIS):
+        return asked
+    if not asked.strip():
+        raise ConfigError(f"--cache {asked!r} is no place; name a folder or a URI, or none")
+    from orchestrator.artifacts.object_store import normalized, refuse_no_folder  # which loads pyarrow
+
+    location = normalized(asked)
+    if "://" not in location:
+        refuse_no_folder(location)
+    return location
