@@ -195,8 +195,6 @@ class SweepConfig:
     """What to try, in order, or to choose from: what the recipe or `--settings` comes to."""
     excluded: Annotated[tuple[Excluded, ...], tyro.conf.Suppress] = ()
     """What the recipe would have tried and why it is not."""
-    script: Mapping[str, Any] | None = None
-    """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
     script: Annotated[Mapping[str, Any] | None, tyro.conf.Suppress] = None
     """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
     seed: int = 0
