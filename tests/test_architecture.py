@@ -1,8 +1,9 @@
-"""Holds the direction of imports and the size of files that the design rests on."""
+"""Holds the direction of imports and the size of files that the design rests on, and the tree in docs/architecture.md."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -164,6 +165,32 @@ def test_no_file_outgrows_its_room(repository: Path) -> None:
 
 def test_every_file_is_named_for_a_thing(repository: Path) -> None:
     assert not [str(p.relative_to(repository)) for p in sources(repository) if NAMES_NOTHING.search(p.stem)]
+
+
+def tree(repository: Path) -> str:
+    """Every module with the first line of its docstring, a table a folder."""
+    tables: dict[str, list[str]] = {}
+    for path in sources(repository):
+        says = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        folder = str(path.parent.relative_to(repository))
+        heading = tables.setdefault(folder, [f"| `{folder}/` | |", "|---|---|"])
+        if path.name == "__init__.py":
+            heading[0] = f"| `{folder}/` | {says} |"
+        elif not says.startswith("Moved to"):
+            heading.append(f"| `{path.name}` | {says} |")
+    return "\n\n".join("\n".join(rows) for rows in tables.values())
+
+
+def test_every_module_is_in_the_tree_of_the_docs(repository: Path) -> None:
+    page = repository / "docs" / "architecture.md"
+    before, start, rest = page.read_text(encoding="utf-8").partition("<!-- tree")
+    mark, _, rest = rest.partition("\n")
+    written, end, after = rest.partition("<!-- end of tree")
+    if os.environ.get("UPDATE_GOLDEN"):
+        page.write_text(f"{before}{start}{mark}\n\n{tree(repository)}\n\n{end}{after}", encoding="utf-8")
+        return
+    names = re.compile(r"^\| (`[^`]+`)", re.MULTILINE)  # what a module says of itself may change without the page
+    assert names.findall(written) == names.findall(tree(repository)), "UPDATE_GOLDEN=1 writes the tree again"
 
 
 def loaded_by(code: str, names: set[str], repository: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import defaultdict
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,12 +13,10 @@ from compile_sweep.schema.settings import Dynamic, Scope
 WIDTH_PX, HEIGHT_PX = 1200, 700
 """The size charts and their labels are laid out for."""
 
-SCOPE_COLORS = {
-    Scope.EAGER: "#767676",
-    Scope.FULL: "#0072B2",
-    Scope.REGIONAL: "#D55E00",
-    Scope.MODULAR: "#009E73",
-}
+SCOPE_COLORS = defaultdict(
+    lambda: "#CC79A7",
+    {Scope.EAGER: "#767676", Scope.FULL: "#0072B2", Scope.REGIONAL: "#D55E00", Scope.MODULAR: "#009E73"},
+)
 """Okabe and Ito's palette, told apart with any colour vision; contrast is 3:1 or more on white and on near-black."""
 
 DYNAMIC_SYMBOLS = {
