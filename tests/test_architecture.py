@@ -305,3 +305,8 @@ def test_relative_and_star_imports_resolve(source: str, is_package: bool, import
 @pytest.mark.parametrize("stem", ["utils", "cache_utils", "helpers", "manager", "trial_manager"])
 def test_a_name_that_names_nothing_is_found(stem: str) -> None:
     assert NAMES_NOTHING.search(stem)
+
+
+def test_no_two_test_files_have_one_name(repository: Path) -> None:
+    names = [path.name for path in (repository / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))  # pytest imports them by it
