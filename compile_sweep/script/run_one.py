@@ -6,8 +6,10 @@ Beside it are left `outcome` (JSON: a measurement, or an error), `trajectory` (w
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -27,6 +29,9 @@ from compile_sweep.script.job import ScriptError, ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.sandbox import keeping_writes
 from compile_sweep.script.session import Kind, Session, Stop, leave
+
+_DIE_WITH_PARENT = 1
+"""`PR_SET_PDEATHSIG` of prctl(2)."""
 
 LEAVING_S = 10.0
 """How long the script's `finally` blocks may take once everything is measured."""
@@ -82,7 +87,8 @@ class Reporter:
 
 
 def main(assignment: Path) -> None:
-    """Runs what the file says; the process ends here."""
+    """Runs what the file says; the process ends here, or when the one that started it does."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     told = json.loads(assignment.read_text(encoding="utf-8"))
     reporter = Reporter(assignment.parent)
     job, kind = ScriptJob.from_dict(told["job"]), Kind(told["kind"])

@@ -98,7 +98,7 @@ class ScriptTrial:
             RunFailed: the script gave no result.
         """
         with tempfile.TemporaryDirectory(dir=self.base, prefix="run-") as folder:
-            outcome = self._once(Path(folder), "measured", self.settings, tell=True)
+            outcome = self.run_once(Path(folder))
             self.on_phase(Phase.CHECKING)
             measurement: dict[str, Any] = {**outcome["measurement"], "findings": list(outcome["findings"])}
             with self._only_one():
@@ -107,6 +107,17 @@ class ScriptTrial:
                 measurement |= _judged(Path(folder), self.references, outcome, told, measurement["findings"])
         self.on_phase(Phase.DONE)
         return measurement
+
+    def run_once(self, folder: Path) -> dict[str, Any]:
+        """Measures the settings without judging their numbers; returns what the run left.
+
+        Args:
+            folder: an empty one, in which what the run recorded stays.
+
+        Raises:
+            RunFailed: the script gave no result.
+        """
+        return self._once(folder, "measured", self.settings, tell=True)
 
     def _once(
         self, folder: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0, tell: bool = False

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +54,34 @@ def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(RunFailed, match="exit code 2 after 0 steps"):
         trial.run()
+
+
+@pytest.mark.slow
+def test_two_workers_step_together_and_are_measured_as_one(folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+
+    def measured(rank: int) -> dict[str, Any]:
+        trial = ScriptTrial(
+            job=ScriptJob.of("two_workers.py", folder=str(folder)),
+            settings=CompileSettings.parse("scope=full,dynamic=auto,backend=aot_eager"),
+            base=tmp_path / f"trial-{rank}",
+            references=tmp_path / "references",
+            protocol=SHORT,
+            environment=ENVIRONMENT,
+            is_first=rank == 0,
+            rendezvous=lambda: {
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            },
+        )
+        trial.base.mkdir()
+        with tempfile.TemporaryDirectory(dir=trial.base) as made:
+            return trial.run_once(Path(made))["measurement"]
+
+    with ThreadPoolExecutor(2) as workers:
+        first, second = workers.map(measured, range(2))
+    assert first["samples_per_s"] == second["samples_per_s"]
+    assert len(first["compile_s_by_rank"]) == 2
+    assert first["graphs"] >= 1
