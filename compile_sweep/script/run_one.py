@@ -28,7 +28,7 @@ from compile_sweep.script import measured, numbers
 from compile_sweep.script.job import ScriptError, ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.sandbox import keeping_writes
-from compile_sweep.script.session import Kind, Session, Stop, leave
+from compile_sweep.script.session import NO_OPTIMIZER, Kind, Session, Stop, leave
 
 _DIE_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
@@ -156,10 +156,7 @@ def ended_early(session: Session, code: Any) -> ScriptError:
             f"the script ended after {steps} steps, and a figure takes some 50, more if they are short; have it train for longer"
         )
     if session.num_losses:
-        return ScriptError(
-            "the script computes gradients but no optimizer of torch.optim steps; mark its steps, for batch in "
-            "compile_sweep.steps(loader), which does nothing outside a sweep"
-        )
+        return ScriptError(NO_OPTIMIZER)
     if session.own_processes:
         return ScriptError(
             "the script never trains in its own process; it starts others, in which nothing can be measured: write it for "

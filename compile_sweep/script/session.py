@@ -50,6 +50,14 @@ CUDAGRAPH_QUIET_STEPS = 5
 MAX_WARMUP_STEPS = 100
 """After which steps are timed although something still compiles; the record says what."""
 
+MAX_UNSTEPPED = 20
+"""Backward passes after which a script that has made no optimizer of torch's is taken to train without one."""
+
+NO_OPTIMIZER = (
+    "the script computes gradients but no optimizer of torch.optim steps; mark its steps, for batch in "
+    "compile_sweep.steps(loader), which does nothing outside a sweep"
+)
+
 MAX_RESTARTS = 3
 """Times that timing begins anew because something compiled meanwhile."""
 
@@ -261,6 +269,8 @@ class Session:
                 if isinstance(loss, Tensor):  # a copy: with CUDA graphs the next step writes there
                     self._step_losses.append(loss.detach().clone() if loss.numel() == 1 else loss.detach().float().mean())
             backward(tensors, *args, **kwargs)
+            if self.num_losses > MAX_UNSTEPPED and not (self.found.optimizers or self.found.marked or self.found.constructed):
+                self._fail(ScriptError(NO_OPTIMIZER))
 
         return noted
 

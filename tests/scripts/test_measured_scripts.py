@@ -178,6 +178,15 @@ def test_an_error_in_applying_is_not_the_scripts_to_catch(run: Run, folder: Path
     assert "no repeated blocks" in str(session.error)
 
 
+def test_a_script_without_an_optimizer_does_not_train_to_its_end(run: Run, folder: Path) -> None:
+    (folder / "endless.py").write_text(
+        "import torch\nm = torch.nn.Linear(2, 1)\nwhile True:\n    m(torch.ones(4, 2)).sum().backward()\n"
+    )
+    session, error = run("endless.py", "scope=eager")
+    assert error is None
+    assert "compile_sweep.steps(loader)" in str(session.error)
+
+
 def test_steps_that_a_script_marks_itself_are_steps(run: Run, folder: Path) -> None:
     (folder / "own_update.py").write_text(
         "import torch\nimport compile_sweep\nm = torch.nn.Linear(4, 1)\n"
