@@ -10,12 +10,10 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
-import analysis
-from analysis.formatting import number
 from compile_sweep import command_line
 from compile_sweep.command_line import STOPPED
 from compile_sweep.contract.base import Workload, named_workloads
@@ -28,6 +26,7 @@ from compile_sweep.script.job import ScriptJob
 from orchestrator.config import AUTO, REDIS, CachePolicy, Device, Run, SearchConfig, SweepCommand, SweepConfig
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
+from orchestrator.own_packages import find_own_packages
 from orchestrator.plan.resolve import device_of, folder_of, given, resolve
 from orchestrator.plan.scripts import job_of, script_lines, split_arguments
 from orchestrator.plan.space import Target, build, building, refuse_several_jobs
@@ -39,11 +38,15 @@ from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
 
+if TYPE_CHECKING:
+    import analysis
+
 PROG = "python -m orchestrator.sweep"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    find_own_packages()
     words = sys.argv[1:] if arguments is None else arguments
     return command_line.run(lambda: _sweep(*split_arguments(words)))
 
@@ -179,6 +182,8 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     except Exception:
         printed.show_warnings(console, stages.tracking.finish())
         raise
+    import analysis  # by now the user's package of that name, if there is one, is out of the way
+
     report = analysis.write_report(output)
     trials = analysis.load(output)
     found = analysis.summary(trials)
@@ -198,6 +203,8 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
 
 
 def _rows(found: analysis.Summary) -> list[printed.SummaryRow]:
+    from analysis.formatting import number
+
     named = {
         "best throughput": found.best,
         "least compile time": found.quickest,
@@ -269,6 +276,8 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
 
 def _fronts(config: SweepConfig) -> Fronts:
     """A sweep whose trials share artifacts takes estimates of cold compile times for what they stand for."""
+    import analysis
+
     front_of = analysis.pareto_front if config.caches is CachePolicy.COLD else analysis.expected_front
 
     def present(output: Path) -> list[str]:

@@ -168,9 +168,12 @@ class ScriptTrial:
         return outcome
 
     def _wait(self, process: subprocess.Popen[bytes], folder: Path, base: Path, *, tell: bool) -> None:
-        phase, has_told_early, looked_at = "", False, time.monotonic()
-        while process.poll() is None:
-            time.sleep(POLL_S)
+        phases, has_told_early, looked_at = list(Phase)[1:], False, time.monotonic()
+        has_ended = False
+        while not has_ended:
+            has_ended = process.poll() is not None  # before progress is read, so that the last of it is not missed
+            if not has_ended:
+                time.sleep(POLL_S)
             if not self.job.in_place and time.monotonic() - looked_at > _LOOKS_EVERY_S:
                 if sandbox.size_bytes(base) > MAX_WRITTEN_BYTES:
                     limit = MAX_WRITTEN_BYTES // 2**30
@@ -178,15 +181,15 @@ class ScriptTrial:
                 looked_at = time.monotonic()
             if not tell:
                 continue
-            with suppress(OSError, ValueError):
+            try:
                 news = json.loads((folder / "progress").read_text(encoding="utf-8"))
-                if news["phase"] != phase:
-                    phase = news["phase"]
-                    if phase != Phase.STARTING:
-                        self.on_phase(Phase(phase))
-                if "early" in news and not has_told_early:
-                    has_told_early = True
-                    self.on_early(news["early"])
+            except (OSError, ValueError):  # nothing yet, or it is just being written
+                continue
+            while phases and Phase(news["phase"]) in phases:  # a short phase may begin and end between two looks
+                self.on_phase(phases.pop(0))
+            if "early" in news and not has_told_early:
+                has_told_early = True
+                self.on_early(news["early"])
 
     @contextmanager
     def _only_one(self) -> Iterator[None]:
