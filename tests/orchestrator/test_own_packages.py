@@ -1,4 +1,4 @@
-"""A user's repository may have packages called `analysis` or `workloads`: the sweep finds its own, and a script finds the user's."""
+"""In a repository with packages called `analysis` or `workloads`, the sweep finds its own and a script finds the user's."""
 
 from __future__ import annotations
 
