@@ -53,6 +53,9 @@ def resumed(arena: Arena, *, total: int, measured: set[int]) -> float:
     return recovery_s
 
 
+@pytest.mark.nightly(
+    "pauses between kills in a sweep of its own; test_on_ray.py kills a trial, a board and a placement group's creator"
+)
 def test_processes_killed_around_a_trial_cost_a_try_and_no_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
     hit = {multiple: who for multiple, who in AROUND_A_TRIAL.items() if is_full or multiple != 4}
     arena = arenas({multiple: meanwhile for multiple, (_, _, meanwhile, _) in hit.items()}, further={"pause_s": 5.0})

@@ -289,6 +289,9 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
     assert last.startswith("the rest of this log stayed on its host, which cannot be reached (")
 
 
+@pytest.mark.nightly(
+    "a sweep of trials with three workers; test_sweeps.py trains two together, test_mirror.py copies to a storage"
+)
 @pytest.mark.usefixtures("cluster")
 def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(
     tmp_path: Path, temporary: list[Path]
