@@ -19,8 +19,9 @@ CASES = [
 _WORKER = """
 import json, sys
 import torch, torch.distributed as dist
-from workloads import load_workload
+from compile_sweep import load_workload
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToMax
 rank, device = int(sys.argv[1]), torch.device("cpu")

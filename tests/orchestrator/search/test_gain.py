@@ -188,6 +188,7 @@ def test_it_needs_a_quarter_of_the_cost_on_tables_like_recorded_ones_and_less_th
 
 
 @pytest.mark.alone
+@pytest.mark.nightly("two minutes of proposals; shorter tests propose from small tables")
 @pytest.mark.slow
 def test_the_time_of_a_proposal_stays_flat_over_thousands_of_trials() -> None:
     base = settings_of_a_grid(150)
