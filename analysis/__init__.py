@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from analysis.choose.attribution import Effect, Share, effects, region_prices, shares
+from analysis.choose.attribution import Effect, effects, region_prices
 from analysis.choose.break_even import Costs, Job, Reign, Starts, costs, reigns
 from analysis.choose.hypervolume import Hypervolume, hypervolume, reference_point
 from analysis.choose.pareto import Choice, Summary, break_even_s, expected_front, knee, pareto_front, speedup_over_eager, summary
@@ -33,7 +33,6 @@ __all__ = [
     "Hypervolume",
     "Job",
     "Reign",
-    "Share",
     "Starts",
     "Summary",
     "SweepInfo",
@@ -55,7 +54,6 @@ __all__ = [
     "reference_point",
     "region_prices",
     "reigns",
-    "shares",
     "speedup_over_eager",
     "summary",
     "uncertain_front",

@@ -95,9 +95,9 @@ RULES = (
         is_free=lambda importer: _within(importer, "orchestrator.tracking"),
     ),
     Rule(
-        name="optuna is imported only in the search and for attribution",
+        name="optuna is imported only in the search",
         targets=("optuna",),
-        is_free=lambda importer: _within(importer, "orchestrator.search", "analysis.choose.attribution"),
+        is_free=lambda importer: _within(importer, "orchestrator.search"),
     ),
 )
 

@@ -1,8 +1,6 @@
-"""What each field of the settings is worth: shares of the variance, effects by matched pairs, prices of regions.
+"""What each field of the settings is worth, by matched pairs: settings that differ in that field only.
 
-Two answers, because they fail in different ways. *Shares* (fANOVA, by Optuna) say which fields matter over all trials of a sweep,
-whatever else varies, but not which way. *Effects* compare settings that differ in one field only, in samples a second, step
-milliseconds and compile seconds, but exist only where a sweep has such pairs.
+The change is given in samples per second, milliseconds per step and compile seconds. It exists only where a sweep has such pairs.
 """
 
 from __future__ import annotations
@@ -24,18 +22,6 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Padding, Scope
 
-FEWEST_TRIALS = 8
-"""Below these a forest has nothing to learn shares from."""
-
-MOST_TRIALS = 500
-"""Of more, as many are taken at even distances: a forest's time grows with them, its shares hardly change."""
-
-_TREES = 32
-"""Half of Optuna's own number: 500 trials take two seconds, and shares differ by a percent between seeds."""
-
-MOST_VALUES = 20
-"""Fields with more values are left out of shares: nearly every trial has its own, and a forest would learn trials by heart."""
-
 _TOGETHER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mode": ("mode", "cudagraphs"),
@@ -50,15 +36,6 @@ _MOST_LOGARITHM = 700.0
 """What a float can still hold the exponential of."""
 
 _USUAL = "—"
-
-
-class Share(NamedTuple):
-    """How much of a figure's differences a field explains by itself."""
-
-    name: str
-    """The field; several joined by + where no trial tells them apart."""
-    share: float
-    """Of the variance of the figure's logarithm, 0 to 1. What is missing to 1, over all fields, is how they work together."""
 
 
 class Difference(NamedTuple):
@@ -94,51 +71,6 @@ class Effect(NamedTuple):
         if self.step_ms is None or self.compile_s is None or self.step_ms.value >= 0 or self.rate.value <= 0:
             return None
         return max(0.0, self.compile_s.value) / (-self.step_ms.value / 1e3)
-
-
-def shares(df: pd.DataFrame, name: str = "samples_per_s", *, seed: int = 0) -> list[Share]:
-    """The share of a figure's variance that each field explains, the largest first, by functional ANOVA of a random forest.
-
-    Hutter, Hoos and Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance", ICML 2014, as in Optuna.
-
-    Args:
-        df: trials as `load` returns them.
-        name: a column of positive figures, such as `samples_per_s` or `compile_s`.
-        seed: of the forest.
-
-    Returns:
-        Nothing where there are too few trials, or they do not differ.
-    """
-    trials = _measured(df, name)
-    if len(trials) > MOST_TRIALS:
-        trials = trials.iloc[np.linspace(0, len(trials) - 1, MOST_TRIALS).round().astype(int)]
-    values = np.log(np.maximum(floats(trials[name]), 1e-3))
-    fields = _varied([_choices(key) for key in trials["settings_key"]])
-    fields = {field: column for field, column in fields.items() if len(set(column)) <= MOST_VALUES}
-    if len(trials) < FEWEST_TRIALS or not fields or np.ptp(values) == 0:
-        return []
-    return sorted((Share(field, share) for field, share in _fanova(fields, values, seed).items()), key=lambda one: -one.share)
-
-
-def _fanova(fields: Mapping[str, Sequence[str]], values: npt.NDArray[np.float64], seed: int) -> dict[str, float]:
-    """Each field's share of the values' variance, by one forest."""
-    import optuna  # half a second, and only here
-    from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.importance import FanovaImportanceEvaluator
-
-    distributions: dict[str, BaseDistribution] = {
-        field: CategoricalDistribution(sorted(set(column))) for field, column in fields.items()
-    }
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say on stderr that it made a study
-    try:
-        study = optuna.create_study()
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-    for at, value in enumerate(values):
-        chosen = {field: column[at] for field, column in fields.items()}
-        study.add_trial(optuna.trial.create_trial(params=chosen, distributions=distributions, value=float(value)))
-    return {field: float(share) for field, share in FanovaImportanceEvaluator(n_trees=_TREES, seed=seed).evaluate(study).items()}
 
 
 def effects(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[Effect]:
@@ -306,15 +238,3 @@ def _order(field: str, value: str) -> tuple[int, str]:
     if field.startswith(_PARTS) and value == _USUAL:  # compiled like the rest: more than eager, less than a mode of its own
         return 1, value
     return (_FROM_PLAIN.index(value), value) if value in _FROM_PLAIN else (len(_FROM_PLAIN), value)
-
-
-def _varied(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """The fields that differ among the trials, each with its values; those that no trial tells apart as one."""
-    columns = {
-        name: [one.get(name, _USUAL) for one in settings] for name in dict.fromkeys(name for one in settings for name in one)
-    }
-    merged: dict[tuple[int, ...], list[str]] = {}
-    for name, column in columns.items():
-        if len(set(column)) > 1:
-            merged.setdefault(tuple(map(list(dict.fromkeys(column)).index, column)), []).append(name)
-    return {" + ".join(names): columns[names[0]] for names in merged.values()}

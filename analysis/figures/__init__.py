@@ -2,13 +2,9 @@
 
 from analysis.figures.attribution_chart import (
     EffectsInfo,
-    FieldShares,
-    SharesInfo,
     effects_figure,
     effects_info,
     region_prices_info,
-    shares_figure,
-    shares_info,
 )
 from analysis.figures.break_even_chart import BreakEvenInfo, JobSetting, break_even_data, break_even_figure, break_even_info
 from analysis.figures.cache_hits import CacheInfo, CacheRow, cache_figure, cache_info
@@ -37,7 +33,6 @@ __all__ = [
     "CompileBar",
     "CompilePhasesInfo",
     "EffectsInfo",
-    "FieldShares",
     "FrontAxis",
     "FrontsInfo",
     "JobSetting",
@@ -46,7 +41,6 @@ __all__ = [
     "ParallelInfo",
     "ParetoInfo",
     "ParetoPoint",
-    "SharesInfo",
     "Span",
     "StepTimes",
     "StepTimesInfo",
@@ -74,8 +68,6 @@ __all__ = [
     "pareto_info",
     "plotly_script",
     "region_prices_info",
-    "shares_figure",
-    "shares_info",
     "step_times_figure",
     "step_times_info",
     "timeline_figure",

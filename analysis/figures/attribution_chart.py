@@ -1,4 +1,4 @@
-"""What each choice is worth: what changing it alone did, and how much of the differences it explains."""
+"""What each choice is worth: what changing it alone did."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.choose.attribution import Difference, Effect, effects, region_prices, shares
+from analysis.choose.attribution import Difference, Effect, effects, region_prices
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
-from analysis.formatting import figure, percent, whole
+from analysis.formatting import figure, whole
 from compile_sweep.schema.settings import Scope
 
 _MOST_EFFECTS = 14
-_MOST_SHARES = 8
 _MOST_TRIALS = 600
-"""Trials that shares and effects are found from: forests of more take minutes; of more trials, evenly spaced ones are taken."""
+"""Trials that effects are found from; of more, evenly spaced ones are taken."""
 _GAIN_COLOR, _LOSS_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]
-_RATE_COLOR, _COMPILE_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]
 
 
 class EffectsInfo(NamedTuple):
@@ -30,23 +28,6 @@ class EffectsInfo(NamedTuple):
     """The largest gain first, the largest loss last."""
     num_left_out: int
     """Smaller ones, for which there is no room."""
-
-
-class FieldShares(NamedTuple):
-    """How much of the differences a field explains. Text is as it stands in the record, not escaped."""
-
-    name: str
-    throughput: float | None
-    compile_time: float | None
-    """Shares of the variance of the logarithm, 0 to 1; None where they could not be found."""
-
-
-class SharesInfo(NamedTuple):
-    """What the chart of shares shows."""
-
-    fields: list[FieldShares]
-    """The one that matters most for throughput first."""
-    num_left_out: int
 
 
 def effects_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:
@@ -67,16 +48,6 @@ def region_prices_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -
         attempts: all attempts, to see how settings scatter between runs.
     """
     return _largest(region_prices(_sample(df), attempts=attempts))
-
-
-def shares_info(df: pd.DataFrame) -> SharesInfo:
-    """How much of the differences in throughput and compile time each field explains, of the trials `load` returned."""
-    sample = _sample(df)
-    rate = {one.name: one.share for one in shares(sample, "samples_per_s")}
-    compiling = {one.name: one.share for one in shares(sample, "compile_s")}
-    names = sorted({*rate, *compiling}, key=lambda name: (-rate.get(name, 0.0), -compiling.get(name, 0.0), name))
-    fields = [FieldShares(name, rate.get(name), compiling.get(name)) for name in names]
-    return SharesInfo(fields[:_MOST_SHARES], max(0, len(fields) - _MOST_SHARES))
 
 
 def effects_figure(info: EffectsInfo) -> go.Figure:
@@ -126,42 +97,6 @@ def _shown_percent(changes: Sequence[Difference]) -> tuple[float, float]:
     high = min(most + reach, max(most, *(100 * one.high for one in changes)))
     room = 0.05 * (high - low)
     return low - room, high + room
-
-
-def shares_figure(info: SharesInfo) -> go.Figure:
-    """The chart: shares to the right in percent; a row a field, throughput over compile time.
-
-    Args:
-        info: what `shares_info` returned.
-    """
-    chart = rows_figure(
-        [RowName(field.name, percent(field.throughput), on_front=False) for field in info.fields],
-        x_title="share of the differences it explains by itself (%)",
-        nothing="There are too few different trials to tell.",
-    )
-    if not info.fields:
-        return chart
-    chart.update_layout(barmode="overlay")
-    for title, color, values, at in (
-        ("throughput", _RATE_COLOR, [field.throughput for field in info.fields], -BAR / 4),
-        ("compile time", _COMPILE_COLOR, [field.compile_time for field in info.fields], BAR / 4),
-    ):
-        chart.add_trace(_share_bars(title, color, values, at, info.fields))
-    return chart
-
-
-def _share_bars(title: str, color: str, values: Sequence[float | None], at: float, fields: Sequence[FieldShares]) -> go.Bar:
-    shown = [(place, value) for place, value in enumerate(values) if value is not None]
-    return go.Bar(
-        orientation="h",
-        name=title,
-        x=[100 * value for _, value in shown],
-        y=[place + at for place, _ in shown],
-        width=BAR / 2,
-        marker={"color": color},
-        hovertext=[row_hover([fields[place].name, f"{percent(value)} of the differences in {title}"]) for place, value in shown],
-        hoverinfo="text",
-    )
 
 
 def _largest(found: Sequence[Effect]) -> EffectsInfo:

@@ -80,7 +80,7 @@ def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmS
     """
     found = [
         _phases(df), _step_times(df), _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _parallel(df),
-        _effects(df, attempts), _regions(df, attempts), _shares(df), _timeline(attempts, starts), _caches(df),
+        _effects(df, attempts), _regions(df, attempts), _timeline(attempts, starts), _caches(df),
     ]  # fmt: skip
     return [chart for chart in found if chart is not None]
 
@@ -163,19 +163,6 @@ def _regions(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
         "From modular settings: a part, or the optimizer, compiled otherwise than the rest, against the seconds of cold "
         f"compiling that it adds or saves.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
-    )  # fmt: skip
-
-
-def _shares(df: pd.DataFrame) -> Chart | None:
-    info = charts.shares_info(df)
-    if not info.fields:
-        return None
-    return Chart(
-        "shares", "Which choices matter", "What matters",
-        "Share of the differences in throughput and compile time that each field explains",
-        "By functional ANOVA of a random forest over all trials: what is missing to 100 % is how fields work together. It says "
-        f"which choices matter, not which way.{_no_room(info.num_left_out)}",
-        as_json(charts.shares_figure(info)),
     )  # fmt: skip
 
 

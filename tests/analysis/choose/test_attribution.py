@@ -1,4 +1,4 @@
-"""What fields are worth: shares, matched pairs, prices of regions."""
+"""What fields are worth: matched pairs, prices of regions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.choose.attribution import FEWEST_TRIALS, MOST_TRIALS, MOST_VALUES, effects, region_prices, shares
+from analysis.choose.attribution import effects, region_prices
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
 
@@ -24,62 +24,6 @@ def grid() -> list[TrialRecord]:
         )
         for scope, optimizer, window in product(("full", "regional", "modular"), ("foreach", "fused"), ("", ",group_window=100"))
     ]
-
-
-@pytest.mark.slow
-def test_the_field_that_decides_has_the_largest_share(make_sweep: MakeSweep) -> None:
-    df = analysis.load(make_sweep(grid()))
-    rate = {share.name: share.share for share in shares(df)}
-    assert max(rate, key=lambda name: rate[name]) == "optimizer"
-    assert rate["optimizer"] > 0.8
-    assert sum(rate.values()) <= 1.01
-    compiling = shares(df, "compile_s")
-    assert compiling[0].name == "scope"
-    assert compiling[0].share > 0.9
-    assert shares(df) == shares(df), "the same in every call"
-
-
-def test_fields_that_no_trial_tells_apart_share_one_share(make_sweep: MakeSweep) -> None:
-    records = [
-        trial(f"scope=full,optimizer={optimizer},attention={attention},group_window={window}", rate, 50)
-        for (optimizer, attention, rate), window in product(
-            (("foreach", "unmasked", 500), ("fused", "sdpa", 700)), range(2, 2 + FEWEST_TRIALS)
-        )
-    ]
-    assert "optimizer + attention" in {share.name for share in shares(analysis.load(make_sweep(records)))}
-
-
-def test_a_field_that_nearly_every_trial_has_to_itself_has_no_share(make_sweep: MakeSweep) -> None:
-    records = [
-        trial(f"scope=full,optimizer={optimizer},group_window={window}", 500 + 100 * (optimizer == "fused") + window, 50)
-        for optimizer, window in product(("foreach", "fused"), range(2, MOST_VALUES + 3))
-    ]
-    assert [share.name for share in shares(analysis.load(make_sweep(records)))] == ["optimizer"]
-
-
-@pytest.mark.slow
-def test_of_very_many_trials_some_stand_for_all(make_sweep: MakeSweep) -> None:
-    many = [
-        trial(
-            f"scope=full,optimizer={optimizer},recompile_limit={limit}",
-            500 + 100 * (optimizer == "fused"),
-            50,
-            num_workers=workers,
-        )
-        for workers, optimizer, limit in product(range(1, 31), ("foreach", "fused"), range(9, 19))
-    ]
-    df = analysis.load(make_sweep(many))
-    assert len(df) > MOST_TRIALS
-    assert shares(df)[0] == ("optimizer", pytest.approx(1.0, abs=0.01))
-
-
-def test_too_few_trials_have_no_shares(make_sweep: MakeSweep) -> None:
-    assert shares(analysis.load(make_sweep(grid()[: FEWEST_TRIALS - 1]))) == []
-
-
-def test_trials_that_do_not_differ_have_no_shares(make_sweep: MakeSweep) -> None:
-    records = [trial(f"scope=full,group_window={window}", 500, 50) for window in range(2, 2 + FEWEST_TRIALS)]
-    assert shares(analysis.load(make_sweep(records))) == []
 
 
 def test_an_effect_is_the_mean_over_pairs_that_differ_in_one_field_only(make_sweep: MakeSweep) -> None:
@@ -209,4 +153,4 @@ def test_what_lowers_throughput_is_not_paid_back_by_the_mean_of_steps(make_sweep
 
 def test_an_empty_sweep_has_nothing_to_say(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep([]))
-    assert shares(df) == effects(df) == region_prices(df) == []
+    assert effects(df) == region_prices(df) == []

@@ -19,7 +19,6 @@ from analysis.figures import (
     parallel_figure,
     parallel_info,
     region_prices_info,
-    shares_info,
     step_times_figure,
     step_times_info,
     timeline_figure,
@@ -219,7 +218,7 @@ def test_a_warm_trial_alone_shows_its_estimate(make_sweep: MakeSweep) -> None:
     assert (row.cold_s, row.is_estimate, row.warm_s) == (95.0, True, 9.0)
 
 
-def test_effects_and_shares_say_what_a_change_is_worth(make_sweep: MakeSweep) -> None:
+def test_effects_say_what_a_change_is_worth(make_sweep: MakeSweep) -> None:
     records = [
         trial(f"scope={scope},optimizer={optimizer}{window}", 600 if optimizer == "fused" else 500, 60 if scope == "full" else 15)
         for scope in ("full", "regional", "modular")
@@ -231,9 +230,6 @@ def test_effects_and_shares_say_what_a_change_is_worth(make_sweep: MakeSweep) ->
     assert (first.name, first.before, first.after) == ("optimizer", "foreach", "fused")
     figure = effects_figure(effects_info(df))
     assert "optimizer: foreach → fused · <b>+20.0" in figure.layout.annotations[0].text.replace("\u00a0", " ")
-    shares = {field.name: field for field in shares_info(df).fields}
-    assert (shares["optimizer"].throughput or 0) > 0.8
-    assert (shares["scope"].compile_time or 0) > 0.8
 
 
 def test_an_interval_of_two_pairs_that_disagree_leaves_the_bars_their_room(make_sweep: MakeSweep) -> None:
