@@ -1,12 +1,9 @@
-"""Object detection: YOLOS of Hugging Face's with random weights, on noise of COCO's size and number of classes.
+"""Object detection: Hugging Face's YOLOS with random weights, on noise with COCO's image size and number of classes.
 
-The loss is the published one, DETR's, for a batch whose images have equally many objects. How queries are matched to objects may
-vary (`matching.py`), because that is where a compiler loses the published code.
-
-Which query of a detector answers for which object: the assignment of least cost, as DETR has it, in three ways to compute it.
-
-Source: Carion et al., "End-to-End Object Detection with Transformers" (2020): one query an object, the least sum of costs. The
-published code solves that with SciPy on the CPU, from Python, which ends a graph; as an operator the same stays inside one.
+The loss is DETR's, as published, for batches whose images all have the same number of objects. Each object is assigned one
+query so that the costs have the least sum (Carion et al., "End-to-End Object Detection with Transformers", 2020). The published
+code solves that with SciPy on the CPU, called from Python, which breaks the graph. The option `matching` offers that, the same as
+an operator, which stays inside one graph, and a greedy matching on the device.
 """
 
 from __future__ import annotations

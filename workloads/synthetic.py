@@ -1,9 +1,7 @@
-"""What the project's own workloads share: random batches of one length, and weights that are drawn once.
+"""Base classes of the built-in workloads: random batches of one length, weights drawn once, and what image training shares.
 
-What training on images has in common: options for the moving average of the weights, normalisation over workers, batch size.
-
-Source: "PyTorch 2.0: how to speed up model training", whose pitfalls these options turn into settings: EMA, SyncBN, memory, AMP
-(the setting `autocast`).
+The options of image workloads turn the pitfalls of "PyTorch 2.0: how to speed up model training" into settings: EMA, SyncBN,
+batch size, and AMP (the setting `autocast`).
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def resolve_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None
     return padding
 
 
-def describe(settings: CompileSettings) -> str:
+def _describe(settings: CompileSettings) -> str:
     """Describes the settings in a few words for a person, leaving out defaults."""
     if settings.as_written:
         return "as the script has it"
@@ -334,7 +334,7 @@ class CompileSettings:
     @property
     def label(self) -> str:
         """Short description for a person, without defaults."""
-        return describe(self)
+        return _describe(self)
 
     @property
     def claims_cudagraphs(self) -> bool:

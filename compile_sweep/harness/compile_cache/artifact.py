@@ -15,7 +15,7 @@ class Artifact:
     """One piece of a compile cache. Content is code: restore none whose origin is not verified."""
 
     kind: str
-    """What made it, one of `ArtifactKind` in `compile_caches.py`."""
+    """What made it, one of `ArtifactKind` in `folders.py`."""
     key: str
     """Its name within the kind: torch's own cache key, or its path within the cache's folder."""
     content: bytes

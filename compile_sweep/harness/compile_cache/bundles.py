@@ -1,11 +1,10 @@
-"""torch's bundles of compile-cache artifacts, split into their entries, and entries joined into a bundle.
+"""Splits torch's bundles of compile-cache artifacts into entries, joins entries into a bundle, and reads entries of graphs.
 
-torch's own loader cannot be used to split them: of a process that saved twice it reads only the later half, since a bundle then
-lists each kind twice. Splitting runs nothing and unpickles nothing.
+torch's own loader cannot split them: if a process saved twice, the bundle lists each kind twice, and the loader reads only the
+later half. Splitting runs nothing and unpickles nothing.
 
-What torch's pickled entries of compiled graphs say of themselves: guards, seconds taken, and which entries they refer to.
-
-Reading them unpickles, which runs code: only entries that this process made, or would load itself, may be read.
+Reading an entry of a compiled graph (its guards, compile seconds, and the entries it refers to) unpickles it, which runs code:
+only entries that this process made, or would load itself, may be read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a process's compilers leave behind for the next: gathered as artifacts, restored before anything compiles, and watched.
+"""Moves compile caches between processes: gathers artifacts, restores them before anything compiles, and watches their use.
 
-The rooms behind it: `cache_folders.py` (files), `cache_bundles.py` (torch's bundles), `cache_use.py` (hits, misses and what they
-save), `cache_configuration.py` (what makes artifacts invalid or wrong elsewhere).
+Built from `folders.py` (files), `bundles.py` (torch's bundles), `usage.py` (hits, misses and the seconds that hits save) and
+`facts.py` (what makes artifacts invalid or wrong in another environment).
 
-Output: `watch_caches` says what hits saved, so that a warm compile time plus `saved_s` is about the cold one.
+Output: `watch_caches` reports what hits saved, so that a warm compile time plus `saved_s` is about the cold one.
 """
 
 from __future__ import annotations

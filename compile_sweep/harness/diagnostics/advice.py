@@ -1,8 +1,7 @@
-"""What usually helps against a finding of the diagnostics: torch's words in, a sentence a person can act on out.
+"""Explains a measurement to a person: what was compiled, what did not go as intended, and what usually helps. Pure values.
 
-The first rule that matches speaks. A finding without a rule keeps torch's own words, which `torch_messages.py` has shortened.
-
-A measurement in words: what was compiled, what went otherwise than meant, and what helps. Pure: plain values in, text out.
+Each table of rules maps torch's wording of a finding to a sentence a person can act on; the first match wins. A finding without
+a rule keeps torch's own words, as shortened by `torch_logs.py`.
 """
 
 from __future__ import annotations

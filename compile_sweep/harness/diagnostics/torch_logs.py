@@ -29,7 +29,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 _HARNESS = (f"{_ROOT}/compile_sweep/", f"{_ROOT}/orchestrator/")
 _WORKLOADS = f"{_ROOT}/workloads/"
 _EXECUTED_SOURCE = "compile_settings_"
-"""How the file name of the settings' own source begins, which is no file; see `compiling.py`."""
+"""Prefix of the pseudo file name under which `harness/apply.py` executes the source of settings."""
 
 
 class Frame(NamedTuple):

@@ -10,9 +10,7 @@ precise run is the scale, and a run that rounds otherwise but as finely has erro
 has Fisher's F distribution.
 
 All quantiles are taken so that the comparisons of a check together raise a false alarm at the rate `FALSE_ALARMS` (Bonferroni).
-Figures behind the constants are in docs/log.md.
-
-Quantiles and tails of the distributions that tolerances are taken from: Fisher's F, Student's t, χ².
+Figures behind the constants are in docs/log.md. The quantiles and tails of Fisher's F, Student's t and χ² come first.
 """
 
 from __future__ import annotations
