@@ -70,7 +70,7 @@ def test_parameters_without_gradients_have_to_be_looked_for() -> None:
 
 def test_what_gloo_cannot_do_is_refused_in_a_sentence() -> None:
     for compression, ranks in zip(("bf16", "powersgd"), both("Toy", *_COMPRESSED), strict=True):
-        needed = f"SettingsError: ddp.compression={compression} needs NCCL, which is for GPUs; use fp16"
+        needed = f"SettingsError: ddp.compression={compression} needs NCCL, and NCCL needs GPUs; use fp16"
         assert [one["error"] for one in ranks] == [needed] * 2
 
 
