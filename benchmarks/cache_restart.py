@@ -36,7 +36,7 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.guard import cores
-from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import write_json
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
@@ -177,7 +177,7 @@ def take(job: Job) -> None:
     """What each process does: as a sweep's worker, without Ray."""
     began = time.perf_counter()
     cpus = os.sched_getaffinity(0)
-    cores.bind(cpus)
+    cores.bind_process(cpus)
     import torch  # behind the binding
 
     from compile_sweep.contract.base import load_workload
@@ -304,7 +304,7 @@ def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | str:
     """What the process of a job wrote, or why it wrote nothing."""
     environment = {
         **os.environ,
-        **compile_caches(caches),
+        **compile_cache_env(caches),
         **({} if job.device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""}),
     }
     began = time.monotonic()

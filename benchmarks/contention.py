@@ -130,9 +130,9 @@ def compare(options: Options) -> int:
 
 def warm_up(job: Job) -> None:
     """What each process does: takes its cores as a sweep's worker does, and warms one setting up."""
-    with cores.slot(job.num_shares, job.index, Path(job.slots)) as slot:
-        cpus = cores.share_of(slot, job.num_shares)
-        cores.bind(cpus)
+    with cores.hold_slot(job.num_shares, job.index, Path(job.slots)) as slot:
+        cpus = cores.cpu_share(slot, job.num_shares)
+        cores.bind_process(cpus)
         import torch  # behind the binding
 
         from compile_sweep.contract.base import load_workload

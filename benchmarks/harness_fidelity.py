@@ -32,7 +32,7 @@ from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.settings import CompileSettings, Mode
-from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import make_room
 from workloads.captioning import Captioning
 
@@ -137,7 +137,7 @@ def started(kind: str, spelled: str, arguments: argparse.Namespace, caches: str)
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **compile_caches(Path(caches))},
+        env={**os.environ, **compile_cache_env(Path(caches))},
     )
     try:
         yield process

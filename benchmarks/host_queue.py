@@ -183,7 +183,7 @@ class _Host:
 
     def _begin(self, job: Job, places: tuple[int, ...]) -> None:
         words = words_of(job, self._options.output)
-        cpus = {cpu for place in places for cpu in cores.share_of(place, self._num_places)}
+        cpus = {cpu for place in places for cpu in cores.cpu_share(place, self._num_places)}
         log = (self._options.output / f"{job.name}.log").open("ab")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **only_gpus(places)}
         try:

@@ -28,7 +28,7 @@ from rich.table import Table
 from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError
 from orchestrator.environment import fingerprint
-from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import make_room, write_json
 from workloads.layers import NUM_LAYERS
 
@@ -80,7 +80,7 @@ def _in_a_process(order: tuple[str, ...], num_layers: int, *, trains: bool) -> d
     """First steps in a fresh process with empty caches, by what was compiled; without what only goes before."""
     with tempfile.TemporaryDirectory() as caches:
         told = json.dumps({"order": order, "num_layers": num_layers, "trains": trains})
-        environment = {**os.environ, **compile_caches(Path(caches))}
+        environment = {**os.environ, **compile_cache_env(Path(caches))}
         process = f"a process that compiles {' then '.join(order)}"
         try:
             done = subprocess.run(

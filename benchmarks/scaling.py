@@ -153,7 +153,7 @@ def sweep(options: SweepOptions) -> Table:
         )
     ends_at = time.monotonic() + options.budget_s
     keys = list(dict.fromkeys(CompileSettings.parse(words).key for words in options.settings))
-    share = cores.share_of(0, at_once)
+    share = cores.cpu_share(0, at_once)
     if options.part in ("one", "both"):
         _run(options, _folder(options, "one"), keys, ends_at, at_once=1, cpus=share, one_gpu=True)
     if options.part in ("all", "both"):

@@ -23,7 +23,7 @@ from typing import Any
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.trial import ScriptTrial
-from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.guard.scratch_folders import compile_cache_env
 
 GOAL = 0.98
 SCRIPT = Path(__file__).parent / "by_hand" / "gpt2_script.py"
@@ -82,7 +82,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="compile-sweep-") as made:
         folder = Path(made)
-        environment = {**os.environ, **compile_caches(folder)}
+        environment = {**os.environ, **compile_cache_env(folder)}
         for name, arguments in (("eager", SIZES[told.size]), ("compiled", [*SIZES[told.size], "--compile"])):
             own, trials = [], []
             for _ in range(told.rounds):

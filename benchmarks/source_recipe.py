@@ -50,7 +50,7 @@ from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToLongest, ShapePolicy
 from orchestrator.environment import fingerprint
-from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import write_json
 from workloads.captioning import Captioning
 
@@ -353,7 +353,7 @@ def _process(job: Job, label: str, caches: Path) -> Iterator[Contestant]:
     here, there = context.Pipe()
     process = context.Process(target=compete, args=(job, there))
     # Of this process, for that one to inherit: torch may read them while it is imported.
-    os.environ.update(compile_caches(caches))
+    os.environ.update(compile_cache_env(caches))
     process.start()
     there.close()
     try:

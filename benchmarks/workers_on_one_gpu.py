@@ -31,7 +31,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
-from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.workers_on_one_gpu"
@@ -102,7 +102,7 @@ def _by_two(options: Options, spelled: str) -> dict[str, Any]:
     """What worker 0 tells of a case, in processes of its own with empty caches, or the error that ended one."""
     with tempfile.TemporaryDirectory() as scratch:
         words = json.dumps([scratch, options.workload, options.size, str(options.device), spelled])
-        environment = {**os.environ, **compile_caches(Path(scratch))}
+        environment = {**os.environ, **compile_cache_env(Path(scratch))}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, ["", *sys.path]))
         logs = [Path(scratch) / f"worker-{rank}.log" for rank in range(NUM_WORKERS)]
         workers = []

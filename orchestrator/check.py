@@ -24,7 +24,7 @@ from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
-from orchestrator.guard.scratch_folders import refuse_unfit
+from orchestrator.guard.scratch_folders import check_temp_folder
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import RECIPES
 from orchestrator.plan.scripts import job_of, split_arguments
@@ -90,7 +90,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
     if device is Device.CUDA and not environment.gpu:
         raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu")
     check_seed(options.seed)
-    refuse_unfit()
+    check_temp_folder()
     if (job := job_of(options.script, arguments, in_place=options.in_place, seed=options.seed)) is not None:
         if options.workload is not None:
             raise ConfigError(f"--script takes the place of the workload {options.workload}; leave one of them out")

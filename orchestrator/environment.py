@@ -1,6 +1,6 @@
-"""The environment fingerprint: what must be equal for figures of two trials to be comparable.
+"""The environment fingerprint: what must be equal for the measurements of two trials to be comparable.
 
-Reads package metadata, `/proc` and NVML; never imports torch and never starts CUDA, so it is cheap in any process.
+Reads package metadata, `/proc` and NVML. Never imports torch and never starts CUDA, so it is cheap in any process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pynvml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """One host, as far as figures depend on it; None where there is no such thing."""
+    """The facts about a host that measurements depend on; None if something is not installed or not present."""
 
     python: str
     torch: str | None
@@ -29,37 +29,37 @@ class Environment:
     transformers: str | None
     ray: str | None
     cuda: str | None
-    """Highest CUDA version of the driver."""
+    """Highest CUDA version that the driver supports."""
     driver: str | None
     gpu: str | None
     num_gpus: int
-    """GPUs this process may use, as CUDA_VISIBLE_DEVICES has it."""
+    """Number of GPUs this process may use, according to CUDA_VISIBLE_DEVICES."""
     gpu_memory_bytes: int | None
     cpu: str
     cores: int
-    """Cores this process may use."""
+    """Number of cores this process may use."""
     memory_bytes: int
     platform: str
 
     @property
     def key(self) -> str:
-        """Digest of what decides a figure: versions and processors, not how many of them or which driver patch."""
+        """Digest of what decides a measurement: versions and processors, not how many processors or which driver patch."""
         facts = (self.python, self.torch, self.triton, self.transformers, self.cuda, self.gpu, self.gpu or self.cpu)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     @property
     def decisive(self) -> tuple[str, ...]:
-        """Names of what the key is made of."""
+        """Names of the facts that make up the key."""
         return ("gpu", "torch", "triton", "cuda", "transformers", "python", *(() if self.gpu else ("cpu",)))
 
     def to_dict(self) -> dict[str, str | int | None]:
-        """Plain JSON values."""
+        """Returns the environment as plain JSON values."""
         return asdict(self)
 
 
 @cache
 def fingerprint() -> Environment:
-    """The environment of the host this runs on."""
+    """Returns the environment of this host."""
     gpus, driver, cuda = _gpus()
     return Environment(
         python=platform.python_version(),
@@ -80,10 +80,10 @@ def fingerprint() -> Environment:
 
 
 def git_commit(workload_target: str) -> str | None:
-    """Commit of the checkout that holds a workload's module, with `+changes` where files differ from it; None outside git.
+    """Returns the commit of the checkout that holds a workload's module, with `+changes` if files differ; None outside git.
 
     Args:
-        workload_target: `package.module:Class`.
+        workload_target: The workload, as `package.module:Class`.
     """
     spec = util.find_spec(workload_target.partition(":")[0].partition(".")[0])
     places = list(spec.submodule_search_locations or []) if spec else []
@@ -112,9 +112,9 @@ def _version(package: str) -> str | None:
 
 
 def visible_gpus() -> list[Any]:
-    """NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves to this process, of all where it is not set.
+    """Returns NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES, or of all GPUs if it is not set. NVML must be initialized.
 
-    Like CUDA it ends at the first that there is not. NVML must have been started.
+    Like CUDA, it stops at the first entry that does not exist.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(pynvml.nvmlDeviceGetCount())) if named is None else map(str.strip, named.split(","))
@@ -126,8 +126,8 @@ def visible_gpus() -> list[Any]:
     return found
 
 
-def gpus_of_host() -> int:
-    """How many GPUs the host has, whichever of them this process may use."""
+def num_host_gpus() -> int:
+    """Returns the number of GPUs of the host, no matter which of them this process may use."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -139,7 +139,7 @@ def gpus_of_host() -> int:
 
 
 def _gpus() -> tuple[list[tuple[str, int]], str | None, str | None]:
-    """(name, memory in bytes) of each visible GPU, the driver's version and its CUDA version."""
+    """Returns (name, memory in bytes) of each visible GPU, the driver's version, and its CUDA version."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -72,7 +72,7 @@ def _sweep(words: Sequence[str], arguments: Sequence[str] | None) -> int:
             raise ConfigError("--explain and --source look at a workload; orchestrator.check --script looks at a script")
         return _one_setting(console, command, environment)
     if not os.environ.get("RAY_ADDRESS"):  # elsewhere workers look at those of their hosts
-        scratch_folders.refuse_unfit()
+        scratch_folders.check_temp_folder()
     output = begun.output if begun else folder_of(config, run)
     kept = begun.storage if begun else _storage(run.storage, output)
     if kept is not None and not run.resume and not run.dry_run:

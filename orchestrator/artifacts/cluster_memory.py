@@ -25,7 +25,7 @@ from compile_sweep.schema.errors import CacheError
 from orchestrator.artifacts.object_store import TIMEOUT_S, DurableShelf, normalized
 from orchestrator.artifacts.shelf import BlobInfo, Blobs, Use
 from orchestrator.cluster import head_actors
-from orchestrator.guard.watchdog import MARKER
+from orchestrator.guard.watchdog import ATTEMPT_MARKER
 
 MEMORY_BYTES = 2**30
 """What the actor holds at most; Ray itself spills to disk where a host's object store is smaller."""
@@ -218,7 +218,7 @@ class ClusterShelf:
 
     def holder(self) -> ActorHandle[CacheHolder]:
         """The actor, started if there is none; it outlives the trial and the driver, and is started again if it dies."""
-        actor = ray.remote(num_cpus=0, resources=head_actors.CLAIM)(CacheHolder)
+        actor = ray.remote(num_cpus=0, resources=head_actors.HEAD_CLAIM)(CacheHolder)
         options = actor.options(
             name=f"compile-sweep-cache-{hashlib.sha256(self._uri.encode()).hexdigest()[:12]}",
             namespace=head_actors.NAMESPACE,
@@ -230,7 +230,7 @@ class ClusterShelf:
             # Whoever asks first may be a trial's worker. Its placement group has no room and ends, and its reaper kills what
             # carries its marker.
             scheduling_strategy="DEFAULT",
-            runtime_env={"env_vars": {MARKER: ""}},
+            runtime_env={"env_vars": {ATTEMPT_MARKER: ""}},
         )
         return cast("ActorHandle[CacheHolder]", options.remote(self._uri, self._memory_bytes))
 

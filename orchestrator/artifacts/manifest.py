@@ -50,7 +50,7 @@ def trial_facts(configuration: Mapping[str, str], settings: CompileSettings, *, 
     own = kept_apart(settings)
     if use_gpu:
         own["device"] = "cuda"
-    else:  # the number of threads is in the code; `cores.bind` sets it for trials
+    else:  # the number of threads is in the code; `cores.bind_process` sets it for trials
         threads = os.environ.get("OMP_NUM_THREADS") or configuration.get("cpu_threads", "")
         own |= {"device": "cpu", "threads": threads}
     return environment_facts({**configuration, **own})

@@ -18,7 +18,7 @@ from compile_sweep.schema.errors import CacheError
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.redact import redact_text
 from orchestrator.artifacts import Facts, Manifest, Selection, SigningKey, open_store, select, trial_facts
-from orchestrator.cluster.head_actors import withdrawn
+from orchestrator.cluster.head_actors import with_credentials
 from orchestrator.config import REDIS, shown
 from orchestrator.run.trial_spec import Assignment
 
@@ -193,7 +193,7 @@ class Sharing:
         from compile_sweep.harness.compile_cache.redis import sealed_redis
         from orchestrator.artifacts.redis import URL_VARIABLE, environment_for
 
-        address = environment_for(withdrawn(str(self.assignment.plan.cache)))[URL_VARIABLE]
+        address = environment_for(with_credentials(str(self.assignment.plan.cache)))[URL_VARIABLE]
         with sealed_redis(SigningKey.load(), address) as refused:
             try:
                 yield
@@ -209,7 +209,7 @@ class Sharing:
     def _fetch(self) -> _Restored:
         plan, key = self.assignment.plan, self.assignment.settings_key
         environment = self._manifest().environment
-        store = open_store(withdrawn(str(plan.cache)), in_cluster=plan.cache_in_cluster)
+        store = open_store(with_credentials(str(plan.cache)), in_cluster=plan.cache_in_cluster)
         listing = store.manifests()
         mine = [manifest for manifest in listing.manifests if manifest.settings_key == key]
         selection = select(
@@ -230,7 +230,7 @@ class Sharing:
         )
 
     def _put(self, artifacts: Sequence[Artifact]) -> dict[str, Any]:
-        store = open_store(withdrawn(str(self.assignment.plan.cache)), in_cluster=self.assignment.plan.cache_in_cluster)
+        store = open_store(with_credentials(str(self.assignment.plan.cache)), in_cluster=self.assignment.plan.cache_in_cluster)
         if self._restored is not None and self._restored.selection is not None:
             try:
                 store.note_hits(self._restored.selection.hits(self._hit_names()))

@@ -1,1 +1,1 @@
-"""Where trials run in a cluster, and what reaches the head from other hosts."""
+"""Placement of trials in a cluster, and what workers on other hosts send to the head."""

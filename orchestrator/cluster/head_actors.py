@@ -1,9 +1,8 @@
-"""Actors on the host of the sweep's folder, the head of a cluster, by a name that every process of the cluster finds them by.
+"""Named actors on the cluster's head, the host of the sweep's folder, and addresses with credentials that only it remembers.
 
-Addresses with credentials, in the cluster's memory alone: what Ray passes around, it also writes down.
-
-Tune names folders after a trial's configuration and writes that to files that everybody may read, and Ray logs the environment
-that a worker starts with. So a plan says an address without its credentials, and trials and workers ask for the whole of it.
+Tune names folders after a trial's configuration and writes that to files that everybody may read, and Ray logs the environment in
+which a worker starts. So a trial's plan holds an address without its credentials, and the trial and its workers look up the full
+address in the cluster's memory.
 """
 
 from __future__ import annotations
@@ -18,76 +17,73 @@ from ray.experimental import internal_kv
 
 from compile_sweep.schema.redact import REDACTED, redact_uri
 
-HEAD = "node:__internal_head__"
-"""Ray's name of what the head alone has one of."""
+HEAD_RESOURCE = "node:__internal_head__"
+"""A resource that only the head has, under Ray's name for it."""
 
-CLAIM = {HEAD: 0.001}
-"""Holds to the head what claims it, and no core, of which a head may have none."""
+HEAD_CLAIM = {HEAD_RESOURCE: 0.001}
+"""Resources that pin an actor to the head without claiming a core, because a head may have none."""
 
 NAMESPACE = "compile-sweep"
 
-Kept = TypeVar("Kept")
+ActorClass = TypeVar("ActorClass")
 
 
 @contextmanager
-def kept(kind: type[Kept], name: str, *arguments: object) -> Iterator[ActorHandle[Kept]]:
-    """An actor while the block lasts. If it dies Ray starts it again, without what it held, and whoever asks is answered.
+def start_actor(kind: type[ActorClass], name: str, *arguments: object) -> Iterator[ActorHandle[ActorClass]]:
+    """Runs an actor on the head while the block lasts. If it dies, Ray restarts it with empty state and repeats pending calls.
 
     Args:
-        kind: its class.
-        name: which `found` takes.
-        arguments: for the class.
+        kind: The actor's class.
+        name: The name that `find_actor` takes.
+        arguments: Arguments of the class.
 
     Raises:
-        ActorAlreadyExistsError: the cluster has one of this name.
+        ActorAlreadyExistsError: The cluster already has an actor of this name.
     """
-    options: Any = ray.remote(num_cpus=0, resources=CLAIM)(kind)
+    options: Any = ray.remote(num_cpus=0, resources=HEAD_CLAIM)(kind)
     options = options.options(name=name, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
-    actor = cast("ActorHandle[Kept]", options.remote(*arguments))
+    actor = cast("ActorHandle[ActorClass]", options.remote(*arguments))
     try:
         yield actor
     finally:
         ray.kill(actor)
 
 
-def found(kind: type[Kept], name: str) -> ActorHandle[Kept]:
-    """The actor of this name and class, from any process of the cluster.
+def find_actor(kind: type[ActorClass], name: str) -> ActorHandle[ActorClass]:
+    """Returns the actor of this name and class, from any process in the cluster.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no such actor.
     """
-    return cast("ActorHandle[Kept]", ray.get_actor(name, namespace=NAMESPACE))
+    return cast("ActorHandle[ActorClass]", ray.get_actor(name, namespace=NAMESPACE))
 
 
-_NAMESPACE = b"compile-sweep"
-
-
-def deposit(address: str) -> str:
-    """Keeps an address as long as the cluster lives; returns what may be written down. Ray must be initialised."""
+def store_credentials(address: str) -> str:
+    """Remembers an address for as long as the cluster lives; returns it without credentials. Needs an initialized Ray."""
     shown = redact_uri(address)
     if shown != address:
-        internal_kv._internal_kv_put(shown, address, overwrite=True, namespace=_NAMESPACE)
+        internal_kv._internal_kv_put(shown, address, overwrite=True, namespace=NAMESPACE.encode())
     return shown
 
 
-def withdrawn(shown: str) -> str:
-    """The whole address of what `deposit` returned, from any process of the cluster.
+def with_credentials(shown: str) -> str:
+    """Returns the full address for one that `store_credentials` returned, from any process in the cluster.
 
     Raises:
-        LookupError: nobody has deposited it there.
+        LookupError: The cluster does not know the address.
     """
     if REDACTED not in shown:
         return shown
-    found = internal_kv._internal_kv_get(shown, namespace=_NAMESPACE)
+    found = internal_kv._internal_kv_get(shown, namespace=NAMESPACE.encode())
     if found is None:
         raise LookupError(f"the credentials of {shown} are not in the cluster's memory")
     return bytes(found).decode()
 
 
 @contextmanager
-def nothing_propagated() -> Iterator[None]:
-    """Keeps Tune from handing AWS's credentials on in an environment that Ray logs; trials have those of their host anyway."""
-    from ray.tune.execution import class_cache  # only here: workers withdraw, and need no Tune
+def no_propagated_credentials() -> Iterator[None]:
+    """Keeps Tune from passing on AWS credentials in an environment that Ray logs; trials use those of their own host."""
+    from ray.tune.execution import class_cache  # imported here because workers, which use this module too, do not need Tune
 
     before = class_cache.ENV_VARS_TO_PROPAGATE
     class_cache.ENV_VARS_TO_PROPAGATE = {name for name in before if not name.startswith("AWS_")}

@@ -1,14 +1,13 @@
-"""Where trials run in a cluster: packed on as few hosts as hold them, or each on a host of its own.
+"""Where trials run in a cluster: packed onto as few hosts as possible, or spread with one trial per host.
 
-Spread rests on a resource that every host has one of. `ray start --resources '{"host": 1}'` declares it, as all the files here
-that describe a cluster do, and a session on this machine alone has it too. The workers of one trial share it, so a second trial
-finds none left, and a cluster that grows by itself knows what to start.
+Spread relies on a resource that every host has exactly one of. `ray start --resources '{"host": 1}'` declares it, as all cluster
+files in this repository do; a local session has it as well. The workers of one trial share it, so a second trial does not fit on
+the same host, and an autoscaling cluster knows that it must start another one.
 
-Keeps packed trials together: Ray places each trial where most is free, which is on a host that no other trial has.
-
-An actor on the head says which host a trial's workers go to: one that holds all of them, has trials already if possible, and of
-those the one with the least left over. So hosts fill one after the other, and in a cluster that shrinks by itself the others end.
-Where no host has room for all of them now, Ray decides, over several hosts or one that is to be started.
+By itself, Ray would place each packed trial where the most is free, which is a host without any trial. So an actor on the head
+chooses the host for a trial's workers: one that has room for all of them, preferably one that already runs trials, and among
+those the one with the least left over. Hosts fill up one after the other, and an autoscaling cluster can stop the rest. If no
+host has room for all workers, Ray decides: it uses several hosts, or starts one.
 """
 
 from __future__ import annotations
@@ -30,99 +29,99 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from compile_sweep.schema.errors import ConfigError
 from orchestrator.cluster import head_actors
 from orchestrator.config import Device, Placement, SweepConfig
-from orchestrator.guard.progress import find_board
+from orchestrator.guard.progress import find_progress_actor
 
-HOST = "host"
+HOST_RESOURCE = "host"
 """The resource that each host has one of."""
 
-WAIT_S = 1800.0
-"""For the first host that can take a trial: on a cloud one is started, and installs what it needs."""
+HOST_TIMEOUT_S = 1800.0
+"""How long to wait for the first host that can take a trial: a cloud has to start one and install what it needs."""
 
-_SAID_AFTER_S = 5.0
+_QUIET_S = 5.0
 _POLL_S = 0.5
-_LEFT_CPUS = 0.5
-"""Of the cores of each worker, not claimed of Ray: so waiting trials fit beside workers that use all cores."""
+_SPARE_CPUS = 0.5
+"""Cores per worker that are not claimed from Ray, so that waiting trials fit next to workers that use all cores."""
 
 
 def in_cluster() -> bool:
-    """Whether trials run on a Ray that is not this command's own."""
+    """Tells whether trials run in a Ray cluster that this command did not start."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
-def workers_on_a_host(config: SweepConfig) -> int:
-    """Into how many shares a host's cores are divided."""
+def workers_per_host(config: SweepConfig) -> int:
+    """Returns the number of workers that may share a host, and so the number of shares its cores are divided into."""
     trials = 1 if config.placement is Placement.SPREAD else config.max_concurrent
     return trials * config.workers_per_trial
 
 
-def claimed_cpus(config: SweepConfig, cores: int) -> float:
-    """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for.
+def cpus_per_worker(config: SweepConfig, cores: int) -> float:
+    """Returns how many CPUs a worker claims from Ray, so that no more trials start than there are cores for.
 
     Args:
-        config: the sweep's.
-        cores: of the host that this runs on, which says nothing of other hosts: there GPUs, or the hosts themselves, decide how
-            many trials run at once.
+        config: The sweep's configuration.
+        cores: Number of cores of this host. It says nothing about other hosts: there, GPUs or the hosts themselves limit how many
+            trials run at once.
     """
     decided_otherwise = config.device is Device.CUDA or config.placement is Placement.SPREAD
     if in_cluster() and decided_otherwise:
-        return _LEFT_CPUS
-    share = max(_LEFT_CPUS, cores // workers_on_a_host(config) - _LEFT_CPUS)
-    fits = (cores - _LEFT_CPUS) / config.workers_per_trial  # a trial with more workers than there are cores would wait for ever
+        return _SPARE_CPUS
+    share = max(_SPARE_CPUS, cores // workers_per_host(config) - _SPARE_CPUS)
+    fits = (cores - _SPARE_CPUS) / config.workers_per_trial  # otherwise a trial with more workers than cores would wait forever
     return min(share, fits)
 
 
-def claims(placement: Placement, num_workers: int, *, use_gpu: bool, cpus: float) -> dict[str, float]:
-    """What each worker of a trial claims of Ray.
+def worker_resources(placement: Placement, num_workers: int, *, use_gpu: bool, cpus: float) -> dict[str, float]:
+    """Returns the resources that each worker of a trial claims from Ray.
 
     Args:
-        placement: the sweep's.
-        num_workers: of the trial.
-        use_gpu: whether each has a GPU to itself.
-        cpus: what `claimed_cpus` returned.
+        placement: The sweep's placement.
+        num_workers: Number of workers of the trial.
+        use_gpu: Whether each worker has a GPU to itself.
+        cpus: Result of `cpus_per_worker`.
     """
     gpu = {"GPU": 1.0} if use_gpu else {}
-    share = math.floor(1e4 / num_workers) / 1e4  # Ray counts in ten-thousandths; together they must not be more than one
-    return {"CPU": cpus, **gpu, **({HOST: share} if placement is Placement.SPREAD else {})}
+    share = math.floor(1e4 / num_workers) / 1e4  # Ray counts in ten-thousandths, and the sum must not exceed one
+    return {"CPU": cpus, **gpu, **({HOST_RESOURCE: share} if placement is Placement.SPREAD else {})}
 
 
-def strategy(placement: Placement) -> str:
-    """How Ray places the workers of one trial to each other."""
+def placement_strategy(placement: Placement) -> str:
+    """Returns Ray's strategy for placing the workers of one trial relative to each other."""
     return "STRICT_PACK" if placement is Placement.SPREAD else "PACK"
 
 
 def wait_for_host(
-    config: SweepConfig, cores: int, say: Callable[[str], object], stopping: threading.Event, wait_s: float = WAIT_S
+    config: SweepConfig, cores: int, say: Callable[[str], object], stopping: threading.Event, wait_s: float = HOST_TIMEOUT_S
 ) -> None:
-    """Returns once a trial could run, or a person asked to stop. Hosts for as many as may run at once are asked for.
+    """Waits until a host can take a trial, or until a person asks to stop. Requests hosts for as many trials as may run at once.
 
-    A trial's deadline counts from its own start, so it must not wait for a host to be started and installed.
+    A trial's deadline counts from its own start, so a trial must not have to wait while a host is started and set up.
 
     Args:
-        config: the sweep's.
-        cores: of the host that this runs on.
-        say: is told what is waited for, if it takes a while.
-        stopping: whether a person asked.
-        wait_s: how long to wait.
+        config: The sweep's configuration.
+        cores: Number of cores of this host.
+        say: Called with what is being waited for, if it takes a while.
+        stopping: Set when a person asks to stop.
+        wait_s: How long to wait, in seconds.
 
     Raises:
-        ConfigError: none came.
+        ConfigError: No host became available.
     """
-    bundle = claims(
-        config.placement, config.workers_per_trial, use_gpu=config.device is Device.CUDA, cpus=claimed_cpus(config, cores)
+    bundle = worker_resources(
+        config.placement, config.workers_per_trial, use_gpu=config.device is Device.CUDA, cpus=cpus_per_worker(config, cores)
     )
     words = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-    waits_for = f"a host of the cluster that can take a trial: {config.workers_per_trial} × ({words})"
+    waits_for = f"a host in the cluster that can take a trial: {config.workers_per_trial} × ({words})"
     began, said = time.monotonic(), False
     groups: list[PlacementGroup] = []
     try:
-        for _ in range(config.max_concurrent):  # one after the other, so that each made is also removed
-            groups += [placement_group([bundle] * config.workers_per_trial, strategy=strategy(config.placement))]
-        ready = [group.ready() for group in groups]  # once: each asks Ray to tell
+        for _ in range(config.max_concurrent):  # one at a time, so that those created are removed if creating another fails
+            groups += [placement_group([bundle] * config.workers_per_trial, strategy=placement_strategy(config.placement))]
+        ready = [group.ready() for group in groups]  # only once, because each call submits a task
         while not stopping.is_set() and not ray.wait(ready, timeout=_POLL_S)[0]:
             waited_s = time.monotonic() - began
             if waited_s > wait_s:
                 raise ConfigError(f"waited {wait_s:.0f} s in vain for {waits_for}; {_advice(config)}")
-            if waited_s > _SAID_AFTER_S and not said:
+            if waited_s > _QUIET_S and not said:
                 say(f"waiting for {waits_for}")
                 said = True
     finally:
@@ -131,55 +130,60 @@ def wait_for_host(
 
 
 def _advice(config: SweepConfig) -> str:
-    if config.placement is Placement.SPREAD and not any(HOST in node["Resources"] for node in ray.nodes() if node["Alive"]):
-        return f"--placement spread needs hosts started with --resources '{{\"{HOST}\": 1}}', and there is none; or use pack"
-    return "see `ray status` for what its hosts have"
+    if config.placement is Placement.SPREAD and not any(
+        HOST_RESOURCE in node["Resources"] for node in ray.nodes() if node["Alive"]
+    ):
+        return (
+            f"--placement spread needs hosts started with --resources '{{\"{HOST_RESOURCE}\": 1}}', and there are none; "
+            "or use --placement pack"
+        )
+    return "`ray status` shows what its hosts have"
 
 
-NAME = "compile-sweep-packing"
+PLACEMENT_ACTOR = "compile-sweep-packing"
 NODE_ID = "ray.io/node-id"
-"""A label that each of Ray's nodes has."""
+"""A label of every Ray node."""
 
 _TIMEOUT_S = 20.0
 
-Amounts = Mapping[str, float]
-"""By resource."""
+Resources = Mapping[str, float]
+"""Amount of each resource, by name."""
 
 
-class Packing:
-    """The actor. Ray calls it; `open_packing` makes it, and Ray makes it again, empty, if its process dies."""
+class PlacementActor:
+    """Chooses hosts for trials. `start_placement_actor` starts it; if its process dies, Ray restarts it empty."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, tuple[str, Amounts]] = {}
+        self._taken: dict[str, tuple[str, Resources]] = {}
 
-    def choose(self, trial_id: str, claimed: Amounts) -> str | None:
-        """The host for all workers of a trial, which claim that much together; None if none has room."""
-        self._taken.pop(trial_id, None)  # of an earlier attempt, whose process died
-        with suppress(RayError, ValueError):  # without a board nobody knows who else died
-            asked: Any = find_board().running.remote()
+    def choose(self, trial_id: str, claimed: Resources) -> str | None:
+        """Returns the host for all workers of a trial, given what they claim together; None if no host has room."""
+        self._taken.pop(trial_id, None)  # left by an earlier attempt whose process died
+        with suppress(RayError, ValueError):  # without a progress actor, other dead trials cannot be recognized
+            asked: Any = find_progress_actor().running.remote()
             running = {progress.trial_id for progress in ray.get(asked, timeout=_TIMEOUT_S / 2)}
             self._taken = {name: taken for name, taken in self._taken.items() if name in running}
         hosts = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        chosen = best(hosts, state.available_resources_per_node(), list(self._taken.values()), claimed)
+        chosen = best_host(hosts, state.available_resources_per_node(), list(self._taken.values()), claimed)
         if chosen is not None:
             self._taken[trial_id] = (chosen, claimed)
         return chosen
 
     def leave(self, trial_id: str) -> None:
-        """A trial's workers are gone."""
+        """Records that a trial's workers are gone."""
         self._taken.pop(trial_id, None)
 
 
-def best(
-    hosts: Mapping[str, Amounts], available: Mapping[str, Amounts], taken: list[tuple[str, Amounts]], claimed: Amounts
+def best_host(
+    hosts: Mapping[str, Resources], available: Mapping[str, Resources], taken: list[tuple[str, Resources]], claimed: Resources
 ) -> str | None:
-    """Where a trial goes.
+    """Returns the host for a trial; None if none has room.
 
     Args:
-        hosts: all that each has.
-        available: what Ray says is free of it; not yet less what trials claim that are only starting.
-        taken: host and claim of each trial that runs or starts.
-        claimed: by all workers of the trial.
+        hosts: Total resources of each host.
+        available: What Ray reports as free on each host. Trials that are still starting are not subtracted yet.
+        taken: Host and claimed resources of each trial that is running or starting.
+        claimed: Resources that all workers of the trial claim together.
     """
 
     def left(host: str) -> dict[str, float]:
@@ -199,34 +203,34 @@ def best(
 
 
 @contextmanager
-def open_packing() -> Iterator[None]:
-    """Keeps the actor while the block lasts, in a cluster."""
-    # What trials hold that have started, Ray knows; what one claims that starts this moment is lost if this dies.
-    with head_actors.kept(Packing, NAME):
+def start_placement_actor() -> Iterator[None]:
+    """Runs the placement actor while the block lasts; used in clusters only."""
+    # Ray knows what running trials hold. If this actor dies, only the claims of trials that are just starting are lost.
+    with head_actors.start_actor(PlacementActor, PLACEMENT_ACTOR):
         yield
 
 
-def chosen_label(trial_id: str, claimed: Amounts, num_workers: int) -> dict[str, str] | None:
-    """By which label a trial's workers find their host; None where Ray decides.
+def host_label(trial_id: str, claimed: Resources, num_workers: int) -> dict[str, str] | None:
+    """Returns the node label by which a trial's workers find their host; None if Ray decides.
 
     Args:
-        trial_id: of the trial.
-        claimed: by each worker.
-        num_workers: of the trial.
+        trial_id: The trial.
+        claimed: Resources that each worker claims.
+        num_workers: Number of workers of the trial.
     """
     together = {name: num_workers * amount for name, amount in claimed.items()}
-    with suppress(RayError, ValueError):  # without the actor trials run all the same, only spread
-        asked: Any = _find().choose.remote(trial_id, together)
+    with suppress(RayError, ValueError):  # without the actor, trials still run, only on more hosts
+        asked: Any = _find_placement_actor().choose.remote(trial_id, together)
         host: str | None = ray.get(asked, timeout=_TIMEOUT_S)
         return {NODE_ID: host} if host is not None else None
     return None
 
 
-def leave(trial_id: str) -> None:
-    """A trial's workers are gone."""
+def release_host(trial_id: str) -> None:
+    """Tells the placement actor that a trial's workers are gone."""
     with suppress(RayError, ValueError):
-        ray.get(_find().leave.remote(trial_id), timeout=_TIMEOUT_S)
+        ray.get(_find_placement_actor().leave.remote(trial_id), timeout=_TIMEOUT_S)
 
 
-def _find() -> ActorHandle[Packing]:
-    return head_actors.found(Packing, NAME)
+def _find_placement_actor() -> ActorHandle[PlacementActor]:
+    return head_actors.find_actor(PlacementActor, PLACEMENT_ACTOR)

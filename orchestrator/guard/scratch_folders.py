@@ -1,7 +1,8 @@
-"""Folders for what a sweep needs only while it runs. A killed driver cannot remove its own: the next one on the host does.
+"""Scratch folders of a sweep. A driver that is killed cannot remove its own; the next one on the same host does.
 
-Whoever uses a folder holds a lock on it, which goes with its process, in whatever container that is. A folder made here has a
-mark in it, written once it is locked and removed last: a name alone may be anybody's.
+The process that uses a folder holds a lock on it, which ends with the process even in another container. Each folder contains a
+marker file, written after the lock is taken and removed last, because a matching name alone does not show that the folder is
+ours.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from pathlib import Path
 from compile_sweep.schema.errors import ConfigError
 
 _ABANDONED_AFTER_S = 60.0
-"""Age from which a folder without a lock is nobody's: one that is being made has none for a moment."""
+"""Age in seconds after which an unlocked folder is abandoned. A folder has no lock for a moment while it is being created."""
 
 _MARK = ".compile-sweep"
-"""File by which a folder made here is told from others."""
+"""The marker file that identifies a folder created here."""
 
 
 @contextmanager
-def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
-    """A new folder that nobody else may read and that is there while the block lasts.
+def scratch_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
+    """Creates a private folder that exists while the block lasts.
 
-    Those of the same prefix that killed drivers left are removed first.
+    First removes folders of the same prefix that killed drivers left behind.
 
     Args:
-        prefix: how its name begins.
-        base: where it is made; by default among temporary files.
+        prefix: Start of the folder's name.
+        base: Parent folder; by default the one for temporary files.
     """
     base = base or Path(tempfile.gettempdir())
     _remove_abandoned(prefix, base)
@@ -49,31 +50,31 @@ def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def refuse_unfit() -> None:
-    """Refuses to keep temporary files where nothing compiles: torch splits the compiler's command as a shell does (2.13).
+def check_temp_folder() -> None:
+    """Refuses a folder for temporary files in which nothing compiles: torch 2.13 splits the compiler's command like a shell.
 
     Raises:
-        ConfigError: there is a blank, a quote or a backslash in the folder's path.
+        ConfigError: The folder's path contains a space, a quote or a backslash.
     """
     folder = tempfile.gettempdir()
     if re.search(r"[\s'\"\\]", folder):
         raise ConfigError(
-            f"temporary files go to {folder!r}, and no C++ compiles in a folder whose path has a blank, a quote or a backslash; "
-            "set TMPDIR to one without"
+            f"temporary files go to {folder!r}, and C++ does not compile in a folder whose path contains whitespace, a quote "
+            "or a backslash; set TMPDIR to another folder"
         )
 
 
-def of_attempt(marker: str) -> Path:
-    """Where the workers of an attempt keep what they compile: among the temporary files of whichever host they are on.
+def attempt_folder(marker: str) -> Path:
+    """Returns the folder, among the temporary files of the current host, in which the workers of an attempt keep compiled code.
 
     Args:
-        marker: what tells the attempt from others.
+        marker: Identifies the attempt.
     """
     return Path(tempfile.gettempdir()) / f"compile-sweep-{marker}"
 
 
-def compile_caches(folder: Path) -> dict[str, str]:
-    """The environment in which torch and Triton have their compile caches in a folder."""
+def compile_cache_env(folder: Path) -> dict[str, str]:
+    """Returns the environment variables that place the compile caches of torch and Triton in a folder."""
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
@@ -86,19 +87,19 @@ def _remove_abandoned(prefix: str, base: Path) -> None:
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            continue  # gone meanwhile, or no folder
+            continue  # removed by someone else, or not a folder
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if stat.S_ISREG((folder / _MARK).lstat().st_mode):
                 _remove(folder)
         except OSError:
-            continue  # in use, or not made here
+            continue  # in use, or not created here
         finally:
             os.close(descriptor)
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder, its mark last: what is killed meanwhile leaves one that is still known to be made here."""
+    """Removes a folder, its marker file last, so that a half-removed one can still be identified and removed later."""
     for path in folder.glob("*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

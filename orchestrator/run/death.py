@@ -11,18 +11,20 @@ from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 from compile_sweep.schema.outcome import Death, is_let_down
 from compile_sweep.schema.phases import Phase
 from orchestrator.guard.progress import Progress
-from orchestrator.guard.watchdog import Evidence
+from orchestrator.guard.watchdog import CrashReport
 from orchestrator.run.trial_spec import TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
 
-def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None, elapsed_s: float, evidence: Evidence) -> Death:
+def death_of(
+    plan: TrialPlan, error: Exception | None, progress: Progress | None, elapsed_s: float, evidence: CrashReport
+) -> Death:
     """What is known of an attempt that returned no measurement.
 
     Args:
         plan: of the trial.
         error: what the worker group's trainer raised.
-        progress: how far the board knows it to have been; None if it knows nothing.
+        progress: how far the progress actor knows it to have been; None if it knows nothing.
         elapsed_s: seconds since the attempt began, or had a host.
         evidence: what its logs say.
     """
@@ -39,7 +41,7 @@ def death_of(plan: TrialPlan, error: Exception | None, progress: Progress | None
         error_type=cause.error_type if cause else own,
         error_text=cause.text if cause else str(_innermost(error)),
         error_is_compilers=cause is not None and cause.from_compiler,
-        fatal=evidence.fatal,
+        fatal=evidence.fatal_signal,
         timed_out=evidence.timed_out,
         oom_killed=evidence.oom_killed,
         nodes_lost=max(int(isinstance(error, PreemptionError)), _lost(progress.hosts if progress else ())),

@@ -15,7 +15,7 @@ from typing import Any
 from compile_sweep.schema.phases import Phase
 from compile_sweep.script.job import ScriptError, ScriptJob
 from orchestrator.guard import scratch_folders
-from orchestrator.guard.watchdog import MARKER
+from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run.trial_spec import Assignment
 
 REFERENCES = "script"
@@ -41,7 +41,7 @@ def measure_script(
 
     plan = assignment.plan
     assert plan.script is not None
-    base = scratch_folders.of_attempt(os.environ[MARKER]) / f"script-{rank}"
+    base = scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER]) / f"script-{rank}"
     base.mkdir(parents=True)
     folder = Path(plan.folder)
     several = plan.num_workers > 1

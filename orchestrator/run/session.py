@@ -17,8 +17,8 @@ from types import FrameType
 
 from compile_sweep.schema.errors import SessionError
 from orchestrator.environment import fingerprint
-from orchestrator.guard.scratch_folders import own_folder
-from orchestrator.guard.watchdog import SESSION, kill_marked, marked
+from orchestrator.guard.scratch_folders import scratch_folder
+from orchestrator.guard.watchdog import SESSION_MARKER, find_marked, kill_marked
 
 _ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # otherwise a local session listens on this host's outside address
@@ -113,8 +113,11 @@ def _connect(own: ExitStack) -> None:
         folder = own.enter_context(_own_folder())
         session = own.enter_context(_nothing_left())
         ray_constants.ENABLE_RAY_CLUSTER = False  # as the variable above, for a process that has imported Ray already
-        with _apart(), _kept_environment(SESSION):  # Ray's processes inherit it, and not what a tracker's library starts later
-            os.environ[SESSION] = session
+        with (
+            _apart(),
+            _kept_environment(SESSION_MARKER),
+        ):  # Ray's processes inherit it, and not what a tracker's library starts later
+            os.environ[SESSION_MARKER] = session
             ray.init(
                 address="local",
                 num_cpus=len(os.sched_getaffinity(0)),
@@ -165,10 +168,12 @@ def _refuse_elsewhere(address: str) -> None:
     """
     import ray
 
-    from orchestrator.cluster.head_actors import HEAD  # which imports Ray
+    from orchestrator.cluster.head_actors import HEAD_RESOURCE  # which imports Ray
 
     here = ray.get_runtime_context().get_node_id()
-    heads = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]}
+    heads = {
+        node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]
+    }
     if heads and here not in heads:
         (head, *_) = heads.values()
         raise SessionError(
@@ -189,9 +194,9 @@ def _nothing_left() -> Iterator[str]:
         yield session
     finally:
         ends_at = time.monotonic() + _LEAVING_S
-        while marked(session, SESSION) and time.monotonic() < ends_at:
+        while find_marked(session, SESSION_MARKER) and time.monotonic() < ends_at:
             time.sleep(0.1)
-        kill_marked(session, SESSION)
+        kill_marked(session, SESSION_MARKER)
 
 
 @contextmanager
@@ -202,7 +207,7 @@ def _own_folder() -> Iterator[str]:
     which Ray needs 62 and what Ray calls a session's date may need more.
     """
     base = Path(tempfile.gettempdir())
-    with own_folder("ray-", base if len(str(base)) <= 24 else Path("/tmp")) as made:
+    with scratch_folder("ray-", base if len(str(base)) <= 24 else Path("/tmp")) as made:
         yield str(made)
 
 

@@ -19,7 +19,7 @@ from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.environment import Environment
-from orchestrator.guard.scratch_folders import own_folder
+from orchestrator.guard.scratch_folders import scratch_folder
 from orchestrator.plan.estimates import expected_s, expected_warm_start_s
 from orchestrator.run import remaining, sweep_folder
 from orchestrator.run.remaining import announcement, disturbed_members, rounds
@@ -152,12 +152,14 @@ class Stages:
             or any(map(start_fits, self.to_start()))
         ):
             return False
-        with own_folder("compile-sweep-tune-") as scratch:
+        with scratch_folder("compile-sweep-tune-") as scratch:
             try:
                 with ray_session(), self._interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
-                    from orchestrator.cluster.placement import in_cluster, open_packing, wait_for_host
-                    from orchestrator.cluster.remote_logs import open_log_book
-                    from orchestrator.guard.progress import open_board  # these import ray, which reads what the session has set
+                    from orchestrator.cluster.placement import in_cluster, start_placement_actor, wait_for_host
+                    from orchestrator.cluster.remote_logs import start_log_actor
+                    from orchestrator.guard.progress import (
+                        start_progress_actor,  # these import ray, which reads what the session has set
+                    )
                     from orchestrator.run.tuning import run_trials
                     from orchestrator.view.live import LiveView
 
@@ -187,11 +189,13 @@ class Stages:
                         return settings
 
                     with ExitStack() as opened:
-                        opened.enter_context(open_board())  # first: a second sweep must not take hosts before it is refused
+                        opened.enter_context(
+                            start_progress_actor()
+                        )  # first: a second sweep must not take hosts before it is refused
                         if in_cluster():
                             wait_for_host(self.config, self.environment.cores, console.print, self._interrupts.asked)
-                            opened.enter_context(open_log_book(self.output))
-                            opened.enter_context(open_packing())
+                            opened.enter_context(start_log_actor(self.output))
+                            opened.enter_context(start_placement_actor())
                         opened.enter_context(view)
                         if left:
                             restores = self.config.caches is not CachePolicy.COLD

@@ -45,8 +45,8 @@ from orchestrator.cluster import remote_logs
 from orchestrator.config import REDIS, Placement
 from orchestrator.guard import scratch_folders, watchdog
 from orchestrator.guard.cpu_pressure import is_contended
-from orchestrator.guard.progress import Progress, find_board
-from orchestrator.guard.watchdog import MARKER, kill_marked
+from orchestrator.guard.progress import Progress, find_progress_actor
+from orchestrator.guard.watchdog import ATTEMPT_MARKER, kill_marked
 from orchestrator.run import sweep_folder
 from orchestrator.run.death import cause_of, death_of, waited_s
 from orchestrator.run.trial_spec import Assignment, TrialPlan
@@ -64,8 +64,8 @@ UNWRITTEN = "unwritten"
 _ARRIVAL_POLL_S = 2.0
 """How often the guard asks, in a cluster, whether a trial's workers are up."""
 
-_BOARD_TIMEOUT_S = 60.0
-"""A board that died is there again within seconds."""
+_PROGRESS_TIMEOUT_S = 60.0
+"""A progress actor that died is there again within seconds."""
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def is_recorded(folder: Path, trial_id: str) -> bool:
 
 def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
     """The record of an assignment, tried again for as long as only the machines or `--precompile` may be at fault."""
-    failed: list[str] = _ask("failed", assignment.trial_id) or []
+    failed: list[str] = _ask("failures", assignment.trial_id) or []
     first_began = time.monotonic()
     waits_s: list[float] = []  # of each try, for a host
     if failed:  # in a process that died of it
@@ -114,7 +114,7 @@ def _tried(assignment: Assignment) -> TrialRecord | WarmStart:
         if wait_s is None:
             break
         failed.append(reason)
-        _ask("fail", assignment.trial_id, len(failed), reason)
+        _ask("record_failure", assignment.trial_id, len(failed), reason)
         time.sleep(wait_s)
     before = {
         "waited_s": sum(waits_s),
@@ -146,9 +146,9 @@ def _append(folder: Path, record: TrialRecord | WarmStart) -> str | None:
 
 
 def _ask(method: str, *arguments: Any) -> Any:
-    """What the board answers; None if it does not, which is no reason to give a trial up."""
+    """What the progress actor answers; None if it does not, which is no reason to give a trial up."""
     try:
-        return ray.get(getattr(find_board(), method).remote(*arguments), timeout=_BOARD_TIMEOUT_S)
+        return ray.get(getattr(find_progress_actor(), method).remote(*arguments), timeout=_PROGRESS_TIMEOUT_S)
     except (ray.exceptions.RayError, ValueError):  # ValueError: there is no actor of that name
         return None
 
@@ -158,7 +158,7 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
     marker = f"{assignment.trial_id}-{uuid.uuid4().hex[:8]}"
     measurement: dict[str, Any] | None = None
     error: Exception | None = None
-    began, logged = time.monotonic(), watchdog.lengths(assignment.log_folder)
+    began, logged = time.monotonic(), watchdog.log_sizes(assignment.log_folder)
     try:
         with (
             tempfile.TemporaryDirectory(prefix=sweep_folder.TRAIN_STATE, dir=plan.folder) as storage,
@@ -169,25 +169,25 @@ def _attempt(assignment: Assignment) -> tuple[dict[str, Any] | None, Verdict, Pr
         error = raised
     finally:
         kill_marked(marker)
-        remote_logs.collect(assignment)
+        remote_logs.collect_logs(assignment)
         if plan.head is not None:
-            packing.leave(assignment.trial_id)
-        shutil.rmtree(scratch_folders.of_attempt(marker), ignore_errors=True)
+            packing.release_host(assignment.trial_id)
+        shutil.rmtree(scratch_folders.attempt_folder(marker), ignore_errors=True)
     progress = _progress(assignment)
     if measurement is not None:
         if plan.warm_start:
             return measurement, judge_warm_start(measurement), progress
         claims_cudagraphs = assignment.settings.claims_cudagraphs
         return measurement, judge_measurement(measurement, claims_cudagraphs=claims_cudagraphs), progress
-    if progress is not None and progress.ended_by is not None and cause_of(error) is None:
-        return None, verdict_of(Label(progress.ended_by.label), progress.ended_by.reason), progress
-    found = watchdog.gathered(assignment.log_folder, logged)
+    if progress is not None and progress.stop_request is not None and cause_of(error) is None:
+        return None, verdict_of(Label(progress.stop_request.label), progress.stop_request.reason), progress
+    found = watchdog.read_crash_report(assignment.log_folder, logged)
     worked_s = time.monotonic() - began - waited_s(plan, progress)
     return None, judge_death(death_of(plan, error, progress, worked_s, found)), progress
 
 
 def _progress(assignment: Assignment) -> Progress | None:
-    """How far the board knows the trial to be."""
+    """How far the progress actor knows the trial to be."""
     return next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
 
 
@@ -199,7 +199,7 @@ def _trainer(assignment: Assignment, marker: str, storage: str) -> Any:
     trainer: Any = DataParallelTrainer
     scaling_config: Any = ScalingConfig
     placement = Placement(plan.placement)
-    claimed = placing.claims(placement, plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus)
+    claimed = placing.worker_resources(placement, plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus)
     packs = plan.head is not None and placement is Placement.PACK
     return trainer(
         train_loop,
@@ -209,8 +209,8 @@ def _trainer(assignment: Assignment, marker: str, storage: str) -> Any:
             num_workers=plan.num_workers,
             use_gpu=plan.use_gpu,
             resources_per_worker=claimed,
-            placement_strategy=placing.strategy(placement),
-            label_selector=packing.chosen_label(assignment.trial_id, claimed, plan.num_workers) if packs else None,
+            placement_strategy=placing.placement_strategy(placement),
+            label_selector=packing.host_label(assignment.trial_id, claimed, plan.num_workers) if packs else None,
         ),
         run_config=run_config(
             name=assignment.trial_id,
@@ -233,9 +233,9 @@ def _worker_environment(assignment: Assignment, marker: str) -> dict[str, str]:
     return {
         **NO_SERVER,
         **remote,
-        MARKER: marker,
-        **scratch_folders.compile_caches(
-            scratch_folders.of_attempt(marker)
+        ATTEMPT_MARKER: marker,
+        **scratch_folders.compile_cache_env(
+            scratch_folders.attempt_folder(marker)
         ),  # some of torch reads them when it is imported; see worker.py
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # output belongs to the trial's log, see worker.py
     }
@@ -244,8 +244,8 @@ def _worker_environment(assignment: Assignment, marker: str) -> dict[str, str]:
 def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: Progress | None) -> dict[str, Any]:
     if measurement is None:
         return {}
-    neighbours = progress.neighbours if progress else 0
-    figures = {**measurement, "contended": is_contended(neighbours, measurement["cpu_pressure"])}
+    neighbors = progress.neighbors if progress else 0
+    figures = {**measurement, "contended": is_contended(neighbors, measurement["cpu_pressure"])}
     if plan.warm_start:
         return figures
     return {
@@ -262,7 +262,7 @@ def _gpus(progress: Progress | None) -> dict[str, Any]:
 
 def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:
     """What is known of a trial that was stopped."""
-    ending = progress.ended_by if progress else None
+    ending = progress.stop_request if progress else None
     return {"bounds": dict(ending.bounds)} if ending and verdict.reason == ending.reason else {}
 
 
@@ -291,9 +291,9 @@ def _deadline(assignment: Assignment, marker: str) -> Iterator[None]:
 def _has_host(assignment: Assignment, ended: threading.Event) -> bool:
     """Returns once one of the trial's workers is up, or none for as long as a sweep waits for a host, and whether one may be."""
     progress: Progress | None = None
-    ends_at = time.monotonic() + placing.WAIT_S
+    ends_at = time.monotonic() + placing.HOST_TIMEOUT_S
     while time.monotonic() < ends_at and not ended.wait(_ARRIVAL_POLL_S):
         progress = _progress(assignment)
         if progress is not None and progress.is_up:
             return True
-    return progress is None  # without a board nobody knows
+    return progress is None  # without a progress actor nobody knows

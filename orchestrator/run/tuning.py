@@ -4,7 +4,8 @@ The thin Tune searcher around a proposer: the only part of the search that knows
 
 A Tune callback that keeps one trial's death from costing the sweep: its record, and the resources it held.
 
-A Tune callback that stops trials early: looks at the board, asks `pruning.py`, and tells the board, which workers ask.
+A Tune callback that stops trials early: it asks the progress actor how far trials are, decides by `pruning.py`, and has the
+progress actor tell the workers, which poll it.
 
 Tune's own schedulers see a trial only when it reports, rank one metric, and end a trial by killing its process, which leaks
 its worker group's resources (ray 2.60) and leaves no record. Here a trial's worker ends itself, and the trial records why.
@@ -45,10 +46,10 @@ from compile_sweep.schema.outcome import Label, Verdict, backoff_s, judge_trial_
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import head_actors, placement
-from orchestrator.cluster.head_actors import deposit, nothing_propagated
+from orchestrator.cluster.head_actors import no_propagated_credentials, store_credentials
 from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import Environment
-from orchestrator.guard.progress import Ending, Progress, find_board, find_progress
+from orchestrator.guard.progress import Progress, StopRequest, find_progress_actor, trial_progress
 from orchestrator.run import sweep_folder
 from orchestrator.run.death import waited_s
 from orchestrator.run.trial import UNWRITTEN, is_recorded, run_trial
@@ -116,7 +117,7 @@ class ProposingSearcher(Searcher):
 
 
 _SWEEP_EVERY_S = 2.0
-_BOARD_TIMEOUT_S = 30.0
+_PROGRESS_TIMEOUT_S = 30.0
 
 
 class Cleanup(Callback):
@@ -147,10 +148,13 @@ class Cleanup(Callback):
         assignment = Assignment.from_dict(trial.config)
         verdict, progress = self._judge(assignment, trial)
         with suppress(ray.exceptions.RayError):
-            failed: list[str] = ray.get(find_board().failed.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
+            failed: list[str] = ray.get(find_progress_actor().failures.remote(assignment.trial_id), timeout=_PROGRESS_TIMEOUT_S)
             if backoff_s(verdict.label, failed) is not None:
                 reason = verdict.reason or str(verdict.label)
-                ray.get(find_board().fail.remote(assignment.trial_id, len(failed) + 1, reason), timeout=_BOARD_TIMEOUT_S)
+                ray.get(
+                    find_progress_actor().record_failure.remote(assignment.trial_id, len(failed) + 1, reason),
+                    timeout=_PROGRESS_TIMEOUT_S,
+                )
                 return
         self._write(assignment, verdict, progress)
 
@@ -162,8 +166,8 @@ class Cleanup(Callback):
     def _judge(self, assignment: Assignment, trial: Trial) -> tuple[Verdict, Progress | None]:
         progress: Progress | None = None
         with suppress(ray.exceptions.RayError):
-            progress = find_progress(assignment.trial_id, _BOARD_TIMEOUT_S)
-            ray.get(find_board().end.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
+            progress = trial_progress(assignment.trial_id, _PROGRESS_TIMEOUT_S)
+            ray.get(find_progress_actor().end.remote(assignment.trial_id), timeout=_PROGRESS_TIMEOUT_S)
         elapsed_s = progress.elapsed_s - waited_s(assignment.plan, progress) if progress else 0.0
         text = str(trial.get_error() or "no message")
         return judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, text), progress
@@ -173,7 +177,7 @@ class Cleanup(Callback):
             return
         failed: list[str] = []
         with suppress(ray.exceptions.RayError):
-            failed = ray.get(find_board().failed.remote(assignment.trial_id), timeout=_BOARD_TIMEOUT_S)
+            failed = ray.get(find_progress_actor().failures.remote(assignment.trial_id), timeout=_PROGRESS_TIMEOUT_S)
         wall_s = progress.worked_s if progress else 0.0
         record = assignment.after(failed).record(
             verdict,
@@ -234,15 +238,15 @@ class EarlyStopping(Callback):
         self._next = time.monotonic() + LOOK_EVERY_S
         for record in self._fresh():
             self._pruning.tell(asdict(record))
-        board = find_board()
+        progress_actor = find_progress_actor()
         running: list[Progress] = []
         with suppress(ray.exceptions.GetTimeoutError):  # a busy head; the next look is soon
-            running = ray.get(board.running.remote(), timeout=10)
+            running = ray.get(progress_actor.running.remote(), timeout=10)
         for progress in running:
             if progress.trial_id not in self._told and (stop := self._pruning.decide(_sighting(progress))) is not None:
                 self._told.add(progress.trial_id)
-                ending = Ending(label=str(stop.label), reason=stop.reason, bounds=dict(stop.bounds))
-                ray.get(board.stop.remote(progress.trial_id, ending))
+                ending = StopRequest(label=str(stop.label), reason=stop.reason, bounds=dict(stop.bounds))
+                ray.get(progress_actor.request_stop.remote(progress.trial_id, ending))
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles callbacks to resume with them, which nobody does here."""
@@ -255,7 +259,7 @@ def _sighting(progress: Progress) -> Sighting:
         phase=progress.phase,
         elapsed_s=progress.worked_s,
         in_phase_s=progress.in_phase_s,
-        early=progress.early,
+        early=progress.early_figures,
     )
 
 
@@ -316,7 +320,7 @@ def run_trials(
     pruning: Pruning | None = None,
     tracking: Tracking | None = None,
 ) -> None:
-    """Runs the trials; returns when none is left or none may start. Ray must be initialised and the board be open.
+    """Runs the trials; returns when none is left or none may start. Needs an initialized Ray and a progress actor.
 
     Args:
         config: the sweep's.
@@ -349,11 +353,11 @@ def run_trials(
         num_workers=config.workers_per_trial,
         use_gpu=config.device is Device.CUDA,
         pipeline="script" if config.script else config.pipeline,
-        workers_at_once=placement.workers_on_a_host(config),
-        claimed_cpus=placement.claimed_cpus(config, environment.cores),
+        workers_at_once=placement.workers_per_host(config),
+        claimed_cpus=placement.cpus_per_worker(config, environment.cores),
         compile_deadline_s=config.compile_deadline_s,
         trial_deadline_s=config.whole_trial_s,
-        cache=None if config.cache is None else deposit(config.cache),
+        cache=None if config.cache is None else store_credentials(config.cache),
         cache_in_cluster=placement.in_cluster(),  # on one host its folder is as near as the cluster's memory
         precompile=config.precompile,
         restores=restores or warm_start,
@@ -382,7 +386,7 @@ def run_trials(
         )
     tuner = tune.Tuner(
         # A trial only waits for its workers, which could not start for ever if it held a core that they need.
-        tune.with_resources(run_trial, PlacementGroupFactory([head_actors.CLAIM])),
+        tune.with_resources(run_trial, PlacementGroupFactory([head_actors.HEAD_CLAIM])),
         tune_config=tune.TuneConfig(
             search_alg=searcher,
             num_samples=len(settings),
@@ -402,7 +406,7 @@ def run_trials(
         ),
     )
     try:
-        with nothing_propagated():
+        with no_propagated_credentials():
             tuner.fit()
     except (TuneError, RuntimeError, RayError) as error:
         if type(error) is RuntimeError and not str(error).startswith(_TUNE_GAVE_UP):

@@ -39,9 +39,9 @@ from orchestrator.artifacts.sharing import Sharing
 from orchestrator.cluster import remote_logs
 from orchestrator.guard import cores, scratch_folders, watchdog
 from orchestrator.guard.cpu_pressure import PressureGauge
-from orchestrator.guard.gpu_neighbours import GpuResidents
-from orchestrator.guard.progress import Ending, find_board
-from orchestrator.guard.watchdog import MARKER
+from orchestrator.guard.gpu_neighbors import GpuNeighborMonitor
+from orchestrator.guard.progress import StopRequest, find_progress_actor
+from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run.script_worker import measure_script
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
@@ -53,7 +53,7 @@ _LEAVING_S = 10.0
 """How long a worker waits for processes of others, a killed trial's say, to leave its GPU, which may take seconds."""
 
 _TELL_TIMEOUT_S = 20.0
-"""How long a worker waits for the board; one that died is there again within seconds."""
+"""How long a worker waits for the progress actor; one that died is there again within seconds."""
 
 LET_DOWN_PATIENCE_S = 8.0
 """How long a worker whose peer is gone holds its tongue. Ray ends the group at the first failure it hears of, within a second of
@@ -86,16 +86,16 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
     """
-    assignment, own = Assignment.from_dict(values["assignment"]), scratch_folders.of_attempt(os.environ[MARKER])
-    os.environ.update(scratch_folders.compile_caches(own))  # of this host, before Dynamo is loaded and reads them
+    assignment, own = Assignment.from_dict(values["assignment"]), scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER])
+    os.environ.update(scratch_folders.compile_cache_env(own))  # of this host, before Dynamo is loaded and reads them
     rank = ray.train.get_context().get_world_rank()
     with remote_logs.log_file(assignment, rank) as path, _own_log(path) as log:
-        watchdog.explain_crashes(log)
+        watchdog.log_crashes(log)
         watchdog.start_reaper(own)
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
-        watchdog.arm(assignment.plan.trial_deadline_s, log)
+        watchdog.set_deadline(assignment.plan.trial_deadline_s, log)
         try:
-            scratch_folders.refuse_unfit()
+            scratch_folders.check_temp_folder()
             with _own_cores(assignment.plan) as cpus:
                 return _measure(assignment, rank, cpus, deadline, log)
         except (Exception, SystemExit) as error:
@@ -105,7 +105,7 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
             told = redact.redact_text(str(error))  # Ray writes it into its own logs, too
             raise MeasurementFailed(_type_name(error), told, _from_compiler(error), _log_name(assignment, rank)) from None
         finally:
-            watchdog.disarm()
+            watchdog.clear_deadline()
 
 
 @contextmanager
@@ -113,12 +113,12 @@ def _own_cores(plan: TrialPlan) -> Iterator[tuple[int, ...]]:
     """Binds this process to its share of the host's cores, which is its own while the block lasts."""
     at_once, preferred = plan.workers_at_once, None
     if plan.use_gpu:  # a host takes no more workers than it has GPUs, and a GPU's neighbours keep their shares
-        at_once = max(1, min(at_once, max(environment.gpus_of_host(), _gpus_of_ray())))
+        at_once = max(1, min(at_once, max(environment.num_host_gpus(), _gpus_of_ray())))
         (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         preferred = int(gpu) if gpu.isdigit() else None
-    with cores.slot(at_once, preferred) as slot:
-        cpus = cores.share_of(slot, at_once)
-        cores.bind(cpus)
+    with cores.hold_slot(at_once, preferred) as slot:
+        cpus = cores.cpu_share(slot, at_once)
+        cores.bind_process(cpus)
         yield cpus
 
 
@@ -160,11 +160,11 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         warm_cpp_headers()
     elif assignment.settings.mode is not None:
         start_compile_workers()
-    board = find_board()
+    progress_actor = find_progress_actor()
     here = ray.get_runtime_context().get_node_id()
-    _tell(board.arrive.remote(assignment.trial_id, here, _gpu_place(), _waited_s() if plan.head else 0.0))
+    _tell(progress_actor.worker_started.remote(assignment.trial_id, here, _gpu_place(), _waited_s() if plan.head else 0.0))
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None
-    residents = GpuResidents(f"GPU-{str(gpu.uuid).removeprefix('GPU-')}" if gpu else "")
+    residents = GpuNeighborMonitor(f"GPU-{str(gpu.uuid).removeprefix('GPU-')}" if gpu else "")
     residents.wait_until_alone(_LEAVING_S)
     gauge = PressureGauge(cores=len(cpus))
     cpu_pressure: float | None = None
@@ -180,18 +180,18 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
             cpu_pressure = gauge.stop()
         print(f"{now()} {phase}", flush=True)
         if rank == 0:
-            _tell(board.reach.remote(assignment.trial_id, phase, assignment.settings_key))
+            _tell(progress_actor.enter_phase.remote(assignment.trial_id, phase, assignment.settings_key))
         seconds_left = deadline - time.monotonic()
-        watchdog.arm(min(plan.compile_deadline_s, seconds_left) if phase is Phase.WARMING_UP else seconds_left, log)
+        watchdog.set_deadline(min(plan.compile_deadline_s, seconds_left) if phase is Phase.WARMING_UP else seconds_left, log)
         if phase is Phase.WARMING_UP:
             gauge.start()
 
     def on_early(early: dict[str, float]) -> None:
         if rank == 0:
-            _tell(board.measure.remote(assignment.trial_id, early))
+            _tell(progress_actor.report_early_figures.remote(assignment.trial_id, early))
 
     if rank == 0 and plan.prunes:
-        _heed_the_board(assignment.trial_id, log)
+        _watch_stop_requests(assignment.trial_id, log)
     if plan.script is not None:
         gc.enable()
         device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
@@ -235,32 +235,32 @@ def _gpu_place() -> str | None:
 
 
 def _tell(told: Any) -> None:
-    """Waits until the board has heard. One that is gone does not keep a trial from being measured."""
+    """Waits until the progress actor has heard. One that is gone does not keep a trial from being measured."""
     with suppress(ray.exceptions.RayError):
         ray.get(told, timeout=_TELL_TIMEOUT_S)
 
 
-def _heed_the_board(trial_id: str, log: IO[str]) -> None:
-    """Ends this process, and by that the trial, once the board says so; compilers it started are the reaper's to end.
+def _watch_stop_requests(trial_id: str, log: IO[str]) -> None:
+    """Ends this process, and by that the trial, once the progress actor says so; compilers it started are the reaper's to end.
 
     A thread, so a compiler that holds the GIL puts it off; the trial's deadlines, which need no GIL, still hold.
     """
-    board = find_board()
+    progress_actor = find_progress_actor()
 
     def watch() -> None:
         while True:
             time.sleep(STOP_POLL_S)
             try:
-                asked: Any = board.ending.remote(trial_id)
-                ending: Ending | None = ray.get(asked, timeout=10 * STOP_POLL_S)
-            except Exception:  # without a board nobody stops trials
+                asked: Any = progress_actor.stop_request.remote(trial_id)
+                ending: StopRequest | None = ray.get(asked, timeout=10 * STOP_POLL_S)
+            except Exception:  # without a progress actor nobody stops trials
                 return
             if ending is not None:
                 log.write(f"{now()} {ending.reason}\n")
                 log.flush()
                 os._exit(_STOPPED_EXIT)
 
-    threading.Thread(target=watch, name="heeds-the-board", daemon=True).start()
+    threading.Thread(target=watch, name="stop-requests", daemon=True).start()
 
 
 @contextmanager
@@ -285,7 +285,7 @@ def _own_log(path: Path) -> Iterator[IO[str]]:
 
 def _log_name(assignment: Assignment, rank: int) -> str:
     """As a person finds it, whichever host wrote it."""
-    return str(assignment.log_folder / remote_logs.file_name(rank))
+    return str(assignment.log_folder / remote_logs.log_file_name(rank))
 
 
 def _type_name(error: BaseException) -> str:

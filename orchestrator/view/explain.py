@@ -22,8 +22,8 @@ from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
-from orchestrator.guard.scratch_folders import compile_caches, refuse_unfit
-from orchestrator.guard.watchdog import MARKER, kill_marked
+from orchestrator.guard.scratch_folders import check_temp_folder, compile_cache_env
+from orchestrator.guard.watchdog import ATTEMPT_MARKER, kill_marked
 
 COMPILE_DEADLINE_S = 900.0
 """Seconds the warm-up, compiles included, may take: longer than a sweep gives it, since here one setting is all there is."""
@@ -53,7 +53,7 @@ def explain(settings: CompileSettings, workload_name: str, size: str, seed: int,
     Raises:
         ConfigError: nothing compiles where temporary files go.
     """
-    refuse_unfit()
+    check_temp_folder()
     console.print(f"{settings.label}: {workload_name} ({size}) on {device}", style="bold", markup=False, highlight=False)
     told = {"settings": settings.key, "workload": workload_name, "size": size, "seed": seed, "device": str(device)}
     with tempfile.TemporaryDirectory(prefix="compile-sweep-explain-") as scratch:
@@ -125,9 +125,9 @@ def run_alone(told: Mapping[str, Any], scratch: Path, console: Console) -> tuple
 def _environment(marker: str, scratch: Path) -> dict[str, str]:
     """Empty caches of its own, so that everything is compiled and nothing goes unsaid."""
     return {
-        MARKER: marker,
+        ATTEMPT_MARKER: marker,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        **compile_caches(scratch),
+        **compile_cache_env(scratch),
     }
 
 

@@ -24,7 +24,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.guard.progress import Progress, find_board
+from orchestrator.guard.progress import Progress, find_progress_actor
 
 _POLL_S = 0.5
 _STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red", Status.STOPPED: "cyan"}
@@ -42,7 +42,7 @@ class _State:
 
 
 class LiveView:
-    """Follows a sweep's folder and board from a thread of its own, between `with` and its end.
+    """Follows a sweep's folder and progress actor from a thread of its own, between `with` and its end.
 
     Args:
         console: where to write; a live view if it is a terminal, otherwise a line an event.
@@ -112,7 +112,7 @@ class LiveView:
         state = self._state
         running_before = {progress.trial_id: progress.phase for progress in state.running}
         with suppress(Exception):  # Ray may be starting, or gone
-            state.running = ray.get(find_board().running.remote(), timeout=_POLL_S)
+            state.running = ray.get(find_progress_actor().running.remote(), timeout=_POLL_S)
         fresh = self._fresh_trials()
         if fresh:
             state.records.extend(fresh)

@@ -19,7 +19,7 @@ from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.as_workload import ScriptWorkload
 from compile_sweep.script.job import ScriptJob
 from orchestrator.config import Device
-from orchestrator.guard.scratch_folders import compile_caches
+from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import AS_WRITTEN, RECIPES
 from orchestrator.plan.space import Target, choose
@@ -85,7 +85,7 @@ def _measured(job: ScriptJob, setting: CompileSettings, device: Device, folder: 
         base=base,
         references=folder / "references",
         protocol=SHORT,
-        environment={**compile_caches(base), **({} if device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""})},
+        environment={**compile_cache_env(base), **({} if device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""})},
         shows_output=False,
     )
     try:

@@ -22,7 +22,7 @@ AWHILE: dict[str, Any] = {"kind": "pause", "phase": "building", "times": 1}
 USUAL = ("--cache", "none")
 AROUND_A_TRIAL = {
     2: ("a trial's own process killed", "ray::ImplicitFunc", FOREVER, 2),
-    3: ("the sweep's board killed", "ray::Board", AWHILE, 1),
+    3: ("the sweep's progress actor killed", "ray::ProgressActor", AWHILE, 1),
     4: ("Train's controller killed", "ray::TrainController", FOREVER, 2),
 }
 """By multiple: what it is called, whom it hits, what the worker does meanwhile, and tries."""
@@ -54,7 +54,7 @@ def resumed(arena: Arena, *, total: int, measured: set[int]) -> float:
 
 
 @pytest.mark.nightly(
-    "pauses between kills in a sweep of its own; test_on_ray.py kills a trial, a board and a placement group's creator"
+    "pauses between kills in a sweep of its own; test_on_ray.py kills a trial, a progress actor and a placement group's creator"
 )
 def test_processes_killed_around_a_trial_cost_a_try_and_no_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
     hit = {multiple: who for multiple, who in AROUND_A_TRIAL.items() if is_full or multiple != 4}

@@ -12,7 +12,7 @@ import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from orchestrator.cluster.placement import HOST
+from orchestrator.cluster.placement import HOST_RESOURCE
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -109,7 +109,7 @@ def test_the_head_alone_has_a_role_and_both_have_the_group_of_the_stack(cluster:
     assert types["head"]["node_config"]["IamInstanceProfile"]["Name"] == made["HeadProfile"]["InstanceProfileName"]
     assert "IamInstanceProfile" not in types["gpu"]["node_config"]
     assert cluster["provider"]["security_group"]["GroupName"] == made["SecurityGroup"]["GroupName"]
-    assert types["gpu"]["resources"] == {HOST: 1}
+    assert types["gpu"]["resources"] == {HOST_RESOURCE: 1}
 
 
 def test_nothing_in_the_stack_is_open_to_everybody(stack: dict[str, Any]) -> None:

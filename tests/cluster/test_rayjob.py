@@ -16,7 +16,7 @@ from rayjob_schema import pruned, spec_schema
 
 from compile_sweep import command_line
 from orchestrator.artifacts import KEY_VARIABLE
-from orchestrator.cluster.placement import HOST
+from orchestrator.cluster.placement import HOST_RESOURCE
 from orchestrator.config import SweepCommand
 from orchestrator.storage.mirror import VARIABLE
 
@@ -107,7 +107,7 @@ def test_a_gpu_pod_has_its_processors_to_itself_and_is_a_host(job: dict[str, Any
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
     assert container["resources"]["requests"] == container["resources"]["limits"]
-    assert group["resources"] == {HOST: "1"}
+    assert group["resources"] == {HOST_RESOURCE: "1"}
 
 
 def test_it_names_the_ray_that_is_installed_and_one_image(job: dict[str, Any], repository: Path) -> None:

@@ -99,17 +99,19 @@ def placed(placement: Placement, num_trials: int, num_workers: int = 1, *, expec
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     from orchestrator.cluster import placement as packing
-    from orchestrator.cluster.placement import claims, strategy
+    from orchestrator.cluster.placement import placement_strategy, worker_resources
 
-    bundle = claims(placement, num_workers, use_gpu=True, cpus=0.2)
+    bundle = worker_resources(placement, num_workers, use_gpu=True, cpus=0.2)
     groups = []
     try:
-        with packing.open_packing():
+        with packing.start_placement_actor():
             for number in range(num_trials):
                 packs = placement is Placement.PACK
-                label = packing.chosen_label(str(number), bundle, num_workers) if packs else None
+                label = packing.host_label(str(number), bundle, num_workers) if packs else None
                 labels = [label] * num_workers if label else None
-                groups.append(placement_group([bundle] * num_workers, strategy=strategy(placement), bundle_label_selector=labels))
+                groups.append(
+                    placement_group([bundle] * num_workers, strategy=placement_strategy(placement), bundle_label_selector=labels)
+                )
 
             def tables() -> list[dict[str, Any]]:
                 return list(map(placement_group_table, groups))
@@ -175,7 +177,7 @@ def test_a_host_that_comes_later_is_taken(cluster: Any) -> None:
     waiting = threading.Thread(target=wait_for_host, args=(needs_three, 64, said.append, threading.Event(), 120))
     waiting.start()
     wait_until(lambda: bool(said), 60)
-    assert said == ["waiting for a host of the cluster that can take a trial: 3 × (0.5 CPU, 1 GPU, 0.3333 host)"]
+    assert said == ["waiting for a host in the cluster that can take a trial: 3 × (0.5 CPU, 1 GPU, 0.3333 host)"]
     late = cluster.add_node(num_cpus=2, num_gpus=3, resources={"host": 1}, object_store_memory=100_000_000)
     waiting.join(60)
     assert not waiting.is_alive()
@@ -184,13 +186,13 @@ def test_a_host_that_comes_later_is_taken(cluster: Any) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_second_sweep_is_refused_before_it_waits_for_hosts(tmp_path: Path) -> None:
-    from orchestrator.guard.progress import open_board
+    from orchestrator.guard.progress import start_progress_actor
 
     words = ["--workload", "toy_workloads:Brief", "--device", "cpu", "--settings", "scope=eager", "--workers-per-trial", "50"]
-    with open_board():
+    with start_progress_actor():
         done = swept(*words, "--output", str(tmp_path / "sweep"))
     assert done.returncode == 2
-    assert "another sweep runs in this cluster" in done.stderr
+    assert "another sweep is running in this cluster" in done.stderr
     assert "waiting for a host" not in done.stdout
 
 
@@ -209,7 +211,7 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
             path.write_text("up\n")
             if dies:
                 for _ in range(100):  # until the log is known of
-                    if ray.get(remote_logs._find_log_book().unfinished.remote(assignment.trial_id)):
+                    if ray.get(remote_logs._find_log_actor().unfinished.remote(assignment.trial_id)):
                         break
                     threading.Event().wait(0.1)
                 with path.open("a") as log:
@@ -217,16 +219,16 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
                 os._exit(1)
         return str(path)
 
-    with remote_logs.open_log_book(tmp_path):
+    with remote_logs.start_log_actor(tmp_path):
         path = ray.get(work.remote(finished, False))
         assert (tmp_path / "logs" / "001-a" / "worker-0.log").read_text() == "up\n"
         assert not Path(path).exists()
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(work.remote(killed, True))
-        remote_logs.collect(finished)
-        remote_logs.collect(killed)
+        remote_logs.collect_logs(finished)
+        remote_logs.collect_logs(killed)
         assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
-        remote_logs.collect(killed)
+        remote_logs.collect_logs(killed)
         assert (tmp_path / "logs" / "002-b" / "worker-0.log").read_text() == "up\nstacks\n"
 
 
@@ -242,7 +244,7 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
     @ray.remote(resources={"host": 0.1}, max_retries=0)
     def work(assignment: Assignment, dies: bool) -> None:
         there = assignment.log_folder / "worker-0.log"  # on this machine all hosts are one
-        book: Any = remote_logs._find_log_book()
+        book: Any = remote_logs._find_log_actor()
         with remote_logs.log_file(assignment, 0) as path, path.open("a") as log:
             print("up", file=log, flush=True)
             for _ in range(600):
@@ -262,13 +264,13 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
     for assignment in (finished, killed):
         assignment.log_folder.mkdir(parents=True)
         (assignment.log_folder / "worker-0.log").write_text("an attempt earlier\n")
-    with remote_logs.open_log_book(tmp_path):
+    with remote_logs.start_log_actor(tmp_path):
         ray.get(work.remote(finished, False))
-        remote_logs.collect(finished)
+        remote_logs.collect_logs(finished)
         assert (finished.log_folder / "worker-0.log").read_text() == "an attempt earlier\nup\nbuilding\n"
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(work.remote(killed, True))
-        remote_logs.collect(killed)
+        remote_logs.collect_logs(killed)
         assert (killed.log_folder / "worker-0.log").read_text() == "an attempt earlier\nup\nstacks\n"
 
 
@@ -278,12 +280,12 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
 
     from orchestrator.cluster import remote_logs
 
-    with remote_logs.open_log_book(tmp_path):
-        book = remote_logs._find_log_book()
+    with remote_logs.start_log_actor(tmp_path):
+        book = remote_logs._find_log_actor()
         ray.get(book.begin.remote("003-c", 0, "ab" * 28, "/nowhere/worker-0.log"))
         ray.get(book.write.remote("003-c", 0, 0, b"up\n"))
         ray.get(book.write.remote("003-c", 0, 1, b"p\nbuilding\n"))  # as after a message whose answer was lost
-        remote_logs.collect(Assignment(plan=planned(tmp_path, head="here"), trial_id="003-c", settings_key="scope=eager"))
+        remote_logs.collect_logs(Assignment(plan=planned(tmp_path, head="here"), trial_id="003-c", settings_key="scope=eager"))
     first, second, _, last = (tmp_path / "logs" / "003-c" / "worker-0.log").read_text().splitlines()
     assert (first, second) == ("up", "building")
     assert last.startswith("the rest of this log stayed on its host, which cannot be reached (")

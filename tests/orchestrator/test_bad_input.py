@@ -145,7 +145,7 @@ def test_temporary_files_where_nothing_compiles_are_refused_before_anything_star
     monkeypatch.setattr(tempfile, "tempdir", folder)
     said = refused(capsys, *words)
     assert f"temporary files go to {folder!r}" in said
-    assert "set TMPDIR to one without" in said
+    assert "set TMPDIR to another folder" in said
     assert sweep.main(["--list"]) == 0
 
 

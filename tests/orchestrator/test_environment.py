@@ -155,7 +155,7 @@ def test_gpus_count_that_cuda_shows_to_this_process(
     assert (here.num_gpus, here.gpu) == (num_gpus, first)
     assert (here.driver is None) == (num_gpus == 0)
     assert manifest._capability.__wrapped__() == capability
-    assert environment.gpus_of_host() == 3
+    assert environment.num_host_gpus() == 3
 
 
 def test_asking_for_the_fingerprint_imports_no_torch(repository: Path) -> None:

@@ -179,7 +179,7 @@ def test_the_log_of_a_trial_whose_driver_was_killed_is_cleared_once_the_sweep_is
 
 def test_the_log_of_another_host_is_cleared_of_what_only_that_host_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redact, "_kept", set())
-    book = remote_logs.LogBook(str(tmp_path))
+    book = remote_logs.LogActor(str(tmp_path))
     book.begin("7", 0, "there", "/there/worker-0.log", redact.known_secrets({"HF_TOKEN": "hf_planted_token"}))
     book.write("7", 0, 0, b"first hf_planted_")
     book.write("7", 0, 17, b"token\n")
@@ -196,7 +196,7 @@ def test_a_worker_tells_the_log_book_what_is_secret_on_its_host(tmp_path: Path, 
     book = SimpleNamespace(
         **{name: SimpleNamespace(remote=lambda *said, name=name: told.update({name: said})) for name in ("begin", "write", "end")}
     )
-    monkeypatch.setattr(remote_logs, "_find_log_book", lambda: book)
+    monkeypatch.setattr(remote_logs, "_find_log_actor", lambda: book)
     monkeypatch.setattr(remote_logs.ray, "get", lambda answer, timeout: answer)
     (tmp_path / "worker-0.log").write_text("said\n")
     with remote_logs._sending("7", 0, "there", tmp_path / "worker-0.log"):

@@ -63,7 +63,7 @@ def test_temporary_files_where_nothing_compiles_are_refused(
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/a b")
     monkeypatch.setattr(check, "run_alone", lambda *arguments: pytest.fail("something ran"))
     assert check.main(["captioning", "--device", "cpu", "--size", "tiny"]) == 2
-    assert "set TMPDIR to one without" in capsys.readouterr().err
+    assert "set TMPDIR to another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

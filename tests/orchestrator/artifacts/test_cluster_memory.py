@@ -61,7 +61,7 @@ def test_what_a_trial_published_outlives_it(key: SigningKey, tmp_path: Path) -> 
 
     group = placement_group([{"CPU": 0.5}])
     inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    marker = {"env_vars": {watchdog.MARKER: "a-trials"}}
+    marker = {"env_vars": {watchdog.ATTEMPT_MARKER: "a-trials"}}
     trial = publish.options(scheduling_strategy=inside, runtime_env=marker)
     ray.get(trial.remote(manifest(), [artifact("a", b"1" * MB)]))
     shelf = ClusterShelf(location)

@@ -13,7 +13,14 @@ from ray.exceptions import GetTimeoutError, RayError
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import placement
-from orchestrator.cluster.placement import HOST, claimed_cpus, claims, strategy, wait_for_host, workers_on_a_host
+from orchestrator.cluster.placement import (
+    HOST_RESOURCE,
+    cpus_per_worker,
+    placement_strategy,
+    wait_for_host,
+    worker_resources,
+    workers_per_host,
+)
 from orchestrator.config import Device, Placement, SweepConfig
 from orchestrator.guard import progress
 
@@ -37,34 +44,34 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 7, 8])
 def test_the_workers_of_a_spread_trial_share_one_host_and_leave_none_for_another(num_workers: int) -> None:
-    share = claims(Placement.SPREAD, num_workers, use_gpu=True, cpus=0.5)[HOST]
+    share = worker_resources(Placement.SPREAD, num_workers, use_gpu=True, cpus=0.5)[HOST_RESOURCE]
     assert num_workers * share <= 1
     assert 1 - num_workers * share < share
-    assert strategy(Placement.SPREAD) == "STRICT_PACK"
+    assert placement_strategy(Placement.SPREAD) == "STRICT_PACK"
 
 
 def test_a_packed_trial_claims_no_host() -> None:
-    assert claims(Placement.PACK, 2, use_gpu=False, cpus=3.5) == {"CPU": 3.5}
-    assert claims(Placement.PACK, 2, use_gpu=True, cpus=3.5) == {"CPU": 3.5, "GPU": 1.0}
-    assert strategy(Placement.PACK) == "PACK"
+    assert worker_resources(Placement.PACK, 2, use_gpu=False, cpus=3.5) == {"CPU": 3.5}
+    assert worker_resources(Placement.PACK, 2, use_gpu=True, cpus=3.5) == {"CPU": 3.5, "GPU": 1.0}
+    assert placement_strategy(Placement.PACK) == "PACK"
 
 
 def test_on_one_machine_the_trials_that_run_at_once_divide_its_cores() -> None:
-    assert workers_on_a_host(config(max_concurrent=2, workers_per_trial=2)) == 4
-    assert claimed_cpus(config(max_concurrent=2, workers_per_trial=2), cores=16) == 3.5
-    assert claimed_cpus(config(max_concurrent=2), cores=1) == 0.5
-    assert claimed_cpus(config(workers_per_trial=2), cores=1) == 0.25, "a trial's workers fit beside the trial"
+    assert workers_per_host(config(max_concurrent=2, workers_per_trial=2)) == 4
+    assert cpus_per_worker(config(max_concurrent=2, workers_per_trial=2), cores=16) == 3.5
+    assert cpus_per_worker(config(max_concurrent=2), cores=1) == 0.5
+    assert cpus_per_worker(config(workers_per_trial=2), cores=1) == 0.25, "a trial's workers fit beside the trial"
 
 
 @pytest.mark.usefixtures("cluster")
 def test_the_heads_cores_do_not_decide_where_gpus_or_hosts_do() -> None:
-    assert claimed_cpus(config(device=Device.CUDA), cores=64) == 0.5
-    assert claimed_cpus(config(placement=Placement.SPREAD), cores=64) == 0.5
-    assert claimed_cpus(config(max_concurrent=2), cores=64) == 31.5
+    assert cpus_per_worker(config(device=Device.CUDA), cores=64) == 0.5
+    assert cpus_per_worker(config(placement=Placement.SPREAD), cores=64) == 0.5
+    assert cpus_per_worker(config(max_concurrent=2), cores=64) == 31.5
 
 
 def test_a_spread_trial_has_its_hosts_cores_to_itself() -> None:
-    assert workers_on_a_host(config(max_concurrent=4, workers_per_trial=2, placement=Placement.SPREAD)) == 2
+    assert workers_per_host(config(max_concurrent=4, workers_per_trial=2, placement=Placement.SPREAD)) == 2
 
 
 @pytest.mark.usefixtures("cluster")
@@ -87,7 +94,7 @@ def test_a_board_that_never_answers_holds_up_nobody_for_ever(monkeypatch: pytest
         assert timeout == 30.0
         raise GetTimeoutError
 
-    monkeypatch.setattr(progress, "find_board", lambda: SimpleNamespace(running=SimpleNamespace(remote=lambda: None)))
+    monkeypatch.setattr(progress, "find_progress_actor", lambda: SimpleNamespace(running=SimpleNamespace(remote=lambda: None)))
     monkeypatch.setattr(progress.ray, "get", get)
     with pytest.raises(RayError):
-        progress.find_progress("7")
+        progress.trial_progress("7")

@@ -12,7 +12,7 @@ import pytest
 from samples import REPOSITORY
 
 from orchestrator.guard import cpu_pressure as module
-from orchestrator.guard.cpu_pressure import CONTENDED_ABOVE, PressureGauge, is_contended, pressure
+from orchestrator.guard.cpu_pressure import CONTENDED_ABOVE, PressureGauge, interval_pressure, is_contended
 
 pytestmark = pytest.mark.alone
 
@@ -46,12 +46,12 @@ print(gauge.stop())
 def test_pressure_is_a_share_of_wall_time_whatever_the_number_of_threads(
     ran_s: float, waited_s: float, cores: int, expected: float
 ) -> None:
-    assert pressure(ran_s, waited_s, 1.0, cores) == pytest.approx(expected)
-    assert pressure(10 * ran_s, 10 * waited_s, 10.0, cores) == pytest.approx(expected)
+    assert interval_pressure(ran_s, waited_s, 1.0, cores) == pytest.approx(expected)
+    assert interval_pressure(10 * ran_s, 10 * waited_s, 10.0, cores) == pytest.approx(expected)
 
 
 def test_an_interval_without_length_has_none() -> None:
-    assert pressure(0.0, 0.0, 0.0, 4) == 0.0
+    assert interval_pressure(0.0, 0.0, 0.0, 4) == 0.0
 
 
 def test_children_that_fight_for_a_core_are_seen_from_their_parent() -> None:

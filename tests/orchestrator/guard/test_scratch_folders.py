@@ -12,7 +12,7 @@ import pytest
 from samples import REPOSITORY
 
 from orchestrator.guard import scratch_folders
-from orchestrator.guard.scratch_folders import own_folder
+from orchestrator.guard.scratch_folders import scratch_folder
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_folder_lasts_as_long_as_it_is_needed_and_is_nobody_elses(tmp_path: Path) -> None:
-    with own_folder("mine-") as folder:
+    with scratch_folder("mine-") as folder:
         assert folder.parent == tmp_path
         assert folder.stat().st_mode & 0o077 == 0
         (folder / "state").write_text("x")
@@ -30,14 +30,14 @@ def test_a_folder_lasts_as_long_as_it_is_needed_and_is_nobody_elses(tmp_path: Pa
 
 def test_it_is_made_where_one_asks(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    with own_folder("mine-", tmp_path / "there") as folder:
+    with scratch_folder("mine-", tmp_path / "there") as folder:
         assert folder.parent == tmp_path / "there"
 
 
 def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import time; from orchestrator.guard.scratch_folders import own_folder\n"
-        "with own_folder('mine-') as made: (made / 'session').mkdir(); print(made, flush=True); time.sleep(60)"
+        "import time; from orchestrator.guard.scratch_folders import scratch_folder\n"
+        "with scratch_folder('mine-') as made: (made / 'session').mkdir(); print(made, flush=True); time.sleep(60)"
     )
     driver = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -52,17 +52,17 @@ def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, m
         folder.mkdir()
         (folder / "theirs").touch()
     monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 0.0)
-    with own_folder("mine-") as mine:
+    with scratch_folder("mine-") as mine:
         assert made.exists()  # its driver lives
-        with own_folder("mine-"):
+        with scratch_folder("mine-"):
             assert mine.exists()
         driver.kill()
         driver.communicate()
         monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 3600.0)
-        with own_folder("mine-"):
+        with scratch_folder("mine-"):
             assert made.exists()  # it might be one that is being made
         monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 0.0)
-        with own_folder("mine-"):
+        with scratch_folder("mine-"):
             assert not made.exists()
             assert mine.exists()
     assert all((folder / "theirs").exists() for folder in others)

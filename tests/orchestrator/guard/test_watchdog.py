@@ -11,7 +11,7 @@ import psutil
 import pytest
 from samples import REPOSITORY, wait_until
 
-from orchestrator.guard.watchdog import MARKER, kill_marked, start_reaper
+from orchestrator.guard.watchdog import ATTEMPT_MARKER, kill_marked, start_reaper
 
 PARENT = """
 import subprocess, sys, time
@@ -30,9 +30,9 @@ STUCK = """
 import sys, time
 from orchestrator.guard import watchdog
 log = open(sys.argv[1], "w")
-watchdog.arm(1.0, log)
+watchdog.set_deadline(1.0, log)
 if sys.argv[2] == "disarmed":
-    watchdog.disarm()
+    watchdog.clear_deadline()
     time.sleep(2)
     sys.exit(0)
 time.sleep(600)
@@ -40,7 +40,7 @@ time.sleep(600)
 
 
 def environment(marker: str | None = None) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **({MARKER: marker} if marker else {})}
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **({ATTEMPT_MARKER: marker} if marker else {})}
 
 
 def test_a_killed_worker_takes_its_children_and_its_scratch_folder_with_it(tmp_path: Path) -> None:
@@ -98,6 +98,6 @@ def test_a_deadline_can_be_taken_back(tmp_path: Path) -> None:
 
 
 def test_a_process_without_the_marker_cannot_start_a_reaper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(MARKER, raising=False)
-    with pytest.raises(RuntimeError, match=MARKER):
+    monkeypatch.delenv(ATTEMPT_MARKER, raising=False)
+    with pytest.raises(RuntimeError, match=ATTEMPT_MARKER):
         start_reaper(tmp_path)

@@ -67,10 +67,10 @@ def test_cores_are_divided_by_the_workers_that_gpus_or_parts_of_one_take(
     divided: list[int] = []
     monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(worker.environment, "gpus_of_host", lambda: by_nvml)
-    monkeypatch.setattr(worker.cores, "slot", lambda num_slots, preferred: divided.append(num_slots) or nullcontext(0))
-    monkeypatch.setattr(worker.cores, "share_of", lambda slot, num_shares: (0,))
-    monkeypatch.setattr(worker.cores, "bind", lambda cpus: None)
+    monkeypatch.setattr(worker.environment, "num_host_gpus", lambda: by_nvml)
+    monkeypatch.setattr(worker.cores, "hold_slot", lambda num_slots, preferred: divided.append(num_slots) or nullcontext(0))
+    monkeypatch.setattr(worker.cores, "cpu_share", lambda slot, num_shares: (0,))
+    monkeypatch.setattr(worker.cores, "bind_process", lambda cpus: None)
     plan: Any = SimpleNamespace(workers_at_once=4, use_gpu=True)
     with worker._own_cores(plan):
         assert divided == [shares]

@@ -34,92 +34,96 @@ def test_the_session_listens_on_the_loopback_alone_and_asks_for_a_token() -> Non
     assert ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
 
 
-def test_a_board_tells_phases_of_running_trials_and_forgets_ended_ones() -> None:
+def test_a_progress_actor_tells_phases_of_running_trials_and_forgets_ended_ones() -> None:
     import ray
 
-    from orchestrator.guard.progress import find_board, find_progress, open_board
+    from orchestrator.guard.progress import find_progress_actor, start_progress_actor, trial_progress
 
-    with open_board() as board:
-        ray.get(board.begin.remote("1", "scope=eager"))
-        ray.get(board.reach.remote("1", "building"))
-        ray.get(board.reach.remote("2", "building"))  # never began
-        progress = find_progress("1")
+    with start_progress_actor() as progress_actor:
+        ray.get(progress_actor.begin.remote("1", "scope=eager"))
+        ray.get(progress_actor.enter_phase.remote("1", "building"))
+        ray.get(progress_actor.enter_phase.remote("2", "building"))  # never began
+        progress = trial_progress("1")
         assert progress is not None
         assert (progress.settings_key, progress.phase) == ("scope=eager", "building")
         assert 0 <= progress.in_phase_s <= progress.elapsed_s
-        ray.get(find_board().end.remote("1"))
-        assert ray.get(find_board().running.remote()) == []
+        ray.get(find_progress_actor().end.remote("1"))
+        assert ray.get(find_progress_actor().running.remote()) == []
 
 
 def test_a_second_sweep_in_a_cluster_is_refused_in_a_sentence() -> None:
-    from orchestrator.guard.progress import open_board
+    from orchestrator.guard.progress import start_progress_actor
 
-    with open_board(), pytest.raises(SessionError, match="another sweep runs in this cluster"), open_board():
-        pytest.fail("two boards")
+    with (
+        start_progress_actor(),
+        pytest.raises(SessionError, match="another sweep is running in this cluster"),
+        start_progress_actor(),
+    ):
+        pytest.fail("two progress actors")
 
 
-def test_a_board_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
+def test_a_progress_actor_knows_who_was_on_a_host_while_a_trial_warmed_up() -> None:
     import ray
 
-    from orchestrator.guard.progress import find_progress, open_board
+    from orchestrator.guard.progress import start_progress_actor, trial_progress
 
-    with open_board() as board:
+    with start_progress_actor() as progress_actor:
 
         def tell(method: str, *words: str) -> None:
-            ray.get(getattr(board, method).remote(*words))
+            ray.get(getattr(progress_actor, method).remote(*words))
 
         def neighbours(trial: str) -> int:
-            progress = find_progress(trial)
+            progress = trial_progress(trial)
             assert progress is not None
-            return progress.neighbours
+            return progress.neighbors
 
         for trial, hosts in {"early": "a", "warming": "ab", "late": "b", "elsewhere": "c", "not up": ""}.items():
             tell("begin", trial, "scope=eager")
             for host in hosts if trial != "late" else "":
-                tell("arrive", trial, host)
-        tell("arrive", "nobody", "a")
+                tell("worker_started", trial, host)
+        tell("worker_started", "nobody", "a")
         tell("end", "early")
-        tell("reach", "warming", "warming-up")
+        tell("enter_phase", "warming", "warming-up")
         assert neighbours("warming") == 0  # the early one was gone, the late one is not there yet
-        tell("arrive", "late", "b")
+        tell("worker_started", "late", "b")
         tell("end", "late")
-        tell("reach", "warming", "steady")
+        tell("enter_phase", "warming", "steady")
         tell("begin", "later", "scope=eager")
-        tell("arrive", "later", "a")
+        tell("worker_started", "later", "a")
         assert neighbours("warming") == 1
         assert neighbours("later") == 0
-        tell("arrive", "later", "a", "a:3")
-        tell("arrive", "later", "c", "c:0")
-        told = find_progress("later")
+        tell("worker_started", "later", "a", "a:3")
+        tell("worker_started", "later", "c", "c:0")
+        told = trial_progress("later")
         assert told is not None
         assert told.gpus == ("a:3", "c:0")
 
 
-def test_a_board_whose_process_was_killed_answers_again_and_learns_of_running_trials_anew() -> None:
+def test_a_progress_actor_whose_process_was_killed_answers_again_and_learns_of_running_trials_anew() -> None:
     import ray
 
-    from orchestrator.guard.progress import find_progress, open_board
+    from orchestrator.guard.progress import start_progress_actor, trial_progress
 
-    with open_board() as board:
+    with start_progress_actor() as progress_actor:
 
         def process_id() -> int:
-            return int(ray.get(getattr(board, "__ray_call__").remote(lambda _: os.getpid()), timeout=60))  # noqa: B009
+            return int(ray.get(getattr(progress_actor, "__ray_call__").remote(lambda _: os.getpid()), timeout=60))  # noqa: B009
 
-        ray.get(board.begin.remote("1", "scope=eager"))
-        ray.get(board.fail.remote("1", 1, "it was lost"))
-        ray.get(board.fail.remote("1", 1, "it was lost"))  # told twice, as may be when the answer is lost
-        assert ray.get(board.failed.remote("1")) == ["it was lost"]
+        ray.get(progress_actor.begin.remote("1", "scope=eager"))
+        ray.get(progress_actor.record_failure.remote("1", 1, "it was lost"))
+        ray.get(progress_actor.record_failure.remote("1", 1, "it was lost"))  # told twice, as may be when the answer is lost
+        assert ray.get(progress_actor.failures.remote("1")) == ["it was lost"]
         killed = process_id()
-        ray.kill(board, no_restart=False)
+        ray.kill(progress_actor, no_restart=False)
         wait_until(lambda: process_id() != killed, 60)
-        ray.get(board.reach.remote("1", "steady", "scope=eager"), timeout=60)
-        progress = find_progress("1")
+        ray.get(progress_actor.enter_phase.remote("1", "steady", "scope=eager"), timeout=60)
+        progress = trial_progress("1")
         assert progress is not None
         assert (progress.settings_key, progress.phase) == ("scope=eager", "steady")
-        assert ray.get(board.failed.remote("1")) == []
-        ray.get(board.end.remote("1"))
-        ray.get(board.reach.remote("1", "checking", "scope=eager"))  # late, and not to be brought back
-        assert ray.get(board.running.remote()) == []
+        assert ray.get(progress_actor.failures.remote("1")) == []
+        ray.get(progress_actor.end.remote("1"))
+        ray.get(progress_actor.enter_phase.remote("1", "checking", "scope=eager"))  # late, and not to be brought back
+        assert ray.get(progress_actor.running.remote()) == []
 
 
 def test_a_placement_group_whose_creator_died_is_freed_and_others_are_not() -> None:
@@ -174,16 +178,16 @@ def died(folder: Path, assignment: Assignment) -> None:
     """Tells twice that the trial's own process died."""
     import ray
 
-    from orchestrator.guard.progress import open_board
+    from orchestrator.guard.progress import start_progress_actor
     from orchestrator.run.tuning import Cleanup
 
     trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
-    with open_board() as board:
-        ray.get(board.begin.remote("7", "scope=eager"))
+    with start_progress_actor() as progress_actor:
+        ray.get(progress_actor.begin.remote("7", "scope=eager"))
         cleanup = Cleanup(folder)
         cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
         cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
-        assert ray.get(board.running.remote()) == []
+        assert ray.get(progress_actor.running.remote()) == []
 
 
 @pytest.mark.parametrize(("deadline_s", "label"), [(1000.0, "trial-died"), (0.0, "trial-deadline")])
@@ -197,16 +201,16 @@ def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path:
 def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_path: Path) -> None:
     import ray
 
-    from orchestrator.guard.progress import open_board
+    from orchestrator.guard.progress import start_progress_actor
     from orchestrator.run.tuning import Cleanup
 
     def recovered(folder: Path, deadline_s: float) -> list[str]:
         assignment = assignment_in(folder, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s)
         trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
-        with open_board() as board:
-            ray.get(board.begin.remote("7", "scope=eager"))
+        with start_progress_actor() as progress_actor:
+            ray.get(progress_actor.begin.remote("7", "scope=eager"))
             Cleanup(folder).on_trial_recover(iteration=0, trials=[], trial=trial)
-            failed: list[str] = ray.get(board.failed.remote("7"))
+            failed: list[str] = ray.get(progress_actor.failures.remote("7"))
             return failed
 
     again, enough = tmp_path / "again", tmp_path / "enough"

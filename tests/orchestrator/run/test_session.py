@@ -12,7 +12,7 @@ import psutil
 import pytest
 from samples import REPOSITORY, wait_until
 
-from orchestrator.guard.watchdog import SESSION
+from orchestrator.guard.watchdog import SESSION_MARKER
 from orchestrator.run.session import ray_session
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -21,7 +21,7 @@ ORPHAN = "import os, sys, time\nif os.fork(): os._exit(0)\nprint(os.getpid(), fl
 
 
 def test_a_process_of_ray_that_does_not_end_with_its_session_is_ended_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SESSION, "of-who-started-this-one")
+    monkeypatch.setenv(SESSION_MARKER, "of-who-started-this-one")
     with ray_session():
         import ray
 
@@ -37,7 +37,7 @@ def test_a_process_of_ray_that_does_not_end_with_its_session_is_ended_and_no_oth
     try:
         wait_until(lambda: not _runs(orphan), 10)  # it is told to end, and nobody waits for that
         assert stranger.poll() is None
-        assert os.environ[SESSION] == "of-who-started-this-one"
+        assert os.environ[SESSION_MARKER] == "of-who-started-this-one"
     finally:
         stranger.kill()
         stranger.wait()

@@ -10,35 +10,35 @@ import pytest
 
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord
-from orchestrator.guard.progress import Board, Ending, Progress
+from orchestrator.guard.progress import Progress, ProgressActor, StopRequest
 from orchestrator.run import death, trial
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
-ENDING = Ending(label="dominated", reason="stopped: it had nothing left to gain", bounds={"compile_s": 70.0})
+ENDING = StopRequest(label="dominated", reason="stopped: it had nothing left to gain", bounds={"compile_s": 70.0})
 
 
 def test_the_first_word_to_stop_stands_and_ended_trials_are_not_told() -> None:
-    board = Board()
+    board = ProgressActor()
     board.begin("1", "scope=full")
-    assert board.ending("1") is None
-    board.stop("1", ENDING)
-    board.stop("1", Ending(label="compile-deadline", reason="given up", bounds={}))
-    assert board.ending("1") == ENDING
+    assert board.stop_request("1") is None
+    board.request_stop("1", ENDING)
+    board.request_stop("1", StopRequest(label="compile-deadline", reason="given up", bounds={}))
+    assert board.stop_request("1") == ENDING
     (progress,) = board.running()
-    assert progress.ended_by == ENDING
+    assert progress.stop_request == ENDING
     board.end("1")
-    board.stop("1", ENDING)
-    board.measure("1", {"samples_per_s": 5.0})
-    assert (board.ending("1"), board.running()) == (None, [])
+    board.request_stop("1", ENDING)
+    board.report_early_figures("1", {"samples_per_s": 5.0})
+    assert (board.stop_request("1"), board.running()) == (None, [])
 
 
 def test_what_the_first_pass_told_stands_on_the_board() -> None:
-    board = Board()
+    board = ProgressActor()
     board.begin("1", "scope=full")
-    board.measure("1", {"samples_per_s": 5.0})
+    board.report_early_figures("1", {"samples_per_s": 5.0})
     (progress,) = board.running()
-    assert progress.early == {"samples_per_s": 5.0}
+    assert progress.early_figures == {"samples_per_s": 5.0}
 
 
 class _Died(Exception):
@@ -58,7 +58,7 @@ class _Trainer:
 def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrialRecord:
     """The record of a trial that was told to stop and ended with this error."""
     told = Progress(
-        trial_id="1", settings_key="scope=full", phase="warming-up", in_phase_s=70, elapsed_s=90, neighbours=0, ended_by=ENDING
+        trial_id="1", settings_key="scope=full", phase="warming-up", in_phase_s=70, elapsed_s=90, neighbors=0, stop_request=ENDING
     )
     monkeypatch.setattr(trial, "_trainer", lambda *arguments: _Trainer(error))
     monkeypatch.setattr(trial, "_ask", lambda method, *arguments: [told] if method == "running" else None)

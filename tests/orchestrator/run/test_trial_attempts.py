@@ -18,14 +18,14 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import OK, Label, Status, Verdict, judge_death
 from orchestrator.guard.progress import Progress
-from orchestrator.guard.watchdog import MARKER, Evidence
+from orchestrator.guard.watchdog import ATTEMPT_MARKER, CrashReport
 from orchestrator.run import trial, tuning, worker
 from orchestrator.run.death import cause_of, death_of
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.tuning import gist
 from orchestrator.run.worker import MeasurementFailed
 
-WATCHED = ("explain_crashes", "start_reaper", "arm", "disarm")
+WATCHED = ("log_crashes", "start_reaper", "set_deadline", "clear_deadline")
 LOST = Verdict(status=Status.FAILED, label=Label.NODE_LOST, reason="the host of a worker left the cluster in phase steady")
 OUT_OF_MEMORY = Verdict(status=Status.INFEASIBLE, label=Label.OUT_OF_MEMORY, reason="out of memory")
 
@@ -54,7 +54,7 @@ class Board:
 
     def __call__(self, method: str, *arguments: Any) -> Any:
         self.asked.append((method, *arguments))
-        return list(self.failed) if method == "failed" else None
+        return list(self.failed) if method == "failures" else None
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def ran(
 
     def attempt(assignment: Assignment) -> tuple[None, Verdict, Progress]:
         clock.now += waits_s + 10
-        told = {"phase": "done", "in_phase_s": 1.0, "elapsed_s": waits_s + 10, "neighbours": 0, "waited_s": waits_s}
+        told = {"phase": "done", "in_phase_s": 1.0, "elapsed_s": waits_s + 10, "neighbors": 0, "waited_s": waits_s}
         progress = Progress(trial_id="7", settings_key=assignment.settings_key, **told)
         return None, next(coming), progress
 
@@ -120,7 +120,10 @@ def test_a_fault_of_the_machines_is_tried_again_and_told(
     assert (record.status, record.tries, record.retry_reasons) == (Status.OK, 3, [LOST.reason, LOST.reason])
     assert clock.slept == [2.0, 4.0]
     assert (record.wall_s, record.retried_s) == (10.0, 26.0)
-    assert [word[:3] for word in board.asked if word[0] == "fail"] == [("fail", "7", 1), ("fail", "7", 2)]
+    assert [word[:3] for word in board.asked if word[0] == "record_failure"] == [
+        ("record_failure", "7", 1),
+        ("record_failure", "7", 2),
+    ]
 
 
 @pytest.mark.usefixtures("board")
@@ -243,8 +246,8 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
         raise ActorDiedError
 
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
-    monkeypatch.setattr(tuning, "find_board", gone)
-    monkeypatch.setattr(tuning, "find_progress", gone)
+    monkeypatch.setattr(tuning, "find_progress_actor", gone)
+    monkeypatch.setattr(tuning, "trial_progress", gone)
     assignment = assignment_in(tmp_path)
     assignment.log_folder.mkdir(parents=True)
     (assignment.log_folder / "worker-0.log").write_text("hf_planted_token\n")
@@ -261,7 +264,7 @@ def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeyp
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
     monkeypatch.setattr(worker, "_own_cores", lambda plan: nullcontext((0,)))
     monkeypatch.setattr(worker, "_measure", measure)
-    monkeypatch.setenv(MARKER, "001-a-f00")
+    monkeypatch.setenv(ATTEMPT_MARKER, "001-a-f00")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
 
@@ -278,7 +281,7 @@ def test_a_host_whose_temporary_files_cannot_be_compiled_is_not_held_against_the
 ) -> None:
     worker_that_measures_by(lambda *arguments: pytest.fail("it was measured"), tmp_path, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
-    with pytest.raises(MeasurementFailed, match="set TMPDIR to one without") as raised:
+    with pytest.raises(MeasurementFailed, match="set TMPDIR to another folder") as raised:
         worker.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
     assert not raised.value.from_compiler
 
@@ -341,7 +344,7 @@ def test_what_the_trial_itself_meets_is_told_from_what_ends_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, label: Label
 ) -> None:
     monkeypatch.setattr(ray, "nodes", list)
-    death = death_of(assignment_in(tmp_path).plan, error, None, 10.0, Evidence())
+    death = death_of(assignment_in(tmp_path).plan, error, None, 10.0, CrashReport())
     assert judge_death(death).label == label
 
 
@@ -352,7 +355,7 @@ def test_what_a_worker_raised_as_it_was_set_up_is_told_in_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(ray, "nodes", list)
-    assert death_of(assignment_in(tmp_path).plan, error, None, 10.0, Evidence()).error_text == "no interface eth7"
+    assert death_of(assignment_in(tmp_path).plan, error, None, 10.0, CrashReport()).error_text == "no interface eth7"
 
 
 @pytest.mark.parametrize(

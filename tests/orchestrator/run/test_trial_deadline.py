@@ -11,16 +11,16 @@ import pytest
 from samples import wait_until
 
 from orchestrator.cluster import placement
-from orchestrator.guard.progress import Board
+from orchestrator.guard.progress import ProgressActor
 from orchestrator.run import trial
 from orchestrator.run.death import waited_s
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> Board:
+def board(monkeypatch: pytest.MonkeyPatch) -> ProgressActor:
     """One that the trial "7" has begun on."""
-    board = Board()
+    board = ProgressActor()
     monkeypatch.setattr(trial, "_ask", lambda method, *arguments: getattr(board, method)(*arguments))
     board.begin("7", "scope=eager")
     return board
@@ -45,26 +45,28 @@ def of(folder: Path, *, head: str | None) -> Assignment:
     return Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
 
 
-def test_a_trial_that_waits_for_a_host_is_given_its_time_once_it_has_one(tmp_path: Path, board: Board, ended: list[str]) -> None:
+def test_a_trial_that_waits_for_a_host_is_given_its_time_once_it_has_one(
+    tmp_path: Path, board: ProgressActor, ended: list[str]
+) -> None:
     assignment = of(tmp_path, head="ab")
     with trial._deadline(assignment, "its workers"):
         time.sleep(0.8)
         assert ended == []
-        board.arrive("7", "host")
+        board.worker_started("7", "host")
         wait_until(lambda: ended == ["its workers", "itself"], 10)
 
 
 @pytest.mark.usefixtures("board")
-@pytest.mark.parametrize(("head", "wait_s"), [(None, placement.WAIT_S), ("ab", 0.1)])
+@pytest.mark.parametrize(("head", "wait_s"), [(None, placement.HOST_TIMEOUT_S), ("ab", 0.1)])
 def test_on_one_host_and_where_none_comes_the_time_runs_all_the_same(
     tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch, head: str | None, wait_s: float
 ) -> None:
-    monkeypatch.setattr(placement, "WAIT_S", wait_s)
+    monkeypatch.setattr(placement, "HOST_TIMEOUT_S", wait_s)
     with trial._deadline(of(tmp_path, head=head), "its workers"):
         wait_until(lambda: ended == ["its workers", "itself"], 10)
 
 
-def test_what_a_trial_waited_for_a_host_is_all_until_it_is_up_and_then_as_it_says(tmp_path: Path, board: Board) -> None:
+def test_what_a_trial_waited_for_a_host_is_all_until_it_is_up_and_then_as_it_says(tmp_path: Path, board: ProgressActor) -> None:
     plan = of(tmp_path, head="ab").plan
     time.sleep(0.05)
     (progress,) = board.running()
@@ -72,23 +74,23 @@ def test_what_a_trial_waited_for_a_host_is_all_until_it_is_up_and_then_as_it_say
     assert waited_s(plan, progress) == progress.elapsed_s >= 0.05
     assert waited_s(of(tmp_path, head=None).plan, progress) == 0.0
     assert waited_s(plan, None) == 0.0
-    board.arrive("7", "host", None, 0.04)
-    board.reach("7", "building")
+    board.worker_started("7", "host", None, 0.04)
+    board.enter_phase("7", "building")
     (progress,) = board.running()
     assert progress.is_up
     assert waited_s(plan, progress) == progress.waited_s == 0.04
 
 
-def test_a_board_that_took_a_dead_ones_place_learns_from_a_phase_that_a_trial_is_up(board: Board) -> None:
+def test_a_board_that_took_a_dead_ones_place_learns_from_a_phase_that_a_trial_is_up(board: ProgressActor) -> None:
     board._is_successor = True
-    board.reach("8", "building", "scope=full")
+    board.enter_phase("8", "building", "scope=full")
     time.sleep(0.01)
     assert [progress.is_up for progress in board.running()] == [False, True]
 
 
 def test_without_a_board_a_trial_is_given_its_time(tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_ask", lambda method, *arguments: None)
-    monkeypatch.setattr(placement, "WAIT_S", 0.1)
+    monkeypatch.setattr(placement, "HOST_TIMEOUT_S", 0.1)
     began = time.monotonic()
     with trial._deadline(of(tmp_path, head="ab"), "its workers"):
         wait_until(lambda: ended == ["its workers", "itself"], 10)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.guard import gpu_neighbours
-from orchestrator.guard.gpu_neighbours import GpuResidents
+from orchestrator.guard import gpu_neighbors
+from orchestrator.guard.gpu_neighbors import GpuNeighborMonitor
 
 GIB = 2**30
 
@@ -52,7 +52,7 @@ class FakeNvml:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_neighbours, "EVERY_S", 0.02)
+    monkeypatch.setattr(gpu_neighbors, "SAMPLE_INTERVAL_S", 0.02)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def child() -> Iterator[int]:
 
 
 def watched(nvml: FakeNvml) -> list[str]:
-    residents = GpuResidents("GPU-1", nvml)
+    residents = GpuNeighborMonitor("GPU-1", nvml)
     residents.start()
     return residents.stop()
 
@@ -82,7 +82,7 @@ def test_a_strangers_process_is_named_with_its_memory() -> None:
 
 def test_a_stranger_who_comes_and_goes_is_remembered() -> None:
     nvml = FakeNvml(os.getpid())
-    residents = GpuResidents("GPU-1", nvml)
+    residents = GpuNeighborMonitor("GPU-1", nvml)
     residents.start()
     nvml.pids.append(1)
     for _ in range(500):
@@ -97,16 +97,16 @@ def test_a_stranger_who_comes_and_goes_is_remembered() -> None:
 def test_where_process_numbers_are_another_namespaces_their_count_tells(
     listed: int, ours: int, strangers: int, monkeypatch: pytest.MonkeyPatch, child: int
 ) -> None:
-    monkeypatch.setattr(gpu_neighbours, "_holds_a_gpu", lambda pid: pid == os.getpid() or (ours == 2 and pid == child))
+    monkeypatch.setattr(gpu_neighbors, "_has_gpu_open", lambda pid: pid == os.getpid() or (ours == 2 and pid == child))
     seen = watched(FakeNvml(*range(4_000_000, 4_000_000 + listed)))
     assert len(seen) == strangers
     assert all("outside this container" in words for words in seen)
 
 
 def test_forked_loaders_that_have_the_workers_files_open_hide_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_neighbours, "descendants", lambda pid: {pid, 4_100_000, 4_100_001})
-    monkeypatch.setattr(gpu_neighbours, "_holds_a_gpu", lambda pid: True)
-    monkeypatch.setattr(gpu_neighbours, "_command", lambda pid: b"ray::worker", raising=False)
+    monkeypatch.setattr(gpu_neighbors, "process_tree", lambda pid: {pid, 4_100_000, 4_100_001})
+    monkeypatch.setattr(gpu_neighbors, "_has_gpu_open", lambda pid: True)
+    monkeypatch.setattr(gpu_neighbors, "_command_line", lambda pid: b"ray::worker", raising=False)
     assert len(watched(FakeNvml(4_000_000, 4_000_001))) == 1
     assert watched(FakeNvml(4_000_000)) == []
 
@@ -119,19 +119,19 @@ def test_where_no_process_is_shown_memory_in_use_tells() -> None:
 
 def test_a_worker_waits_for_those_who_are_leaving() -> None:
     nvml = FakeNvml(os.getpid(), 1)
-    assert not GpuResidents("GPU-1", nvml).wait_until_alone(0.1)
+    assert not GpuNeighborMonitor("GPU-1", nvml).wait_until_alone(0.1)
     nvml.pids.remove(1)
-    assert GpuResidents("GPU-1", nvml).wait_until_alone(0.1)
-    assert not GpuResidents("GPU-1", FakeNvml(used_bytes=20 * GIB)).wait_until_alone(0.1)
+    assert GpuNeighborMonitor("GPU-1", nvml).wait_until_alone(0.1)
+    assert not GpuNeighborMonitor("GPU-1", FakeNvml(used_bytes=20 * GIB)).wait_until_alone(0.1)
 
 
 def test_without_a_gpu_or_with_a_driver_that_says_nothing_there_are_no_strangers() -> None:
-    for residents in (GpuResidents("", FakeNvml(1)), GpuResidents("GPU-1", FakeNvml(1, fails=True))):
+    for residents in (GpuNeighborMonitor("", FakeNvml(1)), GpuNeighborMonitor("GPU-1", FakeNvml(1, fails=True))):
         assert residents.wait_until_alone(0.1)
         residents.start()
         assert residents.stop() == []
 
 
 def test_a_process_that_opened_no_gpu_holds_none() -> None:
-    assert not gpu_neighbours._holds_a_gpu(os.getpid())
-    assert not gpu_neighbours._holds_a_gpu(4_000_000)
+    assert not gpu_neighbors._has_gpu_open(os.getpid())
+    assert not gpu_neighbors._has_gpu_open(4_000_000)
