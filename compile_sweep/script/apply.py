@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
 
@@ -63,6 +63,10 @@ def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None)
     return {**found, "options": options} if options else found
 
 
+_UNTIL_EXIT = ExitStack()
+"""Contexts that last as long as the process. Without a reference, Python would close them at once."""
+
+
 def process_wide(settings: CompileSettings) -> None:
     """Sets what of the settings is the process's: the limit of graphs, the precision of products, the attention kernel.
 
@@ -70,7 +74,7 @@ def process_wide(settings: CompileSettings) -> None:
     """
     if settings.sdpa_kernel is not None:
         kernels = dict.fromkeys((getattr(SDPBackend, SDPA_BACKENDS[settings.sdpa_kernel]), SDPBackend.MATH))
-        sdpa_kernel([*kernels], set_priority=True).__enter__()
+        _UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
     if settings.recompile_limit is not None:
         torch._dynamo.config.recompile_limit = settings.recompile_limit
     if settings.matmul_precision is not None:

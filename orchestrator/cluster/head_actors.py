@@ -7,6 +7,7 @@ address in the cluster's memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -47,6 +48,18 @@ def start_actor(kind: type[ActorClass], name: str, *arguments: object) -> Iterat
         yield actor
     finally:
         ray.kill(actor)
+        _wait_until_gone(name)
+
+
+def _wait_until_gone(name: str, timeout_s: float = 30.0) -> None:
+    """Waits until the name of a killed actor is free again: Ray gives it up some time after `ray.kill` returns."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return
+        time.sleep(0.05)
 
 
 def find_actor(kind: type[ActorClass], name: str) -> ActorHandle[ActorClass]:

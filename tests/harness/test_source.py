@@ -80,10 +80,10 @@ def test_what_is_written_is_valid_and_names_the_setting(spelled: str, model: tor
 def test_the_written_padding_is_that_of_the_measured_batches(spelled: str, model: torch.nn.Module) -> None:
     settings = CompileSettings.parse(spelled)
     namespace: dict[str, Any] = {}
-    exec(
-        prepare(Captioning("tiny", 0), settings, CPU).source(model).replace("torch._dynamo.config.recompile_limit", "_"),
-        namespace,
-    )
+    workload = Captioning("tiny", 0)
+    source = prepare(workload, settings, CPU).source(model).replace("torch._dynamo.config.recompile_limit", "_")
+    with workload.process_settings():  # puts back what the source sets for the process
+        exec(source, namespace)
     torch.set_float32_matmul_precision("highest")
     policy = settings.shape_policy(64)
     assert [namespace["padded_length"](longest) for longest in range(1, 65)] == [policy.padded(n) for n in range(1, 65)]

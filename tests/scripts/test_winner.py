@@ -43,6 +43,24 @@ def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_ke
 
 
 @pytest.mark.slow
+def test_an_attention_kernel_stays_in_force_for_the_whole_script(folder: Path) -> None:
+    (folder / "attention.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    model(torch.randn(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "cuda = torch.backends.cuda\n"
+        "print(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cuda.math_sdp_enabled())\n"
+    )
+    (folder / "best.json").write_text(json.dumps({"settings": "scope=eager,sdpa_kernel=flash"}))
+    run = trained(folder, "-m", "compile_sweep.run", "--settings", "best.json", "attention.py")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["True", "False", "False", "True"]
+
+
+@pytest.mark.slow
 def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
     run = trained(folder, "-m", "compile_sweep.run", "--settings", "nowhere", "vae.py")
     assert run.returncode == 2
