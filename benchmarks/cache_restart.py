@@ -102,7 +102,7 @@ class Job:
             restores=warm,
             warm_start=warm,
         )
-        return Assignment(plan=plan, trial_id=self.kind, settings_key=self.setting)
+        return Assignment(plan=plan, trial_id=self.kind, settings=CompileSettings.parse(self.setting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

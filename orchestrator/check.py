@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.base import Workload
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.outcome import Status, judge_death, judge_measurement
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, check_seed
@@ -29,7 +30,9 @@ from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import RECIPES
 from orchestrator.plan.scripts import job_of, split_arguments
 from orchestrator.plan.space import Target, build, building, choose
-from orchestrator.view.explain import run_alone
+from orchestrator.run.local_runner import attempt_alone, plan_alone
+from orchestrator.run.trial_spec import Assignment
+from orchestrator.view.explain import COMPILE_DEADLINE_S, DEADLINE_S
 from orchestrator.view.script_check import check_script
 
 PROG = "python -m orchestrator.check"
@@ -108,8 +111,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
     tried = []
     for settings in to_try:
         console.print(f"\n{settings.label}", style="bold")
-        told = {"workload": options.workload, "size": workload.size, "seed": options.seed, "device": str(device)}
-        tried.append(_try(settings, {**told, "settings": settings.key, "protocol": SHORT}))
+        tried.append(_try(settings, options.workload, workload, device))
         for line in _findings(tried[-1]):
             console.print(f"  {line}")
     console.print("\na sweep", style="bold")
@@ -162,16 +164,29 @@ def _to_try(options: Options, workload: Workload, target: Target) -> list[Compil
     return list(chosen.settings)
 
 
-def _try(settings: CompileSettings, told: Mapping[str, Any]) -> Tried:
+def _try(settings: CompileSettings, workload_name: str, workload: Workload, device: Device) -> Tried:
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="compile-sweep-check-") as scratch:
-        outcome, death = run_alone(told, Path(scratch), Console(quiet=True))
-    if "measurement" not in outcome:
-        return Tried(settings=settings, wall_s=death.elapsed_s, verdict=judge_death(death).reason or "it died", measurement=None)
-    found = outcome["measurement"]
-    verdict = judge_measurement(found, claims_cudagraphs=settings.claims_cudagraphs)
-    is_wrong = verdict.label is not None
-    reason = f"{verdict.label}: {verdict.reason}" if is_wrong else ""
-    return Tried(settings=settings, wall_s=death.elapsed_s, verdict=reason, measurement=found)
+        plan = plan_alone(
+            Path(scratch),
+            workload_name,
+            workload.size,
+            workload.seed,
+            use_gpu=device is Device.CUDA,
+            compile_deadline_s=COMPILE_DEADLINE_S,
+            trial_deadline_s=DEADLINE_S,
+            protocol=SHORT,
+        )
+        assignment = Assignment(plan=plan, trial_id="check", settings=settings)
+        attempt = attempt_alone(assignment)
+    verdict = attempt.verdict(assignment)
+    reason = verdict.reason or "" if attempt.figures is None else f"{verdict.label}: {verdict.reason}"
+    return Tried(
+        settings=settings,
+        wall_s=time.monotonic() - began,
+        verdict=reason if verdict.label is not None else "",
+        measurement=attempt.figures,
+    )
 
 
 def _findings(tried: Tried) -> Iterator[str]:

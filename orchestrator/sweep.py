@@ -271,7 +271,7 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
         return 0
     from orchestrator.view.explain import explain  # only here: a sweep does without
 
-    return explain(setting, config.workload, workload.size, workload.seed, device, console)
+    return explain(setting, config.workload, workload, device, console)
 
 
 def _fronts(config: SweepConfig) -> Fronts:

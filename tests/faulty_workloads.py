@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -222,3 +223,45 @@ class Leaky(Brief):
         if policy.padded(1) == 2:
             raise RuntimeError(f"denied: {dict(os.environ)}")
         return super().pool(policy, rank=rank, device=device)
+
+
+class _Halt(BaseException):
+    """No Exception."""
+
+
+class _Silent(Exception):
+    """Has no text, and fails when asked for it."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("there is none")
+
+
+class Halts(Toy):
+    """Raises what `except Exception` does not catch."""
+
+    def build_model(self) -> nn.Module:
+        raise _Halt
+
+
+class Silent(Toy):
+    """Raises what cannot be said in words."""
+
+    def build_model(self) -> nn.Module:
+        raise _Silent
+
+
+class TakesOutputAway(Toy):
+    """Leaves the process without standard output."""
+
+    def build_model(self) -> nn.Module:
+        sys.stdout = None  # type: ignore[assignment]
+        sys.stderr.close()
+        return super().build_model()
+
+
+class Sleeps(Toy):
+    """Is never done."""
+
+    def build_model(self) -> nn.Module:
+        time.sleep(600)
+        return super().build_model()

@@ -208,8 +208,8 @@ def test_reading_results_starts_neither_torch_nor_ray(repository: Path) -> None:
 def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) -> None:
     code = (
         "import pickle\n"
-        "from orchestrator.run.worker import train_loop\n"
-        "from orchestrator.run.worker import GroupConfig\n"
+        "from orchestrator.run.worker_group import train_loop\n"
+        "from orchestrator.run.worker_group import GroupConfig\n"
         "config = pickle.loads(pickle.dumps(GroupConfig(backend='gloo')))\n"
         "config.backend_cls(), config.train_func_context"
     )
@@ -275,7 +275,7 @@ def test_a_planted_import_is_found(module: str, source: str, rule: str) -> None:
             "from compile_sweep.schema.record import read\nfrom compile_sweep.schema.settings import CompileSettings",
         ),
         ("orchestrator.sweep", "from analysis.report import write_report"),
-        ("orchestrator.run.worker", "import torch\nimport ray.train\nfrom compile_sweep.harness import measure"),
+        ("orchestrator.run.worker", "import torch\nfrom compile_sweep.harness import measure"),
         ("orchestrator.search.optuna_proposer", "import optuna"),
         ("orchestrator.tracking.mlflow", "from mlflow.entities import Metric"),
         ("analysis.figures.pareto", "import plotly.graph_objects as go\nfrom . import palette"),

@@ -7,7 +7,7 @@ must know, and whether the installed torch can follow the settings at all.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_origin
 
@@ -89,7 +89,15 @@ class Prepared:
 
     def compiled_apart(self, model: nn.Module) -> list[str]:
         """Names of the modules that are compiled one by one; those that the settings leave eager are not among them."""
-        return [name for name in self.modules(model) if name and settings_of_part(self.settings.parts, name).compile is not False]
+        return self._compiled_apart_of(self.modules(model))
+
+    @property
+    def targets(self) -> list[str]:
+        """The same once a model was looked at; empty before."""
+        return self._compiled_apart_of(self._modules or {})
+
+    def _compiled_apart_of(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name and settings_of_part(self.settings.parts, name).compile is not False]
 
     def facts(self, model: nn.Module) -> Facts:
         """What the source must know.

@@ -18,8 +18,7 @@ from compile_sweep.schema.errors import CacheError
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.redact import redact_text
 from orchestrator.artifacts import Facts, Manifest, Selection, SigningKey, open_store, select, trial_facts
-from orchestrator.cluster.head_actors import with_credentials
-from orchestrator.config import REDIS, shown
+from orchestrator.config import HIDDEN, REDIS, shown
 from orchestrator.run.trial_spec import Assignment
 
 if TYPE_CHECKING:
@@ -173,6 +172,16 @@ class Sharing:
         self._faults.append(sentence)
 
     @property
+    def _address(self) -> str:
+        """Where the artifacts are, with the credentials that plans leave out."""
+        address = str(self.assignment.plan.cache)
+        if HIDDEN not in address:
+            return address
+        from orchestrator.cluster.head_actors import with_credentials  # which loads ray
+
+        return with_credentials(address)
+
+    @property
     def _has_store(self) -> bool:
         cache = self.assignment.plan.cache
         return cache is not None and not cache.startswith(REDIS)
@@ -193,7 +202,7 @@ class Sharing:
         from compile_sweep.harness.compile_cache.redis import sealed_redis
         from orchestrator.artifacts.redis import URL_VARIABLE, environment_for
 
-        address = environment_for(with_credentials(str(self.assignment.plan.cache)))[URL_VARIABLE]
+        address = environment_for(self._address)[URL_VARIABLE]
         with sealed_redis(SigningKey.load(), address) as refused:
             try:
                 yield
@@ -207,9 +216,9 @@ class Sharing:
         restore_artifacts(restored.artifacts, CacheFolders.of_process())
 
     def _fetch(self) -> _Restored:
-        plan, key = self.assignment.plan, self.assignment.settings_key
+        plan, key = self.assignment.plan, self.assignment.settings.key
         environment = self._manifest().environment
-        store = open_store(with_credentials(str(plan.cache)), in_cluster=plan.cache_in_cluster)
+        store = open_store(self._address, in_cluster=plan.cache_in_cluster)
         listing = store.manifests()
         mine = [manifest for manifest in listing.manifests if manifest.settings_key == key]
         selection = select(
@@ -230,7 +239,7 @@ class Sharing:
         )
 
     def _put(self, artifacts: Sequence[Artifact]) -> dict[str, Any]:
-        store = open_store(with_credentials(str(self.assignment.plan.cache)), in_cluster=self.assignment.plan.cache_in_cluster)
+        store = open_store(self._address, in_cluster=self.assignment.plan.cache_in_cluster)
         if self._restored is not None and self._restored.selection is not None:
             try:
                 store.note_hits(self._restored.selection.hits(self._hit_names()))
@@ -251,7 +260,7 @@ class Sharing:
             facts=self._facts,
             workload=plan.workload,
             size=plan.size,
-            settings_key=self.assignment.settings_key,
+            settings_key=self.assignment.settings.key,
             maker=self.assignment.trial_id,
         )
 

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from compile_sweep.schema import redact
 from orchestrator.cluster import head_actors
 from orchestrator.run.sweep_folder import LOGS
-from orchestrator.run.trial_spec import Assignment
+from orchestrator.run.trial_spec import Assignment, log_file_name
 
 LOG_ACTOR = "compile-sweep-log-book"
 
@@ -108,11 +108,6 @@ class LogActor:
     def _size(self, trial_id: str, rank: int) -> int:
         path = self._path(trial_id, rank)
         return path.stat().st_size if path.exists() else 0
-
-
-def log_file_name(rank: int) -> str:
-    """Returns the name of a worker's log file."""
-    return f"worker-{rank}.log"
 
 
 @contextmanager

@@ -1,19 +1,22 @@
-"""How far each running trial is: a small actor on the head that the live view and the classification of crashes read."""
+"""How far each running trial is, which the live view, pruning and the classification of crashes read.
+
+On Ray the tracker is a small actor on the head. The local runner keeps a plain object in its own process and never loads Ray.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import ActorAlreadyExistsError
+from typing import TYPE_CHECKING
 
 from compile_sweep.schema.errors import SessionError
 from compile_sweep.schema.phases import Phase
-from orchestrator.cluster import head_actors
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 PROGRESS_ACTOR = "compile-sweep-progress"
 
@@ -72,8 +75,11 @@ class _RunningTrial:
     stop_request: StopRequest | None = None
 
 
-class ProgressActor:
-    """Keeps the phases of running trials. `start_progress_actor` starts it; if its process dies, Ray restarts it empty."""
+class ProgressTracker:
+    """Keeps the phases of running trials.
+
+    `start_progress_actor` starts one as an actor; if its process dies, Ray restarts it empty.
+    """
 
     def __init__(self) -> None:
         self._running: dict[str, _RunningTrial] = {}
@@ -168,30 +174,37 @@ class ProgressActor:
 
 def _is_restarted() -> bool:
     """Tells whether this process is an actor that replaced one that died."""
-    if not ray.is_initialized():
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
         return False
     context = ray.get_runtime_context()
     return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)
 
 
 @contextmanager
-def start_progress_actor() -> Iterator[ActorHandle[ProgressActor]]:
+def start_progress_actor() -> Iterator[ActorHandle[ProgressTracker]]:
     """Runs the sweep's progress actor while the block lasts.
 
     Raises:
         SessionError: The cluster already has one.
     """
+    from ray.exceptions import ActorAlreadyExistsError
+
+    from orchestrator.cluster import head_actors
+
     with ExitStack() as stack:
         try:
-            actor = stack.enter_context(head_actors.start_actor(ProgressActor, PROGRESS_ACTOR))
+            actor = stack.enter_context(head_actors.start_actor(ProgressTracker, PROGRESS_ACTOR))
         except ActorAlreadyExistsError:
             raise SessionError("another sweep is running in this cluster; wait until it ends, or use another cluster") from None
         yield actor
 
 
-def find_progress_actor() -> ActorHandle[ProgressActor]:
+def find_progress_actor() -> ActorHandle[ProgressTracker]:
     """Returns the sweep's progress actor, from any process in the cluster."""
-    return head_actors.find_actor(ProgressActor, PROGRESS_ACTOR)
+    from orchestrator.cluster import head_actors
+
+    return head_actors.find_actor(ProgressTracker, PROGRESS_ACTOR)
 
 
 def trial_progress(trial_id: str, timeout_s: float = 30.0) -> Progress | None:
@@ -200,5 +213,7 @@ def trial_progress(trial_id: str, timeout_s: float = 30.0) -> Progress | None:
     Raises:
         RayError: The progress actor does not answer in time.
     """
+    import ray
+
     running: list[Progress] = ray.get(find_progress_actor().running.remote(), timeout=timeout_s)
     return next((progress for progress in running if progress.trial_id == trial_id), None)

@@ -1,16 +1,22 @@
-"""What a trial is told to do: plain values, because they cross processes, and the record it ends with."""
+"""What a trial is told to do, and the record it ends with. It crosses processes as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from compile_sweep.schema.outcome import Verdict, was_lost_to_precompile
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings, Scope
+from orchestrator.config import Device, SweepConfig
 from orchestrator.run.sweep_folder import LOGS
+
+
+def log_file_name(rank: int) -> str:
+    """Name of a worker's log."""
+    return f"worker-{rank}.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +32,12 @@ class TrialPlan:
     use_gpu: bool
     pipeline: str
     """resident or real."""
-    workers_at_once: int
-    """Workers of all trials that may run at the same time, into which a host's cores are divided."""
-    claimed_cpus: float
-    """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for."""
     compile_deadline_s: float
     trial_deadline_s: float
+    workers_at_once: int = 1
+    """Workers of all trials that may run at the same time, into which a host's cores are divided."""
+    claimed_cpus: float = 0.0
+    """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for."""
     cache: str | None = None
     """Where artifacts are kept; None for nowhere."""
     cache_in_cluster: bool = False
@@ -52,6 +58,35 @@ class TrialPlan:
     """Folders that workers import from as the command does, where their hosts have them; written like PYTHONPATH, absolute."""
     script: Mapping[str, Any] | None = None
     """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
+    protocol: Mapping[str, float] = field(default_factory=dict)
+    """Fields of the harness's `Protocol` that differ from its defaults."""
+    names_targets: bool = False
+    """Whether the figures also name, as `targets`, the modules that are compiled one by one."""
+
+    @classmethod
+    def of(cls, config: SweepConfig, folder: Path, **own: Any) -> TrialPlan:
+        """The plan of a sweep's trials.
+
+        Args:
+            config: the sweep's.
+            folder: the sweep's.
+            own: what the runner and the stage decide.
+        """
+        return cls(
+            folder=str(folder.resolve()),
+            workload=config.workload,
+            size=config.size,
+            seed=config.seed,
+            num_workers=config.workers_per_trial,
+            use_gpu=config.device is Device.CUDA,
+            pipeline="script" if config.script else config.pipeline,
+            compile_deadline_s=config.compile_deadline_s,
+            trial_deadline_s=config.whole_trial_s,
+            precompile=config.precompile,
+            placement=config.placement,
+            script=config.script,
+            **own,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,26 +95,22 @@ class Assignment:
 
     plan: TrialPlan
     trial_id: str
-    settings_key: str
+    settings: CompileSettings
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
         """The assignment that `to_dict` made these values of."""
-        return cls(plan=TrialPlan(**values["plan"]), trial_id=values["trial_id"], settings_key=values["settings_key"])
+        settings = CompileSettings.parse(values["settings_key"])
+        return cls(plan=TrialPlan(**values["plan"]), trial_id=values["trial_id"], settings=settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as Tune's and Train's configurations are."""
-        return asdict(self)
+        return {"plan": asdict(self.plan), "trial_id": self.trial_id, "settings_key": self.settings.key}
 
     def after(self, failed: Sequence[str]) -> Assignment:
         """What is tried after attempts that failed for these reasons: no traced functions are kept if that ended one."""
         lost = self.plan.precompile and was_lost_to_precompile(failed)
         return replace(self, plan=replace(self.plan, precompile=False)) if lost else self
-
-    @property
-    def settings(self) -> CompileSettings:
-        """What to measure."""
-        return CompileSettings.parse(self.settings_key)
 
     @property
     def compiles(self) -> bool:
@@ -95,6 +126,10 @@ class Assignment:
     def log_folder(self) -> Path:
         """Where the trial's own output goes."""
         return Path(self.plan.folder) / LOGS / self.trial_id
+
+    def log_file(self, rank: int) -> Path:
+        """The part of it that one worker writes."""
+        return self.log_folder / log_file_name(rank)
 
     def record(
         self, verdict: Verdict, *, phase: str | None, started_at: str, wall_s: float, figures: Mapping[str, Any] | None = None
@@ -112,7 +147,7 @@ class Assignment:
         values: dict[str, Any] = {
             "trial_id": self.trial_id,
             "settings": self.settings.to_dict(),
-            "settings_key": self.settings_key,
+            "settings_key": self.settings.key,
             "status": verdict.status,
             "label": verdict.label,
             "reason": verdict.reason,

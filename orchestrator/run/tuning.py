@@ -47,13 +47,14 @@ from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import head_actors, placement
 from orchestrator.cluster.head_actors import no_propagated_credentials, store_credentials
-from orchestrator.config import Device, SweepConfig
+from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.guard.progress import Progress, StopRequest, find_progress_actor, trial_progress
 from orchestrator.run import sweep_folder
 from orchestrator.run.death import waited_s
-from orchestrator.run.trial import UNWRITTEN, is_recorded, run_trial
+from orchestrator.run.trial import is_recorded
 from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.worker_group import UNWRITTEN, run_trial
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.proposers import InOrder, Proposer
 from orchestrator.search.pruning import Pruning, Sighting
@@ -99,7 +100,7 @@ class ProposingSearcher(Searcher):
             self._proposer.tell(asdict(record))
         while not self._enough() and (setting := self._proposer.propose()) is not None:
             if self._may_start(setting):
-                return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings_key=setting.key).to_dict()
+                return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings=setting).to_dict()
         return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune tells apart; its types do not
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -344,26 +345,16 @@ def run_trials(
     """
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
-    plan = TrialPlan(
-        script=config.script,
-        folder=str(output.resolve()),
-        workload=config.workload,
-        size=config.size,
-        seed=config.seed,
-        num_workers=config.workers_per_trial,
-        use_gpu=config.device is Device.CUDA,
-        pipeline="script" if config.script else config.pipeline,
+    plan = TrialPlan.of(
+        config,
+        output,
         workers_at_once=placement.workers_per_host(config),
         claimed_cpus=placement.cpus_per_worker(config, environment.cores),
-        compile_deadline_s=config.compile_deadline_s,
-        trial_deadline_s=config.whole_trial_s,
         cache=None if config.cache is None else store_credentials(config.cache),
         cache_in_cluster=placement.in_cluster(),  # on one host its folder is as near as the cluster's memory
-        precompile=config.precompile,
         restores=restores or warm_start,
         prunes=pruning is not None,
         warm_start=warm_start,
-        placement=config.placement,
         head=ray.get_runtime_context().get_node_id() if placement.in_cluster() else None,
         python_path=_python_path(),
     )

@@ -1,66 +1,50 @@
-"""What runs in each Ray Train worker: a fresh process that measures or starts one setting and returns plain values.
+"""What a trial's worker does: in a fresh process, measures one setting or starts it warm, and returns plain values.
 
-How Ray Train makes a process group of a trial's workers: as for torch by default, but listening on one address alone.
-
-It is the cluster's, in a session of this host alone 127.0.0.1. Ray's configuration for torch is no base of this one: a trainer's
-controller, a new process for each trial, would import torch to read it, and the workers are started after that.
+Ray Train starts workers in a cluster or on this host (`worker_group.py`). The local runner (`local_runner.py`) starts
+`python -m orchestrator.run.worker FOLDER`; the assignment, the progress and the outcome are files in that folder.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
-import logging
+import json
 import os
 import platform
+import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
-
-import ray
-import ray.train
-from ray._common.utils import env_integer
-from ray.exceptions import GetTimeoutError
-from ray.train.backend import Backend, BackendConfig
-from ray.train.constants import DEFAULT_TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S
-from ray.train.v2._internal.util import TrainingFramework
-from ray.util.placement_group import get_current_placement_group, placement_group_table
+from typing import IO, Any, Protocol
 
 from compile_sweep.schema import redact
 from compile_sweep.schema.outcome import is_let_down
 from compile_sweep.schema.phases import Phase
 from orchestrator import environment
 from orchestrator.artifacts.sharing import Sharing
-from orchestrator.cluster import remote_logs
 from orchestrator.guard import cores, scratch_folders, watchdog
 from orchestrator.guard.cpu_pressure import PressureGauge
 from orchestrator.guard.gpu_neighbors import GpuNeighborMonitor
-from orchestrator.guard.progress import StopRequest, find_progress_actor
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run.script_worker import measure_script
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
-STOP_POLL_S = 1.0
-"""How often a worker asks whether its trial is to stop."""
+ASSIGNMENT, PROGRESS, OUTCOME = "assignment.json", "progress.jsonl", "outcome.json"
+"""Files in a local worker's folder: its assignment, its progress (one JSON array a line), and its result or error."""
 
 _LEAVING_S = 10.0
 """How long a worker waits for processes of others, a killed trial's say, to leave its GPU, which may take seconds."""
-
-_TELL_TIMEOUT_S = 20.0
-"""How long a worker waits for the progress actor; one that died is there again within seconds."""
 
 LET_DOWN_PATIENCE_S = 8.0
 """How long a worker whose peer is gone holds its tongue. Ray ends the group at the first failure it hears of, within a second of
 it, and that one should be the peer's."""
 
-_STOPPED_EXIT = 75
-"""Exit code of a worker that was told to stop; only for people who look."""
+_DIE_WITH_PARENT = 1
+"""`PR_SET_PDEATHSIG` of prctl(2)."""
 
 
 class MeasurementFailed(Exception):
@@ -74,11 +58,43 @@ class MeasurementFailed(Exception):
         return f"{self.error_type}: {self.text} (see {self.log})"
 
 
-def train_loop(values: dict[str, Any]) -> dict[str, Any]:
-    """Measures one assignment. Ray Train's `train_loop_per_worker`.
+class Parent(Protocol):
+    """The worker's connection to the process that started it."""
+
+    rank: int
+    """The worker's rank in its trial."""
+
+    def log_file(self) -> AbstractContextManager[Path]:
+        """Provides the file that the worker logs to while the block lasts."""
+        ...
+
+    def core_shares(self, plan: TrialPlan) -> tuple[int, int | None]:
+        """Returns into how many shares the host's cores are divided, and the share the worker prefers, if any."""
+        ...
+
+    def worker_started(self) -> None:
+        """Reports that the worker runs, and where."""
+        ...
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Reports that the worker enters a phase."""
+        ...
+
+    def report_early_figures(self, early: dict[str, float]) -> None:
+        """Reports the figures of the first timed pass."""
+        ...
+
+    def watch_stop_requests(self, log: IO[str]) -> None:
+        """Starts ending this process on request, unless the parent kills it on its own."""
+        ...
+
+
+def work(assignment: Assignment, parent: Parent) -> dict[str, Any]:
+    """Measures one assignment, or starts it warm.
 
     Args:
-        values: `assignment`, as `Assignment.to_dict` makes it.
+        assignment: what to do.
+        parent: the process that started this one; the environment contains the attempt's marker.
 
     Returns:
         Figures of a `TrialRecord` or, for a warm start, of a `WarmStart`; the trial uses worker 0's.
@@ -86,52 +102,35 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
     """
-    assignment, own = Assignment.from_dict(values["assignment"]), scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER])
+    own = scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER])
     os.environ.update(scratch_folders.compile_cache_env(own))  # of this host, before Dynamo is loaded and reads them
-    rank = ray.train.get_context().get_world_rank()
-    with remote_logs.log_file(assignment, rank) as path, _own_log(path) as log:
+    with parent.log_file() as path, _own_log(path) as log:
         watchdog.log_crashes(log)
         watchdog.start_reaper(own)
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
         watchdog.set_deadline(assignment.plan.trial_deadline_s, log)
         try:
             scratch_folders.check_temp_folder()
-            with _own_cores(assignment.plan) as cpus:
-                return _measure(assignment, rank, cpus, deadline, log)
-        except (Exception, SystemExit) as error:
-            traceback.print_exc()
-            if assignment.plan.num_workers > 1 and is_let_down(_type_name(error), str(error)):
+            with _own_cores(*parent.core_shares(assignment.plan)) as cpus:
+                return _measure(assignment, parent, cpus, deadline, log)
+        except BaseException as error:  # a workload may raise anything; whatever it is ends this attempt and no more
+            traceback.print_exc(file=log)
+            error_type, text = f"{type(error).__module__}.{type(error).__qualname__}", _text_of(error)
+            if assignment.plan.num_workers > 1 and is_let_down(error_type, text):
                 time.sleep(LET_DOWN_PATIENCE_S)
-            told = redact.redact_text(str(error))  # Ray writes it into its own logs, too
-            raise MeasurementFailed(_type_name(error), told, _from_compiler(error), _log_name(assignment, rank)) from None
+            told = redact.redact_text(text)  # Ray writes it into its own logs, too
+            raise MeasurementFailed(error_type, told, _from_compiler(error), str(assignment.log_file(parent.rank))) from None
         finally:
             watchdog.clear_deadline()
 
 
 @contextmanager
-def _own_cores(plan: TrialPlan) -> Iterator[tuple[int, ...]]:
+def _own_cores(num_shares: int, preferred: int | None) -> Iterator[tuple[int, ...]]:
     """Binds this process to its share of the host's cores, which is its own while the block lasts."""
-    at_once, preferred = plan.workers_at_once, None
-    if plan.use_gpu:  # a host takes no more workers than it has GPUs, and a GPU's neighbours keep their shares
-        at_once = max(1, min(at_once, max(environment.num_host_gpus(), _gpus_of_ray())))
-        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        preferred = int(gpu) if gpu.isdigit() else None
-    with cores.hold_slot(at_once, preferred) as slot:
-        cpus = cores.cpu_share(slot, at_once)
+    with cores.hold_slot(num_shares, preferred) as slot:
+        cpus = cores.cpu_share(slot, num_shares)
         cores.bind_process(cpus)
         yield cpus
-
-
-def _gpus_of_ray() -> int:
-    """How many GPUs Ray has here: more than NVML counts where each is divided (MIG), or where NVML is not to be had."""
-    here = ray.get_runtime_context().get_node_id()
-    return max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == here), default=0)
-
-
-def _waited_s() -> float:
-    """For how long Ray had no hosts for the trial's workers, which it places together."""
-    group = get_current_placement_group()
-    return float(placement_group_table(group)["stats"]["end_to_end_creation_latency_ms"]) / 1e3 if group else 0.0
 
 
 def _import_from(python_path: str) -> None:
@@ -139,19 +138,19 @@ def _import_from(python_path: str) -> None:
     sys.path[1:1] = [folder for folder in python_path.split(os.pathsep) if folder not in sys.path and os.path.isdir(folder)]
 
 
-def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
+def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
     plan = assignment.plan
     place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
-    print(f"{now()} worker {rank} of {plan.num_workers} is up on {place}", flush=True)
+    log.write(f"{now()} worker {parent.rank} of {plan.num_workers} is up on {place}\n")
     gc.disable()  # what imports make stays; looking through it again and again takes a second and more
-    import torch  # not at the head of the module: the trial and the controller import it too, and need no torch
+    import torch  # not at the head of the module: the trial and Train's controller import it too, and need no torch
 
     torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
 
     _import_from(plan.python_path)
     from compile_sweep.contract.base import load_workload
     from compile_sweep.harness.measure import Measurement, measure
-    from compile_sweep.harness.measurement import told_by_all
+    from compile_sweep.harness.measurement import Protocol, told_by_all
     from compile_sweep.harness.prepare import prepare
     from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
     from compile_sweep.harness.warm_start import Start, restart
@@ -160,9 +159,7 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         warm_cpp_headers()
     elif assignment.settings.mode is not None:
         start_compile_workers()
-    progress_actor = find_progress_actor()
-    here = ray.get_runtime_context().get_node_id()
-    _tell(progress_actor.worker_started.remote(assignment.trial_id, here, _gpu_place(), _waited_s() if plan.head else 0.0))
+    parent.worker_started()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None
     residents = GpuNeighborMonitor(f"GPU-{str(gpu.uuid).removeprefix('GPU-')}" if gpu else "")
     residents.wait_until_alone(_LEAVING_S)
@@ -178,24 +175,26 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
             gpu_neighbours = residents.stop()
         if phase is (Phase.DONE if plan.warm_start else Phase.STEADY):
             cpu_pressure = gauge.stop()
-        print(f"{now()} {phase}", flush=True)
-        if rank == 0:
-            _tell(progress_actor.enter_phase.remote(assignment.trial_id, phase, assignment.settings_key))
+        log.write(f"{now()} {phase}\n")
+        parent.enter_phase(phase)
         seconds_left = deadline - time.monotonic()
         watchdog.set_deadline(min(plan.compile_deadline_s, seconds_left) if phase is Phase.WARMING_UP else seconds_left, log)
         if phase is Phase.WARMING_UP:
             gauge.start()
 
-    def on_early(early: dict[str, float]) -> None:
-        if rank == 0:
-            _tell(progress_actor.report_early_figures.remote(assignment.trial_id, early))
-
-    if rank == 0 and plan.prunes:
-        _watch_stop_requests(assignment.trial_id, log)
+    if plan.prunes:
+        parent.watch_stop_requests(log)
+    device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
     if plan.script is not None:
         gc.enable()
-        device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
-        found = measure_script(assignment, rank=rank, cpus=cpus, device=device, on_phase=on_phase, on_early=on_early)
+        found = measure_script(
+            assignment,
+            rank=parent.rank,
+            cpus=cpus,
+            device=device,
+            on_phase=on_phase,
+            on_early=parent.report_early_figures,
+        )
         return {
             **found,
             "environment_key": environment.fingerprint().key,
@@ -206,17 +205,25 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
     workload = load_workload(plan.workload)(plan.size, plan.seed)
     gc.enable()
     gc.collect()  # once, so that a compile finds the heap as it is long after imports
-    device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
-    sharing = Sharing(assignment, workload, rank)
+    sharing = Sharing(assignment, workload, parent.rank)
     sharing.restore(deadline - time.monotonic())
+    protocol = Protocol(**plan.protocol)  # type: ignore[arg-type]  # its whole numbers, too
     with sharing.watching():
         prepared = prepare(workload, assignment.settings, device)
         measured: Start | Measurement
         if plan.warm_start:
-            measured = restart(prepared, rank=rank, on_phase=on_phase)
+            measured = restart(prepared, rank=parent.rank, protocol=protocol, on_phase=on_phase)
         else:
-            measured = measure(prepared, rank=rank, pipeline=plan.pipeline, on_phase=on_phase, on_early=on_early)
-    neighbours = told_by_all(gpu_neighbours)  # a stranger on any worker's GPU slows them all
+            measured = measure(
+                prepared,
+                rank=parent.rank,
+                protocol=protocol,
+                pipeline=plan.pipeline,
+                on_phase=on_phase,
+                on_early=parent.report_early_figures,
+            )
+    sys.stdout = sys.stderr = log  # the workload may have closed what was there, or put None in its place
+    neighbors = told_by_all(gpu_neighbours)  # a stranger on any worker's GPU slows them all
     return {
         **measured.to_dict(),
         **sharing.figures(measured),
@@ -224,49 +231,16 @@ def _measure(assignment: Assignment, rank: int, cpus: Sequence[int], deadline: f
         "environment_key": environment.fingerprint().key,
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,
-        "gpu_neighbours": neighbours,
+        "gpu_neighbours": neighbors,
+        **({"targets": prepared.targets} if plan.names_targets else {}),
     }
-
-
-def _gpu_place() -> str | None:
-    """This worker's GPU as host:index, None if it has none."""
-    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    return f"{platform.node()}:{ids[0]}" if ids else None
-
-
-def _tell(told: Any) -> None:
-    """Waits until the progress actor has heard. One that is gone does not keep a trial from being measured."""
-    with suppress(ray.exceptions.RayError):
-        ray.get(told, timeout=_TELL_TIMEOUT_S)
-
-
-def _watch_stop_requests(trial_id: str, log: IO[str]) -> None:
-    """Ends this process, and by that the trial, once the progress actor says so; compilers it started are the reaper's to end.
-
-    A thread, so a compiler that holds the GIL puts it off; the trial's deadlines, which need no GIL, still hold.
-    """
-    progress_actor = find_progress_actor()
-
-    def watch() -> None:
-        while True:
-            time.sleep(STOP_POLL_S)
-            try:
-                asked: Any = progress_actor.stop_request.remote(trial_id)
-                ending: StopRequest | None = ray.get(asked, timeout=10 * STOP_POLL_S)
-            except Exception:  # without a progress actor nobody stops trials
-                return
-            if ending is not None:
-                log.write(f"{now()} {ending.reason}\n")
-                log.flush()
-                os._exit(_STOPPED_EXIT)
-
-    threading.Thread(target=watch, name="stop-requests", daemon=True).start()
 
 
 @contextmanager
 def _own_log(path: Path) -> Iterator[IO[str]]:
     """Sends this process's output, its compilers' included, to the trial's own file."""
     with path.open("a", buffering=1, encoding="utf-8") as log:
+        streams = sys.stdout, sys.stderr
         sys.stdout.flush()
         sys.stderr.flush()
         kept = os.dup(1), os.dup(2)
@@ -275,117 +249,89 @@ def _own_log(path: Path) -> Iterator[IO[str]]:
         try:
             yield log
         finally:
-            with suppress(OSError):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            sys.stdout, sys.stderr = streams  # whatever the workload put there
+            for stream in streams:
+                with suppress(OSError, ValueError):  # ValueError: the workload closed it
+                    stream.flush()
             for saved, descriptor in zip(kept, (1, 2), strict=True):
                 os.dup2(saved, descriptor)
                 os.close(saved)
 
 
-def _log_name(assignment: Assignment, rank: int) -> str:
-    """As a person finds it, whichever host wrote it."""
-    return str(assignment.log_folder / remote_logs.log_file_name(rank))
-
-
-def _type_name(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}"
+def _text_of(error: BaseException) -> str:
+    """The exception's message; empty if even asking for it fails, as an exception of a user's own may."""
+    try:
+        return str(error)
+    except BaseException:
+        return ""
 
 
 def _from_compiler(error: BaseException) -> bool:
-    from torch._dynamo.exc import TorchDynamoException
-
-    return bool(getattr(error, "from_compiler", False)) or isinstance(error, TorchDynamoException)
-
-
-_log = logging.getLogger("ray.train")
+    dynamo = sys.modules.get("torch._dynamo.exc")
+    of_torch = dynamo is not None and isinstance(error, dynamo.TorchDynamoException)
+    return of_torch or bool(getattr(error, "from_compiler", False))
 
 
-@dataclass(frozen=True)
-class GroupConfig(BackendConfig):
-    """What a trainer is given in the place of `TorchConfig`: by its back-end workers meet at a store on one address."""
+class LocalParent:
+    """The local runner: it reads what this process appends to a file."""
 
-    backend: str
-    """Of torch.distributed: nccl or gloo."""
-    timeout_s: float = 1800.0
-    """For each operation of the group."""
+    rank = 0
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return _Group
+    def __init__(self, folder: Path, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._file = (folder / PROGRESS).open("a", buffering=1, encoding="utf-8")
 
-    @property
-    def train_func_context(self) -> Any:
-        return _on_its_device
+    @contextmanager
+    def log_file(self) -> Iterator[Path]:
+        """Provides the trial's log file in the sweep's folder."""
+        yield self._assignment.log_file(self.rank)
 
-    @property
-    def framework(self) -> TrainingFramework:
-        return TrainingFramework.TORCH
+    def core_shares(self, plan: TrialPlan) -> tuple[int, int | None]:
+        """Gives the worker all cores: local trials run one after the other."""
+        return 1, None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def worker_started(self) -> None:
+        """Reports the host, and the GPU if there is one."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        self._report("worker_started", platform.node(), f"{platform.node()}:{visible}" if self._assignment.plan.use_gpu else None)
 
+    def enter_phase(self, phase: Phase) -> None:
+        """Reports the phase."""
+        self._report("enter_phase", str(phase))
 
-class _Group(Backend):
-    share_cuda_visible_devices = True
+    def report_early_figures(self, early: dict[str, float]) -> None:
+        """Reports the figures."""
+        self._report("report_early_figures", early)
 
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        num_workers, timeout_s = len(worker_group), backend_config.timeout_s
-        address, port = worker_group.execute_single(0, _serve, num_workers, timeout_s)
-        worker_group.execute(_name_ranks)
-        ray.get(
-            [
-                worker_group.execute_single_async(
-                    number,
-                    _join,
-                    backend_config.backend,
-                    member=number,  # `rank` is a name of Ray's method, too
-                    num_workers=num_workers,
-                    address=address,
-                    port=port,
-                    timeout_s=timeout_s,
-                )
-                for number in range(num_workers)
-            ]
-        )
+    def watch_stop_requests(self, log: IO[str]) -> None:
+        """Does nothing: the local runner kills this process."""
 
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        timeout_s = env_integer(TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, DEFAULT_TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S)
-        try:
-            ray.get(worker_group.execute_async(_leave, several=len(worker_group) > 1), timeout=timeout_s)
-        except GetTimeoutError:
-            _log.warning("workers did not leave their process group within %s s and are ended", timeout_s)
+    def _report(self, method: str, *arguments: object) -> None:
+        self._file.write(json.dumps([method, *arguments]) + "\n")
 
 
-# What follows runs in workers, and loads torch there.
+def main(folder: Path) -> None:
+    """Runs a local worker: reads the assignment from the folder and writes the result or the error to it."""
+    values = json.loads((folder / ASSIGNMENT).read_text(encoding="utf-8"))
+    _die_with(int(values["parent"]))
+    assignment = Assignment.from_dict(values)
+    try:
+        outcome: dict[str, Any] = {"figures": work(assignment, LocalParent(folder, assignment))}
+    except MeasurementFailed as error:
+        outcome = {"error_type": error.error_type, "error_text": error.text, "error_is_compilers": error.from_compiler}
+    written = folder / f"{OUTCOME}.new"
+    written.write_text(json.dumps(outcome), encoding="utf-8")
+    os.replace(written, folder / OUTCOME)
+    os._exit(0)  # threads and exit handlers of a workload must not lose, or keep waiting, what is measured
 
 
-def _serve(num_workers: int, timeout_s: float) -> tuple[str, int]:
-    from compile_sweep.harness.distributed import serve
-
-    address = ray.util.get_node_ip_address()
-    return address, serve(address, num_workers, timeout_s)
-
-
-def _name_ranks() -> None:
-    from ray.train.torch.config import _set_torch_distributed_env_vars
-
-    _set_torch_distributed_env_vars()
+def _die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, even if the parent is killed."""
+    with suppress(OSError, AttributeError):  # no such call on this system
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
-def _join(backend: str, *, member: int, **group: Any) -> None:
-    from compile_sweep.harness.distributed import join
-
-    join(backend, rank=member, **group)
-
-
-def _leave(*, several: bool) -> None:
-    from ray.train.torch.config import _shutdown_torch
-
-    _shutdown_torch(destroy_process_group=several)
-
-
-def _on_its_device() -> Any:
-    from ray.train.torch.config import TorchConfigContextManager
-
-    return TorchConfigContextManager()
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -25,7 +25,7 @@ BY_SETTING = {
 }
 """Kind of a fault, and the labels it may come to."""
 
-BY_MACHINE = {"ray::ImplicitFunc", "ray::ProgressActor", "ray::TrainController", "ray::RayTrainWorker", "driver"}
+BY_MACHINE = {"ray::ImplicitFunc", "ray::ProgressTracker", "ray::TrainController", "ray::RayTrainWorker", "driver"}
 OF_MACHINES = {"worker-died", "trial-died", "actor-lost", "node-lost", "crashed"}
 """Labels that a trial may get whose processes were killed at random, if that happens more often than it is tried again."""
 

@@ -22,7 +22,7 @@ AWHILE: dict[str, Any] = {"kind": "pause", "phase": "building", "times": 1}
 USUAL = ("--cache", "none")
 AROUND_A_TRIAL = {
     2: ("a trial's own process killed", "ray::ImplicitFunc", FOREVER, 2),
-    3: ("the sweep's progress actor killed", "ray::ProgressActor", AWHILE, 1),
+    3: ("the sweep's progress actor killed", "ray::ProgressTracker", AWHILE, 1),
     4: ("Train's controller killed", "ray::TrainController", FOREVER, 2),
 }
 """By multiple: what it is called, whom it hits, what the worker does meanwhile, and tries."""

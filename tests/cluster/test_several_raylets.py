@@ -22,6 +22,7 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, Placement, SweepConfig
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
+EAGER = CompileSettings.parse("scope=eager")
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
@@ -77,7 +78,7 @@ def swept(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def config(**fields: Any) -> SweepConfig:
-    settings = (CompileSettings.parse("scope=eager"),)
+    settings = (EAGER,)
     usual: dict[str, Any] = {"recipe": "given", "workload": "captioning", "size": "tiny", "settings": settings}
     return SweepConfig(**{**usual, "device": Device.CUDA, "max_concurrent": 1, "cache": None, **fields})
 
@@ -203,7 +204,7 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
     from orchestrator.cluster import remote_logs
 
     plan = planned(tmp_path, head=ray.get_runtime_context().get_node_id())
-    finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("001-a", "002-b"))
+    finished, killed = (Assignment(plan=plan, trial_id=name, settings=EAGER) for name in ("001-a", "002-b"))
 
     @ray.remote(resources={"host": 0.1}, max_retries=0)
     def work(assignment: Assignment, dies: bool) -> str:
@@ -239,7 +240,7 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
     from orchestrator.cluster import remote_logs
 
     plan = planned(tmp_path, head=ray.get_runtime_context().get_node_id())
-    finished, killed = (Assignment(plan=plan, trial_id=name, settings_key="scope=eager") for name in ("004-d", "005-e"))
+    finished, killed = (Assignment(plan=plan, trial_id=name, settings=EAGER) for name in ("004-d", "005-e"))
 
     @ray.remote(resources={"host": 0.1}, max_retries=0)
     def work(assignment: Assignment, dies: bool) -> None:
@@ -285,7 +286,7 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
         ray.get(book.begin.remote("003-c", 0, "ab" * 28, "/nowhere/worker-0.log"))
         ray.get(book.write.remote("003-c", 0, 0, b"up\n"))
         ray.get(book.write.remote("003-c", 0, 1, b"p\nbuilding\n"))  # as after a message whose answer was lost
-        remote_logs.collect_logs(Assignment(plan=planned(tmp_path, head="here"), trial_id="003-c", settings_key="scope=eager"))
+        remote_logs.collect_logs(Assignment(plan=planned(tmp_path, head="here"), trial_id="003-c", settings=EAGER))
     first, second, _, last = (tmp_path / "logs" / "003-c" / "worker-0.log").read_text().splitlines()
     assert (first, second) == ("up", "building")
     assert last.startswith("the rest of this log stayed on its host, which cannot be reached (")

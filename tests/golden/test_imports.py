@@ -23,9 +23,9 @@ PROCESSES = {
     "report": "import analysis.report",
     "dry_run": DRY_RUN.format(words='"quickstart"'),
     "dry_run_without_transformers": DRY_RUN.format(words='"modes", "--workload", "layers"'),
-    "trial": "import orchestrator.run.trial",
+    "trial": "import orchestrator.run.worker_group",
     "worker": "import orchestrator.run.worker",
-    "alone": "import compile_sweep.harness.run_one",
+    "local": "import orchestrator.run.local_runner",
 }
 """What a process of each kind begins with. What a worker has loaded by the time it measures is in `sweeps/`."""
 

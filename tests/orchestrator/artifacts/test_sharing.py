@@ -16,6 +16,7 @@ from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.transfer import make_bundle
 from compile_sweep.harness.warm_start import Start
 from compile_sweep.schema.errors import CacheError
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator import cache
 from orchestrator.artifacts import KEY_VARIABLE, ArtifactStore, open_store, sharing
 from orchestrator.artifacts.sharing import Sharing
@@ -74,7 +75,7 @@ def sharing_of(tmp_path: Path, settings: str = FULL, *, rank: int = 0, trial_id:
         "trial_deadline_s": 60.0,
         "cache": str(tmp_path / "cache"),
     }
-    assignment = Assignment(plan=TrialPlan(**{**usual, **plan}), trial_id=trial_id, settings_key=settings)
+    assignment = Assignment(plan=TrialPlan(**{**usual, **plan}), trial_id=trial_id, settings=CompileSettings.parse(settings))
     return Sharing(assignment, Toy("only", 0), rank)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import ray
 
 from compile_sweep.schema.errors import SessionError
 from orchestrator.environment import fingerprint
-from orchestrator.run import session, worker
+from orchestrator.run import session, worker_group
 from orchestrator.run.session import ray_session
 
 
@@ -64,13 +63,9 @@ def test_cores_are_divided_by_the_workers_that_gpus_or_parts_of_one_take(
 ) -> None:
     here: Any = SimpleNamespace(get_node_id=lambda: "here", get_accelerator_ids=lambda: {"GPU": ["MIG-a"]})
     nodes = [{"NodeID": "here", "Resources": {"GPU": by_ray}}, {"NodeID": "other", "Resources": {"GPU": 16.0}}]
-    divided: list[int] = []
     monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(worker.environment, "num_host_gpus", lambda: by_nvml)
-    monkeypatch.setattr(worker.cores, "hold_slot", lambda num_slots, preferred: divided.append(num_slots) or nullcontext(0))
-    monkeypatch.setattr(worker.cores, "cpu_share", lambda slot, num_shares: (0,))
-    monkeypatch.setattr(worker.cores, "bind_process", lambda cpus: None)
+    monkeypatch.setattr(worker_group.environment, "num_host_gpus", lambda: by_nvml)
     plan: Any = SimpleNamespace(workers_at_once=4, use_gpu=True)
-    with worker._own_cores(plan):
-        assert divided == [shares]
+    unused: Any = None
+    assert worker_group.RayParent(unused, rank=0).core_shares(plan) == (shares, None)

@@ -15,6 +15,7 @@ from samples import wait_until
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import SessionError
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.run.session import ray_session
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
@@ -171,7 +172,7 @@ def assignment_in(folder: Path, **plan: Any) -> Assignment:
         "compile_deadline_s": 1000.0,
         "trial_deadline_s": 1000.0,
     }
-    return Assignment(plan=TrialPlan(**{**usual, **plan}), trial_id="7", settings_key="scope=eager")
+    return Assignment(plan=TrialPlan(**{**usual, **plan}), trial_id="7", settings=CompileSettings.parse("scope=eager"))
 
 
 def died(folder: Path, assignment: Assignment) -> None:
@@ -223,8 +224,8 @@ def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_p
 
 
 def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.run.trial import UNWRITTEN
     from orchestrator.run.tuning import Cleanup
+    from orchestrator.run.worker_group import UNWRITTEN
 
     cleanup = Cleanup(tmp_path)
     fine: Any = SimpleNamespace(last_result={"status": "ok"})

@@ -10,8 +10,9 @@ import pytest
 
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord
-from orchestrator.guard.progress import Progress, ProgressActor, StopRequest
-from orchestrator.run import death, trial
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.guard.progress import Progress, ProgressTracker, StopRequest
+from orchestrator.run import death, trial, worker_group
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
@@ -19,7 +20,7 @@ ENDING = StopRequest(label="dominated", reason="stopped: it had nothing left to 
 
 
 def test_the_first_word_to_stop_stands_and_ended_trials_are_not_told() -> None:
-    board = ProgressActor()
+    board = ProgressTracker()
     board.begin("1", "scope=full")
     assert board.stop_request("1") is None
     board.request_stop("1", ENDING)
@@ -34,7 +35,7 @@ def test_the_first_word_to_stop_stands_and_ended_trials_are_not_told() -> None:
 
 
 def test_what_the_first_pass_told_stands_on_the_board() -> None:
-    board = ProgressActor()
+    board = ProgressTracker()
     board.begin("1", "scope=full")
     board.report_early_figures("1", {"samples_per_s": 5.0})
     (progress,) = board.running()
@@ -60,15 +61,16 @@ def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     told = Progress(
         trial_id="1", settings_key="scope=full", phase="warming-up", in_phase_s=70, elapsed_s=90, neighbors=0, stop_request=ENDING
     )
-    monkeypatch.setattr(trial, "_trainer", lambda *arguments: _Trainer(error))
-    monkeypatch.setattr(trial, "_ask", lambda method, *arguments: [told] if method == "running" else None)
+    monkeypatch.setattr(worker_group, "_trainer", lambda *arguments: _Trainer(error))
+    monkeypatch.setattr(worker_group, "_ask", lambda method, *arguments: [told] if method == "running" else None)
     monkeypatch.setattr(death, "_lost", lambda hosts: 0)
     plan: dict[str, Any] = {"folder": str(folder), "workload": "captioning", "size": "tiny", "seed": 0, "num_workers": 1}
     plan |= {"use_gpu": False, "pipeline": "resident", "workers_at_once": 1, "claimed_cpus": 1.0}
     deadlines = {"compile_deadline_s": 600.0, "trial_deadline_s": 900.0}
-    assignment = Assignment(plan=TrialPlan(**plan, **deadlines), trial_id="1", settings_key="scope=full")
-    measurement, verdict, progress = trial._attempt(assignment)
-    figures = trial._figures(measurement, assignment.plan, progress) | trial._bounds(verdict, progress)
+    assignment = Assignment(plan=TrialPlan(**plan, **deadlines), trial_id="1", settings=CompileSettings.parse("scope=full"))
+    attempt = worker_group._attempt(assignment)
+    verdict = attempt.verdict(assignment)
+    figures = trial._figures(attempt.figures, assignment.plan, attempt.progress) | trial._bounds(verdict, attempt.progress)
     record = assignment.record(verdict, phase="warming-up", started_at="", wall_s=90.0, figures=figures)
     assert isinstance(record, TrialRecord)
     return record

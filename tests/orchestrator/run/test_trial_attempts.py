@@ -17,9 +17,10 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import OK, Label, Status, Verdict, judge_death
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER, CrashReport
-from orchestrator.run import trial, tuning, worker
+from orchestrator.run import trial, tuning, worker, worker_group
 from orchestrator.run.death import cause_of, death_of
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.tuning import gist
@@ -67,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch) -> Board:
     board = Board()
-    monkeypatch.setattr(trial, "_ask", board)
+    monkeypatch.setattr(worker_group, "_ask", board)
     return board
 
 
@@ -86,7 +87,7 @@ def assignment_in(folder: Path, *, settings_key: str = "scope=eager", precompile
         trial_deadline_s=900.0,
         precompile=precompile,
     )
-    return Assignment(plan=plan, trial_id="7", settings_key=settings_key)
+    return Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse(settings_key))
 
 
 def ran(
@@ -95,14 +96,15 @@ def ran(
     """Runs a trial whose attempts each wait for a host, take 10 s and end like this, and returns what Tune is told."""
     coming = iter(verdicts)
 
-    def attempt(assignment: Assignment) -> tuple[None, Verdict, Progress]:
+    def attempt(assignment: Assignment) -> Any:
         clock.now += waits_s + 10
         told = {"phase": "done", "in_phase_s": 1.0, "elapsed_s": waits_s + 10, "neighbors": 0, "waited_s": waits_s}
-        progress = Progress(trial_id="7", settings_key=assignment.settings_key, **told)
-        return None, next(coming), progress
+        progress = Progress(trial_id="7", settings_key=assignment.settings.key, **told)
+        verdict = next(coming)
+        return SimpleNamespace(figures=None, progress=progress, verdict=lambda assignment: verdict)
 
-    monkeypatch.setattr(trial, "_attempt", attempt)
-    return trial.run_trial(assignment_in(folder, **changed).to_dict())
+    monkeypatch.setattr(worker_group, "_attempt", attempt)
+    return worker_group.run_trial(assignment_in(folder, **changed).to_dict())
 
 
 @pytest.mark.usefixtures("board")
@@ -237,7 +239,7 @@ def test_a_record_waits_for_room_and_tune_is_told_if_there_never_is(
         assert told == {"status": "ok", "done": True}
         assert len(records.read(tmp_path)) == 1
     else:
-        assert told[trial.UNWRITTEN] == "No space left on device"
+        assert told[worker_group.UNWRITTEN] == "No space left on device"
         assert clock.now < 10 + trial.RECORD_PATIENCE_S + 2
 
 
@@ -259,10 +261,10 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
 
 def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts this process where a train worker is."""
-    monkeypatch.setattr(worker.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
-    monkeypatch.setattr(worker.remote_logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
+    monkeypatch.setattr(worker_group.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
+    monkeypatch.setattr(worker_group.remote_logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
-    monkeypatch.setattr(worker, "_own_cores", lambda plan: nullcontext((0,)))
+    monkeypatch.setattr(worker, "_own_cores", lambda *shares: nullcontext((0,)))
     monkeypatch.setattr(worker, "_measure", measure)
     monkeypatch.setenv(ATTEMPT_MARKER, "001-a-f00")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
@@ -282,17 +284,17 @@ def test_a_host_whose_temporary_files_cannot_be_compiled_is_not_held_against_the
     worker_that_measures_by(lambda *arguments: pytest.fail("it was measured"), tmp_path, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
     with pytest.raises(MeasurementFailed, match="set TMPDIR to another folder") as raised:
-        worker.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
+        worker_group.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
     assert not raised.value.from_compiler
 
 
-@pytest.mark.parametrize("error", [SystemExit("no data"), ValueError("no data")])
+@pytest.mark.parametrize("error", [SystemExit("no data"), ValueError("no data"), KeyboardInterrupt("no data")])
 def test_a_workload_that_exits_or_raises_is_told_of_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     worker_that_measures_by(_raising(error), tmp_path, monkeypatch)
     with pytest.raises(MeasurementFailed, match=f"builtins.{type(error).__name__}: no data"):
-        worker.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
+        worker_group.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tempfile.gettempdir()}/compile-sweep-001-a-f00/inductor"
 
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from samples import wait_until
 
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import placement
-from orchestrator.guard.progress import ProgressActor
-from orchestrator.run import trial
+from orchestrator.guard.progress import ProgressTracker
+from orchestrator.run import worker_group
 from orchestrator.run.death import waited_s
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> ProgressActor:
+def board(monkeypatch: pytest.MonkeyPatch) -> ProgressTracker:
     """One that the trial "7" has begun on."""
-    board = ProgressActor()
-    monkeypatch.setattr(trial, "_ask", lambda method, *arguments: getattr(board, method)(*arguments))
+    board = ProgressTracker()
+    monkeypatch.setattr(worker_group, "_ask", lambda method, *arguments: getattr(board, method)(*arguments))
     board.begin("7", "scope=eager")
     return board
 
@@ -30,10 +31,10 @@ def board(monkeypatch: pytest.MonkeyPatch) -> ProgressActor:
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the guard ends, in order; it waits for tenths of a second."""
     done: list[str] = []
-    monkeypatch.setattr(trial, "kill_marked", lambda marker: done.append(marker))
+    monkeypatch.setattr(worker_group, "kill_marked", lambda marker: done.append(marker))
     monkeypatch.setattr(os, "_exit", lambda code: done.append("itself"))
-    monkeypatch.setattr(trial, "GRACE_S", 0.1)
-    monkeypatch.setattr(trial, "_ARRIVAL_POLL_S", 0.02)
+    monkeypatch.setattr(worker_group, "GRACE_S", 0.1)
+    monkeypatch.setattr(worker_group, "_ARRIVAL_POLL_S", 0.02)
     return done
 
 
@@ -42,14 +43,14 @@ def of(folder: Path, *, head: str | None) -> Assignment:
         folder=str(folder), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
         workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=0.2, trial_deadline_s=0.2, head=head,
     )  # fmt: skip
-    return Assignment(plan=plan, trial_id="7", settings_key="scope=eager")
+    return Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse("scope=eager"))
 
 
 def test_a_trial_that_waits_for_a_host_is_given_its_time_once_it_has_one(
-    tmp_path: Path, board: ProgressActor, ended: list[str]
+    tmp_path: Path, board: ProgressTracker, ended: list[str]
 ) -> None:
     assignment = of(tmp_path, head="ab")
-    with trial._deadline(assignment, "its workers"):
+    with worker_group._deadline(assignment, "its workers"):
         time.sleep(0.8)
         assert ended == []
         board.worker_started("7", "host")
@@ -62,11 +63,11 @@ def test_on_one_host_and_where_none_comes_the_time_runs_all_the_same(
     tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch, head: str | None, wait_s: float
 ) -> None:
     monkeypatch.setattr(placement, "HOST_TIMEOUT_S", wait_s)
-    with trial._deadline(of(tmp_path, head=head), "its workers"):
+    with worker_group._deadline(of(tmp_path, head=head), "its workers"):
         wait_until(lambda: ended == ["its workers", "itself"], 10)
 
 
-def test_what_a_trial_waited_for_a_host_is_all_until_it_is_up_and_then_as_it_says(tmp_path: Path, board: ProgressActor) -> None:
+def test_what_a_trial_waited_for_a_host_is_all_until_it_is_up_and_then_as_it_says(tmp_path: Path, board: ProgressTracker) -> None:
     plan = of(tmp_path, head="ab").plan
     time.sleep(0.05)
     (progress,) = board.running()
@@ -81,7 +82,7 @@ def test_what_a_trial_waited_for_a_host_is_all_until_it_is_up_and_then_as_it_say
     assert waited_s(plan, progress) == progress.waited_s == 0.04
 
 
-def test_a_board_that_took_a_dead_ones_place_learns_from_a_phase_that_a_trial_is_up(board: ProgressActor) -> None:
+def test_a_board_that_took_a_dead_ones_place_learns_from_a_phase_that_a_trial_is_up(board: ProgressTracker) -> None:
     board._is_successor = True
     board.enter_phase("8", "building", "scope=full")
     time.sleep(0.01)
@@ -89,10 +90,10 @@ def test_a_board_that_took_a_dead_ones_place_learns_from_a_phase_that_a_trial_is
 
 
 def test_without_a_board_a_trial_is_given_its_time(tmp_path: Path, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_ask", lambda method, *arguments: None)
+    monkeypatch.setattr(worker_group, "_ask", lambda method, *arguments: None)
     monkeypatch.setattr(placement, "HOST_TIMEOUT_S", 0.1)
     began = time.monotonic()
-    with trial._deadline(of(tmp_path, head="ab"), "its workers"):
+    with worker_group._deadline(of(tmp_path, head="ab"), "its workers"):
         wait_until(lambda: ended == ["its workers", "itself"], 10)
     assert time.monotonic() - began > 0.1 + 0.2 + 0.1
 
@@ -100,7 +101,7 @@ def test_without_a_board_a_trial_is_given_its_time(tmp_path: Path, ended: list[s
 @pytest.mark.usefixtures("board")
 @pytest.mark.parametrize("head", ["ab", None])
 def test_a_trial_that_ends_in_time_is_left_alone(tmp_path: Path, ended: list[str], head: str | None) -> None:
-    with trial._deadline(of(tmp_path, head=head), "its workers"):
+    with worker_group._deadline(of(tmp_path, head=head), "its workers"):
         pass
     wait_until(lambda: not any(thread.name == "guards-the-deadline" for thread in threading.enumerate()), 10)
     assert ended == []

@@ -12,6 +12,7 @@ from recorded_tables import MAX_LENGTH, recorded, settings_of_a_grid, write_swee
 from compile_sweep.schema import record as records
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.tuning import ProposingSearcher
 from orchestrator.search import Candidates, Searcher, make_proposer
@@ -56,7 +57,7 @@ def searcher(log: Log, **decides: Any) -> ProposingSearcher:
 
 
 def _setting(record: TrialRecord) -> Any:
-    return Candidates([Assignment(plan=plan(Path("x")), trial_id="", settings_key=record.settings_key).settings]).settings[0]
+    return CompileSettings.parse(record.settings_key)
 
 
 def test_it_proposes_until_nothing_is_left_and_learns_from_records_alone() -> None:
@@ -66,8 +67,8 @@ def test_it_proposes_until_nothing_is_left_and_learns_from_records_alone() -> No
     while (suggestion := asking.suggest("tune's own name")) != ProposingSearcher.FINISHED:
         assert suggestion is not None
         assignment = Assignment.from_dict(suggestion)
-        proposed.append(assignment.settings_key)
-        log.written.append(BY_KEY[assignment.settings_key])
+        proposed.append(assignment.settings.key)
+        log.written.append(BY_KEY[assignment.settings.key])
         asking.on_trial_complete("tune's own name", error=True)  # what Tune says of it does not count
     assert sorted(proposed) == sorted(BY_KEY)
 
@@ -96,7 +97,7 @@ def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
     def write_record(config: Mapping[str, Any]) -> dict[str, Any]:
         assignment = Assignment.from_dict(config)
-        line = lines[assignment.settings_key]
+        line = lines[assignment.settings.key]
         records.append(Path(assignment.plan.folder), TrialRecord.from_json(line))
         if "infeasible" in line:
             raise RuntimeError("a trial that dies after its record is written")

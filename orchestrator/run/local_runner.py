@@ -1,0 +1,188 @@
+"""Runs trials in processes of this host, without Ray: each attempt is one fresh process, watched until it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from compile_sweep.schema.outcome import Death
+from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.redact import redact_text
+from orchestrator.guard import scratch_folders, watchdog
+from orchestrator.guard.progress import Progress, ProgressTracker
+from orchestrator.guard.watchdog import kill_marked
+from orchestrator.run.trial import GRACE_S, Attempt, new_marker, worker_environment
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.worker import ASSIGNMENT, OUTCOME, PROGRESS
+
+_POLL_S = 0.2
+
+_REAPER_S = 0.6
+"""Seconds to wait after a worker died silently, for its reaper to note in the log whether the kernel killed it for memory."""
+
+_REPORTS = ("worker_started", "enter_phase", "report_early_figures")
+"""Methods of the progress tracker that a worker may call."""
+
+_MAX_LAST_LINE_BYTES = 4000
+"""How much of the end of a log is searched for its last line."""
+
+Watch = Callable[[Progress], None]
+"""Called with an attempt's progress while it runs; may request a stop from the tracker."""
+
+
+def attempt(assignment: Assignment, tracker: ProgressTracker, watch: Watch = lambda progress: None) -> Attempt:
+    """Makes one attempt in a fresh process, which ends when this process does.
+
+    Args:
+        assignment: What to measure. The log goes to the folder that its plan names.
+        tracker: Receives the attempt's progress. The trial must have begun there.
+        watch: Called several times a second while the process runs.
+    """
+    marker = new_marker(assignment)
+    log_path = assignment.log_file(0)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    log_sizes = watchdog.log_sizes(assignment.log_folder)
+    with tempfile.TemporaryDirectory(prefix="compile-sweep-trial-") as made:
+        folder = Path(made)
+        (folder / ASSIGNMENT).write_text(json.dumps({**assignment.to_dict(), "parent": os.getpid()}), encoding="utf-8")
+        (folder / PROGRESS).touch()
+        began = time.monotonic()
+        gives_up_at = began + assignment.plan.trial_deadline_s + GRACE_S
+        with log_path.open("ab") as log, (folder / PROGRESS).open(encoding="utf-8") as reports:
+            process = _start(assignment, folder, marker, log)
+            try:
+                while True:
+                    has_ended = process.poll() is not None
+                    _read_reports(reports, assignment, tracker)
+                    progress = _progress(assignment, tracker)
+                    watch(progress)
+                    if has_ended or progress.stop_request is not None or time.monotonic() > gives_up_at:
+                        break
+                    time.sleep(_POLL_S)
+                if progress.stop_request is not None:
+                    log.write(f"{progress.stop_request.reason}\n".encode())
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+                if not (folder / OUTCOME).exists():
+                    time.sleep(_REAPER_S)
+                kill_marked(marker)  # compilers that the worker started outlive it
+                shutil.rmtree(scratch_folders.attempt_folder(marker), ignore_errors=True)
+            progress = _progress(assignment, tracker)
+        written = folder / OUTCOME
+        outcome: dict[str, Any] = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
+    if "figures" in outcome:
+        return Attempt(figures=outcome["figures"], progress=progress)
+    crash = watchdog.read_crash_report(assignment.log_folder, log_sizes)
+    if not outcome:
+        text = f"it ended with {_exit(process.returncode)}"
+        if progress.phase == Phase.STARTING:  # it died before its own logging began, so the log ends with the reason
+            text += _last_line(log_path, log_sizes.get(log_path.name, 0))
+        outcome = {"error_text": text}
+    death = Death(
+        phase=progress.phase,
+        in_phase_s=progress.in_phase_s,
+        elapsed_s=time.monotonic() - began,
+        compile_deadline_s=assignment.plan.compile_deadline_s,
+        trial_deadline_s=assignment.plan.trial_deadline_s,
+        fatal=crash.fatal_signal,
+        timed_out=crash.timed_out,
+        oom_killed=crash.oom_killed,
+        **outcome,
+    )
+    return Attempt(death=death, was_raised=death.error_type is not None, progress=progress)
+
+
+def attempt_alone(assignment: Assignment, on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None) -> Attempt:
+    """Makes one attempt outside any sweep.
+
+    Args:
+        assignment: What to measure. Its plan names a folder for the log.
+        on_phase: Called with the seconds since the attempt began and the phase it entered.
+    """
+    tracker, last_phase = ProgressTracker(), str(Phase.STARTING)
+    tracker.begin(assignment.trial_id, assignment.settings.key)
+
+    def watch(progress: Progress) -> None:
+        nonlocal last_phase
+        if progress.phase != last_phase:
+            last_phase = progress.phase
+            on_phase(progress.elapsed_s - progress.in_phase_s, last_phase)
+
+    return attempt(assignment, tracker, watch)
+
+
+def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bool, **own: Any) -> TrialPlan:
+    """Returns the plan of an attempt outside any sweep: one worker, resident batches, no artifacts.
+
+    Args:
+        folder: Where the log goes.
+        workload: A built-in workload's name, or `package.module:Class`.
+        size: One of the workload's sizes.
+        seed: Decides weights and data.
+        use_gpu: Whether to train on a GPU.
+        own: Further fields of `TrialPlan`.
+    """
+    return TrialPlan(
+        folder=str(folder), workload=workload, size=size, seed=seed, use_gpu=use_gpu, num_workers=1, pipeline="resident", **own
+    )
+
+
+def _start(assignment: Assignment, folder: Path, marker: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        # With -P the worker imports from exactly the folders that this process imports from.
+        [sys.executable, "-P", "-m", "orchestrator.run.worker", str(folder)],
+        env={
+            **os.environ,
+            **worker_environment(assignment, marker),
+            "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # so that Ctrl-C reaches this process only
+    )
+
+
+def _read_reports(reports: IO[str], assignment: Assignment, tracker: ProgressTracker) -> None:
+    """Passes on to the tracker what the worker has reported since the last call."""
+    while True:
+        start = reports.tell()
+        line = reports.readline()
+        if not line.endswith("\n"):
+            reports.seek(start)  # half a line; the rest follows
+            return
+        method, *arguments = json.loads(line)
+        if method in _REPORTS:
+            getattr(tracker, method)(assignment.trial_id, *arguments)
+
+
+def _progress(assignment: Assignment, tracker: ProgressTracker) -> Progress:
+    return next(progress for progress in tracker.running() if progress.trial_id == assignment.trial_id)
+
+
+def _exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last_line(log: Path, begin: int) -> str:
+    """Returns the last line of the log after `begin` bytes, with a colon before it; nothing if there is no line."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        lines = file.read()[-_MAX_LAST_LINE_BYTES:].decode("utf-8", "replace").strip().splitlines()
+    return f": {redact_text(lines[-1].strip())}" if lines else ""

@@ -1,0 +1,91 @@
+"""Attempts in a fresh process of this host, without Ray: what they come to, however the process ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from compile_sweep.schema.outcome import Label
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.guard.watchdog import ATTEMPT_MARKER
+from orchestrator.run.local_runner import attempt_alone, plan_alone
+from orchestrator.run.trial import Attempt
+from orchestrator.run.trial_spec import Assignment
+
+pytestmark = pytest.mark.slow
+
+SHORT = {"compared_steps": 2, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
+
+
+def tried(
+    folder: Path, workload: str, spelled: str = "scope=eager", deadline_s: float = 120.0
+) -> tuple[Assignment, Attempt, list[str]]:
+    """One attempt, and the phases that it said it had reached."""
+    plan = plan_alone(
+        folder, workload, "only", 0, use_gpu=False, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s, protocol=SHORT
+    )
+    assignment = Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse(spelled))
+    phases: list[str] = []
+    return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase)), phases
+
+
+def test_a_setting_is_measured_without_ray_and_leaves_its_log(tmp_path: Path) -> None:
+    assignment, attempt, phases = tried(tmp_path, "toy_workloads:Toy")
+    assert attempt.figures is not None
+    assert attempt.figures["samples_per_s"] > 0
+    assert attempt.verdict(assignment).label is None
+    assert phases[-1] == "done"
+    assert "worker 0 of 1 is up" in assignment.log_file(0).read_text()
+    assert attempt.progress is not None
+    assert attempt.progress.early_figures["samples_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [("faulty_workloads:Halts", "_Halt: no message"), ("faulty_workloads:Silent", "_Silent: no message")],
+)
+def test_whatever_a_workload_raises_is_an_exception(workload: str, words: str, tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, workload)
+    verdict = attempt.verdict(assignment)
+    assert (verdict.label, words in str(verdict.reason)) == (Label.EXCEPTION, True), verdict
+
+
+def test_a_measurement_is_kept_where_the_workload_took_the_output_away(tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:TakesOutputAway")
+    assert attempt.figures is not None, attempt.death
+    assert attempt.verdict(assignment).label is None
+
+
+def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=4")
+    verdict = attempt.verdict(assignment)
+    assert verdict.label is Label.WORKER_DIED
+    assert "signal SIGKILL" in str(verdict.reason)
+
+
+def test_a_process_that_dies_before_its_first_line_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('this numpy is not ours')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assignment, attempt, _ = tried(tmp_path, "toy_workloads:Toy")
+    verdict = attempt.verdict(assignment)
+    assert "this numpy is not ours" in str(verdict.reason)
+
+
+def test_a_process_is_ended_at_its_deadline_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Sleeps", deadline_s=12.0)
+    assert attempt.verdict(assignment).label is Label.TRIAL_DEADLINE
+    assert not [
+        entry.name
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and f"{ATTEMPT_MARKER}=7-" in _environment(entry)
+    ]
+
+
+def _environment(process: Path) -> str:
+    try:
+        return (process / "environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
