@@ -95,6 +95,6 @@ def test_a_board_that_never_answers_holds_up_nobody_for_ever(monkeypatch: pytest
         raise GetTimeoutError
 
     monkeypatch.setattr(progress, "find_progress_actor", lambda: SimpleNamespace(running=SimpleNamespace(remote=lambda: None)))
-    monkeypatch.setattr(progress.ray, "get", get)
+    monkeypatch.setattr(ray, "get", get)
     with pytest.raises(RayError):
         progress.trial_progress("7")
