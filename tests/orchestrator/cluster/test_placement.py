@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from compile_sweep.schema.errors import ConfigError
