@@ -300,7 +300,8 @@ def _explain(options: ExplainOptions) -> int:
 
 def _here(other: Side | None) -> Side:
     """This environment, as the process of a trial of the other side's workload has it; a user's is not imported for that."""
-    from compile_sweep.contract.base import BUILT_IN, load_workload  # which loads torch, as the next does
+    from compile_sweep.contract.base import load_workload  # which loads torch, as the next does
+    from compile_sweep.contract.names import BUILT_IN
     from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
     with ExitStack() as settled:

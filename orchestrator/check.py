@@ -18,7 +18,7 @@ from rich.console import Console
 
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
-from compile_sweep.contract.base import Workload
+from compile_sweep.contract.names import find_workload, is_in_users_folder
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
@@ -26,10 +26,11 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import check_temp_folder
+from orchestrator.plan.describer import Describer
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import RECIPES
 from orchestrator.plan.scripts import job_of, split_arguments
-from orchestrator.plan.space import Target, build, building, choose
+from orchestrator.plan.space import Target, choose
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial_spec import Assignment
 from orchestrator.view.explain import COMPILE_DEADLINE_S, DEADLINE_S
@@ -100,18 +101,20 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         return check_script(job, device, options.backend, console)
     if options.workload is None:
         raise ConfigError("name a workload, or a script with --script FILE")
-    workload = build(options.workload, options.size, options.seed, has_gpu=device is Device.CUDA)
-    with building():
-        facts = list(_facts(workload))
-    target = Target.of(workload, has_gpu=device is Device.CUDA)
-    to_try = _to_try(options, workload, target)
-    console.print(f"{options.workload} ({workload.size}) on {device}", style="bold")
-    for line in facts:
+    find_workload(options.workload)
+    with Describer(with_current_folder=is_in_users_folder(options.workload)) as describer:
+        describer.start()
+        about: dict[str, Any] = {"workload": options.workload, "seed": options.seed, "has_gpu": device is Device.CUDA}
+        target = Target.of(describer.facts(size=options.size, **about), has_gpu=device is Device.CUDA, torch=describer)
+        model = describer.ask("model", size=target.size, **about)
+        to_try = _to_try(options, target, has_regions=model["has_regions"])
+    console.print(f"{options.workload} ({target.size}) on {device}", style="bold")
+    for line in model["lines"]:
         console.print(f"  {line}")
     tried = []
     for settings in to_try:
         console.print(f"\n{settings.label}", style="bold")
-        tried.append(_try(settings, options.workload, workload, device))
+        tried.append(_try(settings, options, target, device))
         for line in _findings(tried[-1]):
             console.print(f"  {line}")
     console.print("\na sweep", style="bold")
@@ -120,37 +123,8 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
     return 0 if all(one.verdict == "" for one in tried) else 1
 
 
-def _facts(workload: Workload) -> Iterator[str]:
-    model = workload.build_model()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
-    least = f"{workload.min_length} to" if workload.min_length > 1 else "at most"
-    lengths = f"{least} {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
-    yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"
-    regions = list(workload.regions(model))
-    kinds = sorted({type(model.get_submodule(name)).__name__ for name in regions})
-    yield f"repeated blocks: {_names(regions)}" + (f" of class {', '.join(kinds)}" if kinds else "")
-    yield f"parts: {_names(list(workload.parts()))}"
-    if workload.max_length > 1:
-        for name in ("", *regions[:1]):
-            yield f"dynamic dimensions of {name or 'the model'}: {_dims(workload.dynamic_dims(name))}"
-    for name, values in workload.options.items():
-        yield f"workload.{name}: {'a whole number' if isinstance(values, type) else ', '.join(map(str, values))}"
-
-
-def _dims(dims: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{name} {'/'.join(map(str, where))}" for name, where in dims.items()) or "none"
-
-
-def _names(names: Sequence[str]) -> str:
-    if len(names) <= _SHOWN:
-        return ", ".join(names) or "none"
-    return f"{len(names)}, {names[0]} to {names[-1]}"
-
-
-def _to_try(options: Options, workload: Workload, target: Target) -> list[CompileSettings]:
+def _to_try(options: Options, target: Target, *, has_regions: bool) -> list[CompileSettings]:
     """One setting a scope; with marks where there are lengths, for then dynamic dimensions are tried too."""
-    has_regions = bool(workload.regions(workload.build_model()))
     candidates: list[dict[str, Any]] = []
     for scope in options.scopes:
         compiled = scope is not Scope.EAGER
@@ -164,14 +138,14 @@ def _to_try(options: Options, workload: Workload, target: Target) -> list[Compil
     return list(chosen.settings)
 
 
-def _try(settings: CompileSettings, workload_name: str, workload: Workload, device: Device) -> Tried:
+def _try(settings: CompileSettings, options: Options, target: Target, device: Device) -> Tried:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="compile-sweep-check-") as scratch:
         plan = plan_alone(
             Path(scratch),
-            workload_name,
-            workload.size,
-            workload.seed,
+            str(options.workload),
+            target.size,
+            options.seed,
             use_gpu=device is Device.CUDA,
             compile_deadline_s=COMPILE_DEADLINE_S,
             trial_deadline_s=DEADLINE_S,

@@ -12,7 +12,7 @@ import subprocess
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +79,15 @@ def fingerprint() -> Environment:
     )
 
 
-def git_commit(workload_target: str) -> str | None:
-    """Returns the commit of the checkout that holds a workload's module, with `+changes` if files differ; None outside git.
-
-    Args:
-        workload_target: The workload, as `package.module:Class`.
-    """
-    spec = util.find_spec(workload_target.partition(":")[0].partition(".")[0])
-    places = list(spec.submodule_search_locations or []) if spec else []
-    folder = Path(places[0]) if places else Path(spec.origin).parent if spec and spec.origin else None
-    if folder is None:
-        return None
+def git_commit(folder: str | Path) -> str | None:
+    """Returns the commit of the checkout that a folder is in, with `+changes` if files differ; None outside git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
     return commit + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _git(folder: str | Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -10,26 +10,27 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
 from compile_sweep import command_line
 from compile_sweep.command_line import STOPPED
-from compile_sweep.contract.base import Workload, named_workloads
+from compile_sweep.contract.names import find_workload, is_in_users_folder
+from compile_sweep.contract.workload_facts import SCRIPT_FACTS
+from compile_sweep.own_packages import find_own_packages
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.as_workload import ScriptWorkload
 from compile_sweep.script.job import ScriptJob
 from orchestrator.config import AUTO, REDIS, CachePolicy, Device, Run, SearchConfig, SweepCommand, SweepConfig
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
-from orchestrator.own_packages import find_own_packages
-from orchestrator.plan.resolve import device_of, folder_of, given, resolve
+from orchestrator.plan.describer import Describer
+from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
 from orchestrator.plan.scripts import job_of, script_lines, split_arguments
-from orchestrator.plan.space import Target, build, building, refuse_several_jobs
+from orchestrator.plan.space import Target, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
 from orchestrator.search.search_run import learned_for
@@ -46,7 +47,7 @@ PROG = "python -m orchestrator.sweep"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    find_own_packages()
+    find_own_packages("analysis")
     words = sys.argv[1:] if arguments is None else arguments
     return command_line.run(lambda: _sweep(*split_arguments(words)))
 
@@ -64,7 +65,8 @@ def _sweep(words: Sequence[str], arguments: Sequence[str] | None) -> int:
     if run.list:
         from orchestrator.plan.listing import show
 
-        show(console)
+        with Describer() as describer:
+            show(console, describer)
         return 0
     environment = fingerprint()
     if run.explain is not None or run.source is not None:
@@ -75,35 +77,37 @@ def _sweep(words: Sequence[str], arguments: Sequence[str] | None) -> int:
         scratch_folders.check_temp_folder()
     output = begun.output if begun else folder_of(config, run)
     kept = begun.storage if begun else _storage(run.storage, output)
-    if kept is not None and not run.resume and not run.dry_run:
-        kept.refuse_another()
     device = device_of(config, environment)
     before = begun.config if begun else None
     job = _job(command, arguments, before)
-    workload = ScriptWorkload(job.seed) if job else _built(config, device)
-    config = resolve(config, run, before=before, workload=workload, environment=environment, output=output)
-    if job:
-        config = replace(config, script=job.to_dict(), workload=job.name, cache=None, warm_starts=False)
-    config = replace(config, storage=kept.uri if kept else None)
-    learned = learned_for(config, environment)
-    known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
-    refuse_several_jobs((*config.settings, *known), workload.job_options)
+    config = resolve(config, run, before=before, environment=environment, output=output)
+    with _describer(config, job, console) as describer:
+        if kept is not None and not run.resume and not run.dry_run:
+            kept.refuse_another()
+        target = _target(describer, config, device, job)
+        config = with_settings(config, run, before=before, target=target)
+        if job:
+            config = replace(config, script=job.to_dict(), workload=job.name, cache=None, warm_starts=False)
+        config = replace(config, storage=kept.uri if kept else None)
+        learned = learned_for(config, environment)
+        known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
+        refuse_several_jobs((*config.settings, *known), target.job_options)
     if run.dry_run:
         folder.refuse(output, config, environment, to_resume=run.resume)
         done = record.read(output) if run.resume else []
-        printed.show_plan(console, config, workload.max_length, done, min_length=workload.min_length)
+        printed.show_plan(console, config, target.max_length, done, min_length=target.min_length)
         return 0
     _check_cache(config)
     tracking = Tracking(config.log_to, output)
-    commit = None if job else git_commit(named_workloads().get(config.workload, config.workload))
+    commit = None if target.folder is None else git_commit(target.folder)
     with folder.held(output):
         (folder.resume if run.resume else folder.begin)(output, config, environment, commit)
         stages = Stages(
             config=config,
             output=output,
             fronts=_fronts(config),
-            max_length=workload.max_length,
-            min_length=workload.min_length,
+            max_length=target.max_length,
+            min_length=target.min_length,
             environment=environment,
             learned=learned,
             tracking=tracking,
@@ -115,8 +119,32 @@ def _sweep(words: Sequence[str], arguments: Sequence[str] | None) -> int:
     return STOPPED if interrupted else 0
 
 
-def _built(config: SweepConfig, device: Device) -> Workload:
-    return build(config.workload, None if config.size == AUTO else config.size, config.seed, has_gpu=device is Device.CUDA)
+def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> Describer:
+    """The process that is asked about the workload, already at work; the console says so, because that takes seconds.
+
+    Raises:
+        WorkloadError: no workload is called that.
+    """
+    if job:
+        console.print(f"planning a sweep of {job.path} …", markup=False, highlight=False, soft_wrap=True)
+        return Describer()
+    find_workload(config.workload)
+    describer = Describer(with_current_folder=is_in_users_folder(config.workload))
+    describer.start()
+    console.print(f"reading workload {config.workload} …", markup=False, highlight=False, soft_wrap=True)
+    return describer
+
+
+def _target(describer: Describer, config: SweepConfig, device: Device, job: ScriptJob | None) -> Target:
+    """What settings must fit."""
+    has_gpu = device is Device.CUDA
+    machine: dict[str, Any] = {"has_gpu": has_gpu, "num_workers": config.workers_per_trial, "torch": describer}
+    if job:
+        return Target.of(SCRIPT_FACTS, **machine)
+    size = None if config.size == AUTO else config.size
+    facts = describer.facts(config.workload, size, config.seed, has_gpu=has_gpu)
+    about = {"workload": config.workload, "size": facts.size, "seed": config.seed, "has_gpu": has_gpu}
+    return Target.of(facts, **machine, foreach_map_refusal=lambda: describer.ask("foreach_map_refusal", **about))
 
 
 def _job(command: SweepCommand, arguments: Sequence[str] | None, before: SweepConfig | None) -> ScriptJob | None:
@@ -259,19 +287,22 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
                 word = config.recipe if name == "recipe" else command_line.flags(type(said))[name]
                 raise ConfigError(f"--{asked} looks at one setting and runs no sweep; leave out {word}")
     device = device_of(config, environment)
-    workload = _built(config, device)
-    target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=config.workers_per_trial)
-    (setting,) = given(f"--{asked}", [str(spelled)], (), target).settings
-    if asked == "source":
-        from compile_sweep.harness.prepare import prepare  # torch only where it is needed
-
-        with building():
-            model = workload.build_model()
-        print(prepare(workload, setting, device, num_workers=config.workers_per_trial).source(model), end="")
-        return 0
+    refuse_misspelled(f"--{asked}", [str(spelled)], ())
+    if asked == "explain":
+        scratch_folders.check_temp_folder()
+    else:  # what it prints is to be pasted, so only a person is told of the wait
+        console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    with _describer(config, None, console) as describer:
+        target = _target(describer, config, device, None)
+        (setting,) = given(f"--{asked}", [str(spelled)], (), target).settings
+        if asked == "source":
+            about = {"workload": config.workload, "size": target.size, "seed": config.seed, "has_gpu": target.has_gpu}
+            spelled_out = {"settings": setting.key, "device": str(device), "num_workers": config.workers_per_trial}
+            print(describer.ask("source", **about, **spelled_out), end="")
+            return 0
     from orchestrator.view.explain import explain  # only here: a sweep does without
 
-    return explain(setting, config.workload, workload, device, console)
+    return explain(setting, config.workload, target, config.seed, device, console)
 
 
 def _fronts(config: SweepConfig) -> Fronts:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -55,6 +56,30 @@ def _imports_are_no_garbage() -> None:
 def repository() -> Path:
     """The repository's root."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def describes_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has commands that run in this process look at workloads here: a new one takes seconds to import torch.
+
+    Tests of that process override the fixture.
+    """
+
+    def start(describer: Describer) -> None:
+        if describer.with_current_folder:
+            monkeypatch.syspath_prepend(os.getcwd())
+
+    def answered(describer: Describer, question: str) -> Mapping[str, Any]:
+        from compile_sweep.describe import answer_or_error
+
+        answers: Mapping[str, Any] = json.loads(json.dumps(answer_or_error(json.loads(question))))
+        return answers
+
+    from orchestrator.plan.describer import Describer, installed_torch
+
+    installed_torch.cache_clear()
+    monkeypatch.setattr(Describer, "start", start)
+    monkeypatch.setattr(Describer, "_answered", answered)
 
 
 @pytest.fixture

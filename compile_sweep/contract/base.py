@@ -6,41 +6,23 @@ nothing about compile settings except the shape policy that its batches are padd
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
+from compile_sweep.contract.names import find_workload, import_named
 from compile_sweep.contract.options import Option, check_inference, check_options, default_options
 from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import Attention, CompileSettings, OptimizerKind
 from compile_sweep.schema.shapes import ShapePolicy
-
-BUILT_IN = {
-    "captioning": "workloads.captioning:Captioning",
-    "decoder": "workloads.decoder:Decoder",
-    "detection": "workloads.detection:Detection",
-    "gpt2": "workloads.gpt2:Gpt2",
-    "gpt2-inference": "workloads.gpt2:Gpt2Inference",
-    "layers": "workloads.layers:Layers",
-    "layers-inference": "workloads.layers:LayersInference",
-    "resnet": "workloads.resnet:ResNet",
-    "segmentation": "workloads.segmentation:Segmentation",
-}
-"""Short names of the workloads in this project."""
-
-ENTRY_POINT_GROUP = "compile_sweep.workloads"
-"""Entry point group through which an installed package gives its workloads short names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,30 +225,16 @@ def unwrap_ddp(model: nn.Module) -> nn.Module:
     return inner
 
 
-def named_workloads() -> dict[str, str]:
-    """Short names of workloads and where each is, `package.module:Class`: the project's own and those of installed packages."""
-    return {**{point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}, **BUILT_IN}
-
-
 def load_workload(name: str) -> type[Workload]:
     """The workload class called `name`: a built-in one, one that an installed package names, or `package.module:Class`.
 
     Raises:
         WorkloadError: no such workload, its module does not import, or it is no `Workload`.
     """
-    target = BUILT_IN.get(name) or (name if ":" in name else named_workloads().get(name, name))
-    module_name, colon, class_name = target.partition(":")
-    if not (colon and class_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
-        known = named_workloads()
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}, or package.module:Class"
-        raise WorkloadError(f"no workload is called {name!r}; {hint}")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name, None)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        raise WorkloadError(f"workload {name!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error
+    module, class_name = find_workload(name)
+    found = import_named(name)
     if not isinstance(found, type) or not issubclass(found, Workload):
-        raise WorkloadError(f"workload {name!r}: {class_name} in {module_name} is no subclass of compile_sweep.Workload")
+        raise WorkloadError(f"workload {name!r}: {class_name} in {module} is no subclass of compile_sweep.Workload")
     if not getattr(found, "sizes", ()):
         raise WorkloadError(f"workload {name!r}: {class_name} has no sizes; name one or more, like sizes = ('base', 'tiny')")
     return found

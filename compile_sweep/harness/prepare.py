@@ -6,23 +6,20 @@ must know, and whether the installed torch can follow the settings at all.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_origin
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from compile_sweep.contract.base import Workload, unwrap_ddp
+from compile_sweep.contract.installed_torch import LoadedTorch, refuse_unknown_names
 from compile_sweep.harness import distributed
 from compile_sweep.harness.source import Facts, to_source
 from compile_sweep.schema.choices import SdpaKernel
-from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_workers
+from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
-from compile_sweep.schema.setting_text import Scalar, format_value, suggest
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
 from compile_sweep.schema.shapes import ShapePolicy
 
@@ -160,7 +157,7 @@ def prepare(
     workload = workload.under(settings)
     name = type(workload).__name__
     check_ddp_workers(settings.ddp, num_workers, workload=name, trains=workload.trains, has_gpu=device.type == "cuda")
-    refuse_unknown_names(settings)
+    refuse_unknown_names(settings, LoadedTorch())
     if settings.sdpa_kernel in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT) and device.type != "cuda":
         raise SettingsError(f"sdpa_kernel={settings.sdpa_kernel} is a kernel for GPUs, not for {device.type}; use flash or math")
     policy = settings.shape_policy(workload.max_length, workload.min_length)
@@ -180,54 +177,6 @@ def refuse_memory_format(settings: CompileSettings, model: nn.Module) -> None:
         )
 
 
-def refuse_unknown_arguments(ddp: DdpSettings | None) -> None:
-    """Refuses what the installed `DistributedDataParallel` cannot do.
-
-    Raises:
-        SettingsError: it does not take the argument.
-    """
-    taken = inspect.signature(DistributedDataParallel.__init__).parameters
-    if ddp is not None and ddp.batched_grad_copy and "batched_grad_copy" not in taken:
-        raise SettingsError(f"ddp.batched_grad_copy is there from torch 2.12 on, and this is {torch.__version__}; leave it out")
-
-
-def refuse_unknown_names(settings: CompileSettings) -> None:
-    """Refuses what the installed torch does not know by name, and options whose values it would not take.
-
-    Raises:
-        SettingsError: an Inductor option or a back-end; says which is meant, probably, or what the option takes.
-    """
-    refuse_unknown_arguments(settings.ddp)
-    known = torch._inductor.list_options() if settings.options else []  # loaded when first asked: a plan without has no need
-    for name, value in settings.options or ():
-        if name not in known:
-            raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, known)}")
-        _refuse_other_type(name, value)
-    backends = torch._dynamo.list_backends(exclude_tags=()) if settings.backend else []
-    if settings.backend and settings.backend not in backends:
-        raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {suggest(settings.backend, backends)}")
-
-
-def _refuse_other_type(name: str, value: Scalar) -> None:
-    """Refuses a value that `torch.compile` would refuse, which it does in the middle of a trial."""
-    from torch._inductor import config
-
-    wanted: Any = config.get_type(name)  # type: ignore[attr-defined]
-    kind = get_origin(wanted)  # None of plain types; of unions, torch checks nothing either
-    if kind in (list, dict, tuple, set) or (kind is None and not isinstance(value, wanted)):
-        able = _WRITTEN.get(wanted, f"leave it out: a setting spells no {getattr(kind or wanted, '__name__', wanted)}")
-        raise SettingsError(f"inductor.{name}={format_value(value)} is none of what Inductor takes there; {able}")
-
-
-_WRITTEN = {
-    bool: "use on or off",
-    int: "use a whole number",
-    float: "use a number with a point, such as 1.0",
-    str: "use text that is no number and no switch",
-}
-"""How a person writes values of an option's type."""
-
-
 def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimizer) -> None:
     """Refuses optimizer=foreach_map for an optimizer that it would replace by another.
 
@@ -243,22 +192,15 @@ def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimi
             raise SettingsError(str(error)) from None
 
 
-def refuse_other_update_of(workload: Workload, settings: CompileSettings) -> None:
-    """The same before there is a model, as far as that can be told.
+def refuse_other_update_of(workload: Workload) -> None:
+    """Refuses optimizer=foreach_map for a workload before there is a model, as far as that can be told.
 
     Raises:
         SettingsError: the step of the workload's optimizer is another formula.
     """
-    if settings.optimizer is not OptimizerKind.FOREACH_MAP:
-        return
     try:
         optimizer = workload.optimizer(torch.nn.Linear(1, 1), OptimizerKind.FOREACH)
     except Exception:  # one that looks for modules of the model; a trial will say
         return
     if optimizer is not None:
-        refuse_other_update(settings, optimizer)
-
-
-def _nearest_of_many(name: str, known: list[str]) -> str:
-    hint = suggest(name, known)
-    return hint if hint.startswith("did you mean") else "torch._inductor.list_options() names them"
+        refuse_other_update(CompileSettings(optimizer=OptimizerKind.FOREACH_MAP), optimizer)

@@ -10,19 +10,17 @@ from itertools import pairwise
 
 from rich.console import Console
 
-from compile_sweep.contract.base import Workload, load_workload, named_workloads
-from compile_sweep.schema.errors import WorkloadError
-from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings
+from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
 
 Line = tuple[str, str]
 """A name and what it is."""
 
 
-def show(console: Console) -> None:
+def show(console: Console, describer: Describer) -> None:
     """Prints all three lists."""
-    for title, lines in (("workloads", workloads()), ("recipes", recipes()), ("settings", settings())):
+    for title, lines in (("workloads", workloads(describer)), ("recipes", recipes()), ("settings", settings())):
         console.print(title, style="bold", markup=False, highlight=False)
         found = list(lines)
         width = max(len(name) for name, _ in found)
@@ -30,21 +28,15 @@ def show(console: Console) -> None:
             console.print(f"  {name:<{width}}  {what}", markup=False, highlight=False, soft_wrap=True)
 
 
-def workloads() -> Iterator[Line]:
+def workloads(describer: Describer) -> Iterator[Line]:
     """Built-in workloads and those of installed packages, with their sizes; one that does not load says why."""
-    for name in sorted(named_workloads()):
-        try:
-            kind = load_workload(name)
-        except WorkloadError as error:
-            yield name, str(error)
-        else:
-            yield name, f"{_first_line(kind)} Sizes: {', '.join(kind.sizes)}.{_options(kind)}"
-
-
-def _options(kind: type[Workload]) -> str:
-    """What may vary in the workload, for `workload.NAME=value`."""
-    values = {name: "N" if isinstance(able, type) else "|".join(map(format_value, able)) for name, able in kind.options.items()}
-    return f" Options: {', '.join(f'{name}={able}' for name, able in values.items())}." if values else ""
+    for name, says, *details in describer.ask("list"):
+        if not details:
+            yield name, says
+            continue
+        sizes, options = details
+        able = f" Options: {', '.join(f'{option}={values}' for option, values in options.items())}." if options else ""
+        yield name, f"{says} Sizes: {', '.join(sizes)}.{able}"
 
 
 def recipes() -> Iterator[Line]:

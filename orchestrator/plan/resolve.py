@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from compile_sweep.contract.base import Workload
 from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.errors import ConfigError, SettingsError
 from compile_sweep.schema.setting_text import parse_pairs
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import AUTO, HIDDEN, NONE, REDIS, Device, Run, SearchConfig, SweepConfig, expanded, shown
 from orchestrator.environment import Environment
 from orchestrator.plan.recipes import find_recipe
 from orchestrator.plan.scripts import with_baseline
-from orchestrator.plan.space import Choice, Target, choose, refuse_several_jobs, varied
+from orchestrator.plan.space import Candidate, Choice, Target, candidate_text, choose, refuse_several_jobs, varied
 from orchestrator.search import Searcher
 from orchestrator.storage import mirror
 from orchestrator.tracking import Destination
@@ -68,48 +68,68 @@ def _recipe(config: SweepConfig, run: Run) -> str:
     return config.recipe or ("grid" if config.search.searcher else "quickstart")
 
 
-def resolve(
-    config: SweepConfig, run: Run, *, before: SweepConfig | None, workload: Workload, environment: Environment, output: Path
-) -> SweepConfig:
-    """The configuration with nothing left open, as it means the same in any folder.
+def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, environment: Environment, output: Path) -> SweepConfig:
+    """The configuration with nothing left open but what the workload decides, as it means the same in any folder.
 
     Args:
         config: as the command line says it.
         run: what else it says.
         before: of the sweep that is taken up again.
-        workload: what is trained.
         environment: of this host.
         output: the sweep's folder.
 
     Raises:
-        ConfigError, SettingsError: something that does not work here.
+        ConfigError, SettingsError: something that does not work here, whatever the workload.
     """
     device = device_of(config, environment)
-    target = Target.of(workload, has_gpu=device is Device.CUDA, num_workers=config.workers_per_trial)
     search = _search(config.search)
-    recipe, chosen = _chosen(config, run, before, target, searches=search.searcher is not None)
-    if target.is_script:
-        chosen = with_baseline(chosen)
-    refuse_several_jobs((*chosen.settings, *(before.settings if before else ())), workload.job_options)
-    if not chosen.settings:
-        reason = f": {chosen.excluded[0].reason}" if chosen.excluded else ""
-        raise ConfigError(f"recipe {recipe} leaves no setting to try here{reason}")
-    if config.pipeline is Pipeline.REAL and type(workload).loader is Workload.loader:
-        raise ConfigError(f"--pipeline real needs a loader, and {type(workload).__name__} has none; write one, or use resident")
+    if run.settings and config.recipe is not None:
+        raise ConfigError(f"--settings replaces a recipe's settings; leave out {config.recipe} or --settings")
+    recipe = None if before is not None and config.recipe is None and not run.settings else _recipe(config, run)
+    if recipe not in (None, GIVEN):
+        find_recipe(recipe)
+    refuse_misspelled("--settings", run.settings, run.vary)
     num_gpus = environment.num_gpus if device is Device.CUDA else 0
     if num_gpus and config.workers_per_trial > num_gpus and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"--workers-per-trial {config.workers_per_trial} needs as many GPUs, and {num_gpus} are visible")
     return replace(
         config,
         recipe=recipe,
-        size=workload.size,
-        settings=chosen.settings if search.searcher else chosen.settings[: search.num_trials],
-        excluded=chosen.excluded,
         device=device,
         max_concurrent=config.max_concurrent or max(1, num_gpus // config.workers_per_trial),
         cache=_cache(config.cache, output),
         search=search,
         log_to=tuple(Destination.parse(text).spelled for text in config.log_to),
+    )
+
+
+def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, target: Target) -> SweepConfig:
+    """What `resolve` returned, with the workload's size and the settings to try.
+
+    Args:
+        config: what `resolve` returned.
+        run: what else the command line says.
+        before: of the sweep that is taken up again.
+        target: what settings must fit.
+
+    Raises:
+        ConfigError, SettingsError: no setting is left to try, or something does not fit the workload.
+    """
+    recipe, chosen = _chosen(config, run, before, target)
+    if target.is_script:
+        chosen = with_baseline(chosen)
+    refuse_several_jobs((*chosen.settings, *(before.settings if before else ())), target.job_options)
+    if not chosen.settings:
+        reason = f": {chosen.excluded[0].reason}" if chosen.excluded else ""
+        raise ConfigError(f"recipe {recipe} leaves no setting to try here{reason}")
+    if config.pipeline is Pipeline.REAL and not target.has_loader:
+        raise ConfigError(f"--pipeline real needs a loader, and {target.workload} has none; write one, or use resident")
+    return replace(
+        config,
+        recipe=recipe,
+        size=target.size,
+        settings=chosen.settings if config.search.searcher else chosen.settings[: config.search.num_trials],
+        excluded=chosen.excluded,
     )
 
 
@@ -125,23 +145,40 @@ def _search(asked: SearchConfig) -> SearchConfig:
     )
 
 
-def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: Target, *, searches: bool) -> tuple[str, Choice]:
+def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: Target) -> tuple[str, Choice]:
     """The recipe's name and the settings to try."""
     if run.settings:
-        if config.recipe is not None:
-            raise ConfigError(f"--settings replaces a recipe's settings; leave out {config.recipe} or --settings")
         return GIVEN, given("--settings", run.settings, run.vary, target)
-    if config.recipe is None and before is not None:
+    if config.recipe is None:
+        assert before is not None
         if run.vary:
             raise ConfigError("--vary goes with a recipe or --settings; name the one that the sweep to resume began with")
         wanted, kept = config.search.num_trials or 0, len(before.settings)
-        if wanted > kept == before.search.num_trials and not searches:
+        if wanted > kept == before.search.num_trials and config.search.searcher is None:
             raise ConfigError(
                 f"--num-trials {wanted} is more than the {kept} settings that the sweep kept; name its recipe or --settings again"
             )
         return str(before.recipe), Choice(settings=before.settings, excluded=())
-    recipe = _recipe(config, run)
-    return recipe, choose(varied(find_recipe(recipe)(target), _axes(run.vary)), target)
+    return config.recipe, choose(varied(find_recipe(config.recipe)(target), _axes(run.vary)), target)
+
+
+def refuse_misspelled(option: str, spelled: Sequence[str], vary: Sequence[str]) -> None:
+    """Refuses settings that are wrong whatever the workload; `given` says of the others whether they can be tried.
+
+    Args:
+        option: of the command line.
+        spelled: the settings that it spells.
+        vary: what `--vary` says.
+
+    Raises:
+        ConfigError: one of them has a field or a value that does not exist, or cannot work.
+    """
+    for candidate in _candidates(option, spelled, vary):
+        if "num_buckets" not in candidate:  # which the workload's lengths make buckets of
+            try:
+                CompileSettings.from_dict(candidate)
+            except SettingsError as error:
+                raise ConfigError(f"{option} {candidate_text(candidate)}: {error}") from None
 
 
 def given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Target) -> Choice:
@@ -150,12 +187,16 @@ def given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Targ
     Raises:
         ConfigError: one of them cannot be tried here.
     """
-    if not all(map(str.strip, spelled)):
-        raise ConfigError(f"{option} '' is no setting; write it like scope=regional,dynamic=auto")
-    chosen = choose(varied((dict(parse_pairs(setting)) for setting in spelled), _axes(vary)), target)
+    chosen = choose(_candidates(option, spelled, vary), target)
     if chosen.excluded:
         raise ConfigError(f"{option} {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
     return chosen
+
+
+def _candidates(option: str, spelled: Sequence[str], vary: Sequence[str]) -> Iterable[Candidate]:
+    if not all(map(str.strip, spelled)):
+        raise ConfigError(f"{option} '' is no setting; write it like scope=regional,dynamic=auto")
+    return varied((dict(parse_pairs(setting)) for setting in spelled), _axes(vary))
 
 
 def _axes(vary: Sequence[str]) -> dict[str, list[str]]:

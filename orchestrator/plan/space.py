@@ -1,60 +1,24 @@
-"""The search space: every combination of the settings' values, less what cannot work and what this machine cannot run.
-
-Finds and builds the workload that a command names; whatever its code raises meanwhile is one sentence.
-"""
+"""The search space: every combination of the settings' values, less what cannot work and what this machine cannot run."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
-from compile_sweep.contract.base import Workload, load_workload
-from compile_sweep.contract.options import Option, check_inference, check_options, gpu_requirement
-from compile_sweep.harness.prepare import refuse_other_update_of, refuse_unknown_names
+from compile_sweep.contract.installed_torch import InstalledTorch, refuse_unknown_names
+from compile_sweep.contract.options import check_inference, check_options, gpu_requirement
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.ddp_settings import check_ddp_workers
-from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
-from compile_sweep.schema.setting_text import Scalar, format_value, parse_count
-from compile_sweep.schema.settings import Attention, CompileSettings, Dynamic, MemoryFormat, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.setting_text import format_value, parse_count
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.shapes import group_by_length, optimal_buckets
-from compile_sweep.script.as_workload import ScriptWorkload
 from compile_sweep.script.job import refuse_outside_scripts
 from orchestrator.config import Excluded
-
-
-def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
-    """The workload of this name, in its first size with a GPU and its last without unless one is said.
-
-    Raises:
-        WorkloadError: there is none, or it cannot be built; the message says why.
-    """
-    if ":" in name:  # a user's module is named as it would be imported from here; for others this folder's files are no code
-        sys.path.insert(0, os.getcwd())
-    found = load_workload(name)
-    with building():
-        return found(found.sizes[0 if has_gpu else -1] if size is None else size, seed)
-
-
-@contextmanager
-def building() -> Iterator[None]:
-    """Where a workload's own code runs before a sweep.
-
-    Raises:
-        WorkloadError: it raised something that is no sentence of ours.
-    """
-    try:
-        yield
-    except CompileSweepError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's functions may raise anything
-        raise WorkloadError(f"building the workload failed: {type(error).__name__}: {error}") from error
-
+from orchestrator.plan.describer import installed_torch
 
 Candidate = Mapping[str, Any]
 """Fields of `CompileSettings` as a person would write them, valid or not, and `num_buckets`, which becomes `buckets`."""
@@ -63,76 +27,30 @@ GRID_OPTIMIZERS = (OptimizerKind.FOREACH, OptimizerKind.FUSED, OptimizerKind.COM
 """What the grid tries; `foreach_map` is a prototype of torch's and compiles for long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+@dataclass(frozen=True, kw_only=True)
+class Target(WorkloadFacts):
     """What settings must fit: the workload and the machine."""
 
-    max_length: int
-    """Tokens."""
     has_gpu: bool
-    min_length: int = 1
-    """Tokens."""
-    batch_size: int = 1
-    row_lengths: tuple[int, ...] = ()
-    """Tokens of a fair sample of rows; empty if the workload does not say."""
-    parts: tuple[str, ...] | None = None
-    """Short names of what scope=modular compiles apart; None for any."""
-    attentions: tuple[Attention, ...] = tuple(Attention)
-    """Attention implementations the workload can run."""
-    workload: str = "workload"
-    """Its class's name, for messages."""
-    options: Mapping[str, Option] = field(default_factory=dict)
-    """What settings may vary of the workload itself."""
-    trains: bool = True
-    """False for inference only."""
     num_workers: int = 1
-    """That train together."""
-    needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)
-    """Options with the values of theirs that need a GPU, and why."""
-    memory_format: MemoryFormat | None = None
-    """The format that the model's convolutions may gain from; None without convolutions."""
-    refuse_optimizer: Callable[[CompileSettings], None] = lambda _: None
-    """Refuses an optimizer that would train otherwise than the workload's own."""
-    is_script: bool = False
-    """Whether it is a person's script, which pads and batches by itself."""
+    """Workers of a trial, which train together."""
+    foreach_map_refusal: Callable[[], str | None] = lambda: None
+    """Says why optimizer=foreach_map would train otherwise than the workload's own optimizer; None if it would not."""
+    torch: InstalledTorch = field(default_factory=installed_torch)
+    """Names that the installed torch knows."""
 
     @classmethod
-    @building()
-    def of(cls, workload: Workload, *, has_gpu: bool, num_workers: int = 1) -> Target:
-        """What settings must fit to run this workload with so many workers a trial.
+    def of(cls, facts: WorkloadFacts, *, has_gpu: bool, num_workers: int = 1, **asked: Any) -> Target:
+        """What settings must fit to run this workload.
 
-        Raises:
-            WorkloadError: the workload's own code failed.
+        Args:
+            facts: about the workload.
+            has_gpu: whether trials have one.
+            num_workers: of a trial.
+            asked: `foreach_map_refusal` and `torch`, if they differ from the defaults.
         """
-        try:
-            row_lengths = tuple(workload.row_lengths())
-        except WorkloadError:
-            row_lengths = ()
-        return cls(
-            max_length=workload.max_length,
-            min_length=workload.min_length,
-            has_gpu=has_gpu,
-            batch_size=workload.batch_size,
-            row_lengths=row_lengths,
-            parts=tuple(name.rpartition(".")[2] for name in workload.parts()),
-            attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
-            workload=type(workload).__name__,
-            options=workload.options,
-            trains=workload.trains,
-            num_workers=num_workers,
-            needs_gpu=workload.needs_gpu,
-            memory_format=workload.memory_format(),
-            refuse_optimizer=partial(refuse_other_update_of, workload),
-            is_script=isinstance(workload, ScriptWorkload),
-        )
-
-
-def _runs(workload: Workload, attention: Attention) -> bool:
-    try:
-        workload.attention_statement(attention)
-    except SettingsError:
-        return False
-    return True
+        known = {field.name: getattr(facts, field.name) for field in fields(WorkloadFacts)}
+        return cls(**known, has_gpu=has_gpu, num_workers=num_workers, **asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +61,17 @@ class Choice:
     excluded: tuple[Excluded, ...]
 
 
+def candidate_text(candidate: Candidate) -> str:
+    """The candidate as a person would write it."""
+    return ",".join(f"{name}={value}" for name, value in candidate.items())
+
+
 def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
     """Sorts candidates: eager baselines first, then as given; two spellings of one setting are tried once."""
     settings: dict[str, CompileSettings] = {}
     excluded: dict[str, Excluded] = {}
     for candidate in candidates:
-        text = ",".join(f"{name}={value}" for name, value in candidate.items())
+        text = candidate_text(candidate)
         try:
             refuse_outside_scripts(candidate, is_script=target.is_script)
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
@@ -159,8 +82,9 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
             check_ddp_workers(
                 setting.ddp, target.num_workers, workload=target.workload, trains=target.trains, has_gpu=target.has_gpu
             )
-            refuse_unknown_names(setting)
-            target.refuse_optimizer(setting)
+            refuse_unknown_names(setting, target.torch)
+            if setting.optimizer is OptimizerKind.FOREACH_MAP and (reason := target.foreach_map_refusal()):
+                raise SettingsError(reason)
         except SettingsError as error:
             excluded[text] = Excluded(candidate=text, reason=str(error))
             continue

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from compile_sweep.own_packages import import_path
 from compile_sweep.schema.outcome import Death
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.redact import redact_text
@@ -21,7 +22,7 @@ from orchestrator.guard import scratch_folders, watchdog
 from orchestrator.guard.progress import Progress, ProgressTracker
 from orchestrator.guard.watchdog import kill_marked
 from orchestrator.run.trial import GRACE_S, Attempt, new_marker, worker_environment
-from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
 from orchestrator.run.worker import ASSIGNMENT, OUTCOME, PROGRESS
 
 _POLL_S = 0.2
@@ -134,18 +135,26 @@ def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bo
         own: Further fields of `TrialPlan`.
     """
     return TrialPlan(
-        folder=str(folder), workload=workload, size=size, seed=seed, use_gpu=use_gpu, num_workers=1, pipeline="resident", **own
+        folder=str(folder),
+        workload=workload,
+        size=size,
+        seed=seed,
+        use_gpu=use_gpu,
+        num_workers=1,
+        pipeline="resident",
+        python_path=users_python_path(workload),
+        **own,
     )
 
 
 def _start(assignment: Assignment, folder: Path, marker: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        # With -P the worker imports from exactly the folders that this process imports from.
+        # With -P the worker imports from exactly these folders, until it comes to the user's code.
         [sys.executable, "-P", "-m", "orchestrator.run.worker", str(folder)],
         env={
             **os.environ,
             **worker_environment(assignment, marker),
-            "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path),
+            "PYTHONPATH": os.pathsep.join(import_path(with_current_folder=False)),
         },
         stdin=subprocess.DEVNULL,
         stdout=log,

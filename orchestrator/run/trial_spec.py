@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from compile_sweep.contract.names import is_in_users_folder
 from compile_sweep.schema.outcome import Verdict, was_lost_to_precompile
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -55,7 +57,7 @@ class TrialPlan:
     head: str | None = None
     """Ray's name of the host that has the folder, where there may be others; None where there is one host."""
     python_path: str = ""
-    """Folders that workers import from as the command does, where their hosts have them; written like PYTHONPATH, absolute."""
+    """Folders that workers import from before others, where their hosts have them; written like PYTHONPATH, absolute."""
     script: Mapping[str, Any] | None = None
     """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
     protocol: Mapping[str, float] = field(default_factory=dict)
@@ -87,6 +89,17 @@ class TrialPlan:
             script=config.script,
             **own,
         )
+
+
+def users_python_path(workload: str) -> str:
+    """Folders of the user's that a workload is imported from, as `TrialPlan.python_path` holds them.
+
+    Args:
+        workload: its name. One that is named as it would be imported from the current folder is imported from there first.
+    """
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = [os.getcwd()] if is_in_users_folder(workload) else []
+    return os.pathsep.join(dict.fromkeys([*here, *map(os.path.abspath, filter(None, given))]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

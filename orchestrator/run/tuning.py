@@ -19,7 +19,6 @@ run it and the other only that it ended; what was measured is in its record, whi
 from __future__ import annotations
 
 import logging
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +52,7 @@ from orchestrator.guard.progress import Progress, StopRequest, find_progress_act
 from orchestrator.run import sweep_folder
 from orchestrator.run.death import waited_s
 from orchestrator.run.trial import is_recorded
-from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
 from orchestrator.run.worker_group import UNWRITTEN, run_trial
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.proposers import InOrder, Proposer
@@ -356,7 +355,7 @@ def run_trials(
         prunes=pruning is not None,
         warm_start=warm_start,
         head=ray.get_runtime_context().get_node_id() if placement.in_cluster() else None,
-        python_path=_python_path(),
+        python_path=users_python_path(config.workload),
     )
     cleanup = Cleanup(output)
 
@@ -408,12 +407,6 @@ def run_trials(
             f"a record could not be written to {output} ({cleanup.unwritten}), so the sweep has ended; what is recorded is "
             "intact: make room and go on with --resume"
         )
-
-
-def _python_path() -> str:
-    """PYTHONPATH, absolute. Ray hands on the current folder and no more: its workers have the PYTHONPATH that it began with."""
-    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return os.pathsep.join(map(os.path.abspath, folders))
 
 
 def gist(error: Exception) -> str:

@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from compile_sweep.contract.base import Workload
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_measurement
 from compile_sweep.schema.outcome import Verdict
 from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
-from orchestrator.guard.scratch_folders import check_temp_folder
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial_spec import Assignment
 
@@ -28,23 +27,22 @@ _LOG_LINES = 15
 """Of the measured process's output, shown when it gave no measurement."""
 
 
-def explain(settings: CompileSettings, workload_name: str, workload: Workload, device: Device, console: Console) -> int:
+def explain(
+    settings: CompileSettings, workload_name: str, workload: WorkloadFacts, seed: int, device: Device, console: Console
+) -> int:
     """Measures the setting and prints the findings; records nothing.
 
     Args:
         settings: valid for the workload.
         workload_name: a built-in workload's name, or `package.module:Class`.
-        workload: that workload, in the size and with the seed to measure.
+        workload: what is known of it, in the size to measure.
+        seed: decides weights and data.
         device: what to measure on.
         console: where to print.
 
     Returns:
         The command's exit code: 0 if there is a measurement, whatever it says of the setting, and 1 if there is none.
-
-    Raises:
-        ConfigError: nothing compiles where temporary files go.
     """
-    check_temp_folder()
     title = f"{settings.label}: {workload_name} ({workload.size}) on {device}"
     console.print(title, style="bold", markup=False, highlight=False)
     with tempfile.TemporaryDirectory(prefix="compile-sweep-explain-") as scratch:
@@ -52,7 +50,7 @@ def explain(settings: CompileSettings, workload_name: str, workload: Workload, d
             Path(scratch),
             workload_name,
             workload.size,
-            workload.seed,
+            seed,
             use_gpu=device is Device.CUDA,
             compile_deadline_s=COMPILE_DEADLINE_S,
             trial_deadline_s=DEADLINE_S,

@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
+from compile_sweep.contract.workload_facts import SCRIPT_FACTS
 from compile_sweep.schema.outcome import Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.as_workload import ScriptWorkload
 from compile_sweep.script.job import ScriptJob
 from orchestrator.config import Device
 from orchestrator.guard.scratch_folders import compile_cache_env
@@ -66,7 +66,7 @@ def check_script(job: ScriptJob, device: Device, backend: str | None, console: C
                 console.print(f"  not to be used: {verdict.label}: {verdict.reason}")
             done.append(_record(setting, found, time.monotonic() - began + _STEADY_S[device]))
     console.print("\na sweep", style="bold")
-    target = Target.of(ScriptWorkload(), has_gpu=device is Device.CUDA)
+    target = Target.of(SCRIPT_FACTS, has_gpu=device is Device.CUDA)
     chosen = choose(RECIPES["quickstart"](target), target)
     minutes = sum(expected_s(one, target.max_length, done) for one in chosen.settings) / 60
     console.print(f"  quickstart: {len(chosen.settings)} settings, about {minutes:.0f} min one after the other")

@@ -11,7 +11,7 @@ from fuzzing import HOSTILE, PLANTED, nested, nothing_runs, said, spliced, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_sweep.harness.prepare import refuse_unknown_names
+from compile_sweep.contract.installed_torch import LoadedTorch, refuse_unknown_names
 from compile_sweep.harness.source import Facts, to_source
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import PartSettings
@@ -140,7 +140,9 @@ def test_source_is_python_in_which_settings_are_only_values(given_fields: dict[s
 @given(texts, texts)
 def test_names_that_torch_does_not_know_are_refused_before_anything_is_executed(option: str, backend: str) -> None:
     for known in ("inductor.max_fusion_size=8", "backend=eager"):
-        refuse_unknown_names(CompileSettings.parse(known))  # torch imports what it knows names from at their first use
+        refuse_unknown_names(
+            CompileSettings.parse(known), LoadedTorch()
+        )  # torch imports what it knows names from at their first use
     for given_fields in ({"options": {option: 1}}, {"backend": backend}):
         try:
             settings = CompileSettings.from_dict(given_fields)
@@ -149,7 +151,7 @@ def test_names_that_torch_does_not_know_are_refused_before_anything_is_executed(
             continue
         if settings.options or settings.backend:
             with nothing_runs(), pytest.raises(SettingsError, match=r"no option|no back-end"):
-                refuse_unknown_names(settings)
+                refuse_unknown_names(settings, LoadedTorch())
 
 
 @pytest.mark.parametrize("text", [nested(100_000), nested(100_000, '{"a":', "}"), *HOSTILE])

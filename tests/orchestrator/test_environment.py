@@ -165,8 +165,8 @@ def test_asking_for_the_fingerprint_imports_no_torch(repository: Path) -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A committed package of somebody's own, that can be imported."""
+def checkout(tmp_path: Path) -> Path:
+    """A folder with a committed package of somebody's own."""
     package = tmp_path / "their_workloads"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -174,38 +174,30 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     identity = ["-c", "user.name=n", "-c", "user.email=n@example.org", "-c", "commit.gpgsign=false"]
     for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True, timeout=30)
-    monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
 def test_a_workloads_commit_is_its_checkouts(checkout: Path) -> None:
-    commit = git_commit("their_workloads.recommender:Recommender")
+    commit = git_commit(checkout / "their_workloads")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, timeout=30, check=True)
     assert commit == head.stdout.strip()
     assert re.fullmatch("[0-9a-f]{40}", commit or "")
 
 
 def test_a_commit_says_where_files_differ_from_it(checkout: Path) -> None:
-    clean = git_commit("their_workloads.recommender:Recommender")
+    clean = git_commit(checkout / "their_workloads")
     (checkout / "notes.txt").write_text("new, and no part of it\n")
-    assert git_commit("their_workloads.recommender:Recommender") == clean
+    assert git_commit(checkout / "their_workloads") == clean
     (checkout / "their_workloads" / "recommender.py").write_text("class Recommender: changed = True\n")
-    assert git_commit("their_workloads.recommender:Recommender") == f"{clean}+changes"
+    assert git_commit(checkout / "their_workloads") == f"{clean}+changes"
 
 
-def test_a_module_that_is_no_package_has_a_commit_too(checkout: Path) -> None:
-    (checkout / "lone_workload.py").write_text("class Lone: ...\n")
-    assert git_commit("lone_workload:Lone") == git_commit("their_workloads.recommender:Recommender")
-
-
-def test_a_workload_outside_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "uncommitted_workload.py").write_text("class Lone: ...\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert git_commit("uncommitted_workload:Lone") is None
-    assert git_commit("no_such_package_anywhere:Lone") is None
+def test_a_workload_outside_git_has_no_commit(tmp_path: Path) -> None:
+    assert git_commit(tmp_path) is None
+    assert git_commit(tmp_path / "nowhere") is None
 
 
 def test_the_built_in_workload_has_the_projects_commit(repository: Path) -> None:
     if not (repository / ".git").exists():
         pytest.skip("no git checkout")
-    assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?", git_commit("workloads.captioning:Captioning") or "")
+    assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?", git_commit(repository / "workloads" / "captioning") or "")

@@ -14,7 +14,9 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from compile_sweep.contract.base import BUILT_IN, Workload, load_workload
+from compile_sweep.contract.base import Workload, load_workload
+from compile_sweep.contract.names import BUILT_IN
+from compile_sweep.describe import describe
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
@@ -305,10 +307,10 @@ def test_synchronized_normalisation_is_refused_where_there_is_no_gpu() -> None:
     settings = CompileSettings.parse("scope=eager,workload.norm=sync")
     with pytest.raises(SettingsError, match=r"^workload\.norm=sync needs a GPU: .*; use workload\.norm=batch$"):
         measure(prepare(tiny("segmentation"), settings, CPU), protocol=SHORT)
-    chosen = choose([settings.fields_that_apply()], Target.of(tiny("segmentation"), has_gpu=False))
+    chosen = choose([settings.fields_that_apply()], Target.of(describe(tiny("segmentation")), has_gpu=False))
     assert (chosen.settings, len(chosen.excluded)) == ((), 1)
     assert "needs a GPU" in chosen.excluded[0].reason
-    assert choose([settings.fields_that_apply()], Target.of(tiny("segmentation"), has_gpu=True)).settings == (settings,)
+    assert choose([settings.fields_that_apply()], Target.of(describe(tiny("segmentation")), has_gpu=True)).settings == (settings,)
 
 
 def test_each_object_gets_a_query_of_its_own_the_best_one() -> None:

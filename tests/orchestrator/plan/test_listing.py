@@ -8,15 +8,20 @@ from dataclasses import fields
 import pytest
 from rich.console import Console
 
-from compile_sweep.contract.base import BUILT_IN
+from compile_sweep import describe
+from compile_sweep.contract import names
+from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
 from orchestrator.plan import listing
+from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
 
 
 def test_everything_that_can_be_named_has_its_line() -> None:
-    workloads, recipes, settings = (dict(lines) for lines in (listing.workloads(), listing.recipes(), listing.settings()))
+    workloads, recipes, settings = (
+        dict(lines) for lines in (listing.workloads(Describer()), listing.recipes(), listing.settings())
+    )
     assert set(BUILT_IN) <= set(workloads)
     assert list(recipes) == list(RECIPES)
     assert len(settings) == len(fields(CompileSettings))
@@ -29,17 +34,18 @@ def test_everything_that_can_be_named_has_its_line() -> None:
     assert "Options" not in workloads["layers"]
 
 
-def test_a_workload_that_does_not_load_is_said_and_hides_no_other(monkeypatch: object) -> None:
+def test_a_workload_that_does_not_load_is_said_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**BUILT_IN, "broken": "no_such_module:Thing"}
-    monkeypatch.setattr(listing, "named_workloads", lambda: found)  # type: ignore[attr-defined]
-    lines = dict(listing.workloads())
+    monkeypatch.setattr(describe, "named_workloads", lambda: found)
+    monkeypatch.setattr(names, "named_workloads", lambda: found)
+    lines = dict(listing.workloads(Describer()))
     assert "broken" in lines["broken"]
     assert set(lines) == set(found)
 
 
 def test_it_is_printed_under_three_titles() -> None:
     printed = io.StringIO()
-    listing.show(Console(file=printed, width=80))
+    listing.show(Console(file=printed, width=80), Describer())
     lines = printed.getvalue().splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["workloads", "recipes", "settings"]
     assert any(line.startswith("  quickstart ") for line in lines)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from compile_sweep.contract.base import load_workload
+from compile_sweep.describe import describe
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.plan.recipes import RECIPES, find_recipe
 from orchestrator.plan.space import Target, choose
 from workloads.captioning import Captioning
 
-BASE_ON_GPU = Target.of(Captioning("base", 0), has_gpu=True)
-TINY_ON_CPU = Target.of(Captioning("tiny", 0), has_gpu=False)
+BASE_ON_GPU = Target.of(describe(Captioning("base", 0)), has_gpu=True)
+TINY_ON_CPU = Target.of(describe(Captioning("tiny", 0)), has_gpu=False)
 TARGETS = [BASE_ON_GPU, TINY_ON_CPU]
 
 
@@ -52,7 +53,7 @@ def test_every_recipe_over_lengths_begins_with_both_eager_baselines(recipe: str,
     ],
 )
 def test_recipes_of_other_workloads_try_all_they_name(recipe: str, workload: str, fewest: int, has_gpu: bool) -> None:
-    target = Target.of(load_workload(workload)("tiny", 0), has_gpu=has_gpu)
+    target = Target.of(describe(load_workload(workload)("tiny", 0)), has_gpu=has_gpu)
     chosen = choose(find_recipe(recipe)(target), target)
     assert chosen.excluded == ()
     assert len(chosen.settings) >= fewest
@@ -61,7 +62,7 @@ def test_recipes_of_other_workloads_try_all_they_name(recipe: str, workload: str
 
 
 def test_inference_varies_each_cause_alone_eager_and_compiled() -> None:
-    target = Target.of(load_workload("gpt2-inference")("tiny", 0), has_gpu=True)
+    target = Target.of(describe(load_workload("gpt2-inference")("tiny", 0)), has_gpu=True)
     chosen = settings_of("inference", target)
     causes = ["weights=bf16", "grad_mode=no_grad", "cast_cache=kept,workload.grad_mode=no_grad", "batch_size=1", "batch_size=16"]
     for cause in (*(f"workload.{cause}" for cause in causes), "autocast=off", "attention=eager"):
@@ -73,7 +74,7 @@ def test_inference_varies_each_cause_alone_eager_and_compiled() -> None:
 
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_generation_compiles_the_parts_and_leaves_the_loop_to_python(has_gpu: bool) -> None:
-    chosen = settings_of("generation", Target.of(load_workload("decoder")("base", 0), has_gpu=has_gpu))
+    chosen = settings_of("generation", Target.of(describe(load_workload("decoder")("base", 0)), has_gpu=has_gpu))
     assert {setting.scope for setting in chosen} == {Scope.EAGER, Scope.MODULAR}
     for varied in (
         "workload.weights=bf16",
@@ -98,13 +99,13 @@ UNSPLIT = "ddp.optimize_ddp=no_optimization"
 )
 def test_with_several_workers_recipes_try_whole_graphs_beside_split_ones(recipe: str, workload: str, again: list[str]) -> None:
     loaded = load_workload(workload)("tiny", 0)
-    alone, together = (settings_of(recipe, Target.of(loaded, has_gpu=True, num_workers=count)) for count in (1, 2))
+    alone, together = (settings_of(recipe, Target.of(describe(loaded), has_gpu=True, num_workers=count)) for count in (1, 2))
     assert set(together) - set(alone) == {CompileSettings.parse(f"{words},{UNSPLIT}") for words in again}
     assert set(alone) < set(together)
 
 
 def test_workloads_that_only_infer_have_no_reduction_to_vary() -> None:
-    target = Target.of(load_workload("gpt2-inference")("tiny", 0), has_gpu=True, num_workers=2)
+    target = Target.of(describe(load_workload("gpt2-inference")("tiny", 0)), has_gpu=True, num_workers=2)
     chosen = choose(find_recipe("modes")(target), target)
     assert chosen.excluded == ()
     assert all(setting.ddp is None for setting in chosen.settings)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from toy_workloads import Toy
 
 from compile_sweep.contract.from_model import WorkloadFromModel
+from compile_sweep.describe import describe, foreach_map_refusal
 from compile_sweep.schema.settings import Attention, CompileSettings, OptimizerKind, Scope
 from orchestrator.plan.space import Candidate, Target, choose, every_candidate, unsupported, varied
 from workloads.captioning import Captioning
@@ -103,7 +104,7 @@ def test_iterators_of_sizes_are_not_used_up_by_the_first_combination() -> None:
     assert list(every_candidate(iter((32,)), iter((8,)))) == list(every_candidate((32,), (8,)))
 
 
-CAPTIONING = Target.of(Captioning("base", 0), has_gpu=True)
+CAPTIONING = Target.of(describe(Captioning("base", 0)), has_gpu=True)
 
 
 def test_a_number_of_buckets_becomes_the_best_ones_for_the_workloads_lengths() -> None:
@@ -145,7 +146,9 @@ def test_foreach_map_is_excluded_for_an_optimizer_that_it_would_replace(
         optimizer_fn=make,
     )  # fmt: skip
     candidates: list[Candidate] = [{"optimizer": "compiled"}, {"optimizer": "foreach_map"}]
-    chosen = choose(candidates, Target.of(workload(), has_gpu=False))
+    made = workload()
+    refusal = partial(foreach_map_refusal, made)
+    chosen = choose(candidates, Target.of(describe(made), has_gpu=False, foreach_map_refusal=refusal))
     assert len(chosen.settings) == (2 if reason is None else 1)
     assert [reason in excluded.reason for excluded in chosen.excluded if reason] == ([] if reason is None else [True])
 
@@ -173,7 +176,7 @@ class ByName(Toy):
 
 
 def test_an_optimizer_that_needs_the_model_itself_is_left_to_the_trial() -> None:
-    assert len(choose([{"optimizer": "foreach_map"}], Target.of(ByName("only", 0), has_gpu=False)).settings) == 1
+    assert foreach_map_refusal(ByName("only", 0)) is None
 
 
 def test_any_field_can_be_an_axis() -> None:

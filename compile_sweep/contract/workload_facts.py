@@ -1,0 +1,85 @@
+"""What a plan must know of a workload: plain values, because they come from another process. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from compile_sweep.contract.options import Option
+from compile_sweep.schema.choices import Attention, MemoryFormat
+from compile_sweep.schema.setting_text import Scalar
+
+_WHOLE_NUMBER = "int"
+"""Stands in JSON for an option that takes any whole number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFacts:
+    """Facts about a workload in one size, or about a script, of which hardly any are known before it runs."""
+
+    max_length: int
+    """Longest sequence, in tokens."""
+    min_length: int = 1
+    """Tokens in the shortest possible batch."""
+    batch_size: int = 1
+    """Samples per step and worker."""
+    row_lengths: tuple[int, ...] = ()
+    """Tokens of a representative sample of rows; empty if the workload does not say."""
+    parts: tuple[str, ...] | None = None
+    """Short names of what scope=modular compiles separately; None for any."""
+    attentions: tuple[Attention, ...] = tuple(Attention)
+    """Attention implementations that the workload can run."""
+    workload: str = "workload"
+    """Name of its class, for messages."""
+    size: str = ""
+    """One of its sizes."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """What settings may vary of the workload itself."""
+    job_options: frozenset[str] = frozenset()
+    """Those `options` that change what a sample is."""
+    trains: bool = True
+    """False for inference."""
+    needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)
+    """Option values that need a GPU, with the reason."""
+    memory_format: MemoryFormat | None = None
+    """The memory format that the model's convolutions may gain from; None without convolutions."""
+    has_loader: bool = False
+    """Whether it has an input pipeline for `--pipeline real`."""
+    folder: str | None = None
+    """The folder that holds its module."""
+    is_script: bool = False
+    """Whether it is a script, which pads and batches by itself."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        options = {name: _WHOLE_NUMBER if isinstance(able, type) else list(able) for name, able in self.options.items()}
+        needs_gpu = [[name, value, why] for (name, value), why in self.needs_gpu.items()]
+        values = {field.name: getattr(self, field.name) for field in fields(WorkloadFacts)}
+        return {**values, "options": options, "needs_gpu": needs_gpu, "job_options": sorted(self.job_options)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkloadFacts:
+        """Returns the facts from which `to_dict` made these values."""
+        parts, layout = values["parts"], values["memory_format"]
+        return cls(
+            **{
+                **values,
+                "row_lengths": tuple(values["row_lengths"]),
+                "parts": None if parts is None else tuple(parts),
+                "attentions": tuple(map(Attention, values["attentions"])),
+                "options": {name: int if able == _WHOLE_NUMBER else tuple(able) for name, able in values["options"].items()},
+                "job_options": frozenset(values["job_options"]),
+                "needs_gpu": {(name, value): why for name, value, why in values["needs_gpu"]},
+                "memory_format": None if layout is None else MemoryFormat(layout),
+            }
+        )
+
+
+ANY_LENGTH = 2**20
+"""In the place of a longest sequence, which a script does not name: no setting is refused for being longer."""
+
+SCRIPT_FACTS = WorkloadFacts(
+    max_length=ANY_LENGTH, parts=(), attentions=(), workload="ScriptWorkload", size="script", is_script=True
+)
+"""What a plan knows of any script."""

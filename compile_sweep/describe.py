@@ -1,0 +1,233 @@
+"""Describes workloads and the installed torch to a process that imports neither: `python -P -m compile_sweep.describe`.
+
+Reads one JSON object per line on stdin, each a question, and answers each with one on stdout. What the user's code prints
+meanwhile goes to stderr, and it finds nothing to read on stdin. Ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from compile_sweep.contract.names import import_named, named_workloads
+from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.schema.choices import Attention
+from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
+from compile_sweep.schema.setting_text import format_value
+from compile_sweep.schema.settings import CompileSettings
+
+if TYPE_CHECKING:
+    from compile_sweep.contract.base import Workload
+
+_SHOWN = 3
+"""Names that are listed one by one; of more, the first and the last."""
+
+
+def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
+    """Returns what a plan must know of a workload.
+
+    Args:
+        workload: In the size that is planned for.
+        folder: The folder that holds its module.
+
+    Raises:
+        WorkloadError: the workload's own code failed.
+    """
+    from compile_sweep.contract.base import Workload
+
+    with explained_failures():
+        try:
+            row_lengths = tuple(workload.row_lengths())
+        except WorkloadError:
+            row_lengths = ()
+        return WorkloadFacts(
+            max_length=workload.max_length,
+            min_length=workload.min_length,
+            batch_size=workload.batch_size,
+            row_lengths=row_lengths,
+            parts=tuple(name.rpartition(".")[2] for name in workload.parts()),
+            attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
+            workload=type(workload).__name__,
+            size=workload.size,
+            options=workload.options,
+            job_options=frozenset(workload.job_options),
+            trains=workload.trains,
+            needs_gpu=workload.needs_gpu,
+            memory_format=workload.memory_format(),
+            has_loader=type(workload).loader is not Workload.loader,
+            folder=folder,
+        )
+
+
+def _runs(workload: Workload, attention: Attention) -> bool:
+    try:
+        workload.attention_statement(attention)
+    except SettingsError:
+        return False
+    return True
+
+
+def foreach_map_refusal(workload: Workload) -> str | None:
+    """Returns why optimizer=foreach_map would train otherwise than the workload's own optimizer; None if it would not."""
+    from compile_sweep.harness.prepare import refuse_other_update_of  # which loads the compiler; most plans need none
+
+    try:
+        refuse_other_update_of(workload)
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+@contextmanager
+def explained_failures() -> Iterator[None]:
+    """Turns whatever a workload's own code raises while it is built into one sentence.
+
+    Raises:
+        WorkloadError: it raised something that is no sentence of this project's.
+    """
+    try:
+        yield
+    except CompileSweepError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's functions may raise anything
+        raise WorkloadError(f"building the workload failed: {type(error).__name__}: {error}") from error
+
+
+def answer(question: Mapping[str, Any]) -> Any:
+    """Answers one question, with plain JSON values.
+
+    Args:
+        question: `ask`, one of `facts`, `foreach_map_refusal`, `model`, `source`, `list`, `inductor_options`, `backends` and
+            `ddp_arguments`. The first four are about a workload: `workload`, `size` (None for the first with a GPU and the last
+            without), `seed` and `has_gpu`. `source` also takes `settings`, a key, `device` and `num_workers`.
+
+    Raises:
+        WorkloadError: no such workload, or its own code failed.
+        SettingsError: the settings do not fit the workload.
+    """
+    from compile_sweep.contract.installed_torch import LoadedTorch
+
+    match question["ask"]:
+        case "list":
+            return [[name, *_listed(name)] for name in sorted(named_workloads())]
+        case "inductor_options":
+            return LoadedTorch().inductor_options()
+        case "backends":
+            return list(LoadedTorch().backends())
+        case "ddp_arguments":
+            return list(LoadedTorch().ddp_arguments())
+    workload = build(question["workload"], question["size"], question["seed"], has_gpu=question["has_gpu"])
+    match question["ask"]:
+        case "model":
+            with explained_failures():
+                return {"lines": list(_model_lines(workload)), "has_regions": bool(workload.regions(workload.build_model()))}
+        case "source":
+            return _source(workload, question)
+        case "foreach_map_refusal":
+            return foreach_map_refusal(workload)
+    module = sys.modules[import_named(question["workload"]).__module__]
+    return describe(workload, _folder(module)).to_dict()
+
+
+def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
+    """Builds the workload of this name.
+
+    Args:
+        name: As `load_workload` takes it.
+        size: One of its sizes; None for its first with a GPU and its last without.
+        seed: Determines weights and data.
+        has_gpu: Whether it is to run on a GPU.
+
+    Raises:
+        WorkloadError: there is none, or it cannot be built; the message says why.
+    """
+    import_named(name)  # before torch, so that a module that is not there is refused at once
+    from compile_sweep.contract.base import load_workload
+
+    found = load_workload(name)
+    with explained_failures():
+        return found(found.sizes[0 if has_gpu else -1] if size is None else size, seed)
+
+
+def _folder(module: Any) -> str | None:
+    origin = getattr(module, "__file__", None)
+    return None if origin is None else os.path.dirname(os.path.abspath(origin))
+
+
+def _source(workload: Workload, question: Mapping[str, Any]) -> str:
+    from compile_sweep.harness.prepare import prepare
+
+    with explained_failures():
+        model = workload.build_model()
+    setting = CompileSettings.parse(question["settings"])
+    return prepare(workload, setting, question["device"], num_workers=question["num_workers"]).source(model)
+
+
+def _listed(name: str) -> tuple[str, Sequence[str], Mapping[str, str]] | tuple[str]:
+    """Returns what a list of workloads says of one: its first line, its sizes and options; if it does not load, only why."""
+    from compile_sweep.contract.base import load_workload
+
+    try:
+        kind = load_workload(name)
+    except WorkloadError as error:
+        return (str(error),)
+    options = {name: "N" if isinstance(able, type) else "|".join(map(format_value, able)) for name, able in kind.options.items()}
+    return (inspect.getdoc(kind) or "").partition("\n")[0], list(kind.sizes), options
+
+
+def _model_lines(workload: Workload) -> Iterator[str]:
+    """Yields what a check says of a workload before it runs it."""
+    model = workload.build_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
+    least = f"{workload.min_length} to" if workload.min_length > 1 else "at most"
+    lengths = f"{least} {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
+    yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"
+    regions = list(workload.regions(model))
+    kinds = sorted({type(model.get_submodule(name)).__name__ for name in regions})
+    yield f"repeated blocks: {_names(regions)}" + (f" of class {', '.join(kinds)}" if kinds else "")
+    yield f"parts: {_names(list(workload.parts()))}"
+    if workload.max_length > 1:
+        for name in ("", *regions[:1]):
+            yield f"dynamic dimensions of {name or 'the model'}: {_dims(workload.dynamic_dims(name))}"
+    for name, values in workload.options.items():
+        yield f"workload.{name}: {'a whole number' if isinstance(values, type) else ', '.join(map(str, values))}"
+
+
+def _dims(dims: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {'/'.join(map(str, where))}" for name, where in dims.items()) or "none"
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) <= _SHOWN:
+        return ", ".join(names) or "none"
+    return f"{len(names)}, {names[0]} to {names[-1]}"
+
+
+def answer_or_error(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers one question under `answer`, or says under `error` and `kind` why there is no answer."""
+    try:
+        return {"answer": answer(question)}
+    except CompileSweepError as error:
+        return {"error": str(error), "kind": "settings" if isinstance(error, SettingsError) else "workload"}
+
+
+def main() -> None:
+    """Answers questions until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the asking process as well, and that ends this one
+    questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    for line in questions:
+        print(json.dumps(answer_or_error(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Keeps this project's `analysis` and `workloads` apart from packages of the same names in the user's folder.
+
+`python -m` puts the current folder first on the import path, so a repository with an `analysis/` of its own would hide ours from
+the command that writes the report, and one with a `workloads/` the built-in workloads. A process that asks for one of ours gets
+ours. In processes that run the user's code, and do not ask, the user's package wins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder that this project's packages are in."""
+
+
+class OwnPackageFinder(MetaPathFinder):
+    """Finds some of this project's packages beside `compile_sweep`, whatever comes first on the import path."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, [str(ROOT)]) if fullname in self.names else None
+
+
+_finder = OwnPackageFinder()
+
+
+def find_own_packages(*names: str) -> None:
+    """Makes this process import this project's packages of these names, from now on."""
+    _finder.names.update(names)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def import_path(*, with_current_folder: bool) -> list[str]:
+    """Returns the folders, absolute, that a process started by this one should import from.
+
+    Args:
+        with_current_folder: Whether the process runs code of the user's, which is named as it would be imported from the current
+            folder. That folder comes first then; otherwise its files are no code, and it is left out.
+    """
+    here = os.getcwd()
+    others = [folder for folder in map(os.path.abspath, filter(None, sys.path)) if folder != here]
+    return list(dict.fromkeys([*([here] if with_current_folder else []), *others, str(ROOT)]))

@@ -1,0 +1,131 @@
+"""Asks a fresh process what a plan must know of a workload and of the installed torch, so that the driver imports neither."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.own_packages import import_path
+from compile_sweep.schema.errors import SettingsError, WorkloadError
+
+
+class Describer:
+    """A process that answers questions as `compile_sweep.describe` does, each one once; it starts with the first at the latest.
+
+    It is also what the installed torch knows by name, an `InstalledTorch`.
+
+    Args:
+        with_current_folder: whether the process imports the user's code from the current folder.
+    """
+
+    def __init__(self, *, with_current_folder: bool = False) -> None:
+        self.with_current_folder = with_current_folder
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Starts the process, whose imports take seconds; there is something else to do meanwhile."""
+        path = import_path(with_current_folder=self.with_current_folder)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "compile_sweep.describe"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends the process."""
+        atexit.unregister(self.close)
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def __enter__(self) -> Describer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, what: str, **about: Any) -> Any:
+        """The answer to a question of `compile_sweep.describe.answer`.
+
+        Args:
+            what: the question's `ask`.
+            about: what else the question says.
+
+        Raises:
+            WorkloadError: no such workload, its own code failed, or it ended the process.
+            SettingsError: settings do not fit the workload.
+        """
+        question = json.dumps({"ask": what, **about})
+        if question not in self._answers:
+            answered = self._answered(question)
+            if "error" in answered:
+                raise (SettingsError if answered["kind"] == "settings" else WorkloadError)(answered["error"])
+            self._answers[question] = answered["answer"]
+        return self._answers[question]
+
+    def _answered(self, question: str) -> Mapping[str, Any]:
+        if self._process is None:
+            self.start()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # of a process that has ended; what it ended with is said below
+            process.stdin.write(question + "\n")
+            process.stdin.flush()
+        if not (line := process.stdout.readline()):
+            about = json.loads(question).get("workload", "torch")
+            raise WorkloadError(
+                f"the process that looks at {about} ended with {_end(process.wait())} before it had an answer; "
+                "its output, if it printed any, says why"
+            )
+        answered: Mapping[str, Any] = json.loads(line)
+        return answered
+
+    def facts(self, workload: str, size: str | None, seed: int, *, has_gpu: bool) -> WorkloadFacts:
+        """Facts about a workload; raises as `ask` does.
+
+        Args:
+            workload: its name.
+            size: one of its sizes; None for its first with a GPU and its last without.
+            seed: decides weights and data.
+            has_gpu: whether trials have one.
+        """
+        return WorkloadFacts.from_dict(self.ask("facts", workload=workload, size=size, seed=seed, has_gpu=has_gpu))
+
+    def inductor_options(self) -> Mapping[str, str]:
+        options: Mapping[str, str] = self.ask("inductor_options")
+        return options
+
+    def backends(self) -> Sequence[str]:
+        backends: Sequence[str] = self.ask("backends")
+        return backends
+
+    def ddp_arguments(self) -> Sequence[str]:
+        arguments: Sequence[str] = self.ask("ddp_arguments")
+        return arguments
+
+
+def _end(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+@cache
+def installed_torch() -> Describer:
+    """What the installed torch knows by name, from a process that only a plan which needs it starts."""
+    return Describer()

@@ -1,0 +1,104 @@
+"""What a plan must know of a workload comes from a fresh process, and the driver imports neither torch nor the user's code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compile_sweep.contract.base import load_workload
+from compile_sweep.contract.installed_torch import LoadedTorch
+from compile_sweep.contract.names import BUILT_IN
+from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.describe import describe
+from compile_sweep.schema.errors import WorkloadError
+from orchestrator.plan.describer import Describer
+
+FIRST_LINE_S = 2.0
+"""Within which the command says what it does."""
+
+
+@pytest.fixture(autouse=True)
+def describes_in_this_process() -> None:
+    """Not here: these tests are about the other process."""
+
+
+@pytest.fixture
+def describer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Describer]:
+    """One that imports the user's code from an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    with Describer(with_current_folder=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_facts_survive_json(name: str) -> None:
+    facts = describe(load_workload(name)("tiny", 0), "somewhere")
+    assert WorkloadFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+
+
+@pytest.mark.slow
+def test_a_fresh_process_answers_as_this_one_would(describer: Describer, repository: Path) -> None:
+    facts = describer.facts("layers", None, 0, has_gpu=False)
+    assert facts == describe(load_workload("layers")("tiny", 0), str(repository / "workloads"))
+    assert describer.inductor_options() == LoadedTorch().inductor_options()
+    assert list(describer.backends()) == list(LoadedTorch().backends())
+    assert list(describer.ddp_arguments()) == list(LoadedTorch().ddp_arguments())
+
+
+@pytest.mark.slow
+def test_code_that_prints_and_reads_leaves_the_answer_alone(describer: Describer) -> None:
+    code = "print('{}')\nprint(repr(open(0).read()))\nfrom compile_sweep import Workload as Mine\nMine.sizes = ('one',)\n"
+    Path("chatty.py").write_text(code)
+    with pytest.raises(WorkloadError, match="building the workload failed: TypeError: Can't instantiate abstract class"):
+        describer.facts("chatty:Mine", None, 0, has_gpu=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "end"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 9)", "signal SIGKILL")])
+def test_code_that_ends_the_process_is_a_sentence(describer: Describer, code: str, end: str) -> None:
+    Path("ends.py").write_text(f"import os\n{code}\n")
+    with pytest.raises(WorkloadError, match=f"the process that looks at ends:Mine ended with {end} before it had an answer"):
+        describer.facts("ends:Mine", None, 0, has_gpu=False)
+
+
+@pytest.mark.slow
+def test_a_plan_is_made_without_torch_or_the_users_code_in_the_driver(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from toy_workloads import Toy as Mine\n")
+    code = (
+        "import sys; from orchestrator.sweep import main; "
+        "assert main(['captioning', '--dry-run', '--workload', 'mine:Mine', '--vary', 'inductor.max_fusion_size=8']) == 0; "
+        "print(sorted({'mine', 'ray', 'torch', 'toy_workloads', 'transformers'} & sys.modules.keys()))"
+    )
+    path = os.pathsep.join((str(repository), str(repository / "tests")))
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_the_first_line_comes_at_once(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "orchestrator.sweep", "--size", "tiny", "--dry-run"]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    began = time.monotonic()
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first, waited_s = process.stdout.readline(), time.monotonic() - began
+        rest = process.stdout.read()
+    assert first == "reading workload captioning …\n"
+    assert "recipe quickstart" in rest
+    assert waited_s < FIRST_LINE_S
