@@ -28,3 +28,20 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(plain)
             np.random.set_state(numpys)
+
+
+@contextmanager
+def own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
+    """In the block random numbers follow from the seed; after it they go on as if the block had drawn none."""
+    on_gpu = device.type == "cuda"
+    cpu, numpys, plain = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    gpu = torch.cuda.get_rng_state(device) if on_gpu else None
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        np.random.set_state(numpys)
+        random.setstate(plain)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, device)

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ from compile_sweep.harness.precision import preserve_precision
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.source import Facts, autocast_of, to_source
 from compile_sweep.schema.settings import CompileSettings, Scope
+
+SOURCE_PREFIX = "compile_settings_"
+"""Of the pseudo file under whose name settings' source is executed."""
 
 _WRAPPERS_MODULE = "torch.nn.parallel.distributed"
 
@@ -80,6 +83,36 @@ class TrainStep:
         """
         return self._step(dict(batch.inputs), before_update)
 
+    def forward_and_backward(self, batch: Batch) -> float:
+        """Runs a step up to its update and returns the loss; the gradients stay, and the optimizer has seen nothing."""
+        try:
+            self._step(dict(batch.inputs), _stop_before_update)
+        except _BeforeUpdate as stopped:
+            return _loss_of_stopped(stopped.__traceback__)
+        raise AssertionError("the step did not say that its gradients are there")
+
+
+class _BeforeUpdate(Exception):
+    """Ends a step whose gradients are there."""
+
+
+def _stop_before_update() -> None:
+    raise _BeforeUpdate
+
+
+def _loss_of_stopped(traceback: TracebackType | None) -> float:
+    """The loss of a step of ours that was stopped, out of its frame; with a loss scaler, this has forgotten the gradients."""
+    while traceback is not None:
+        found = traceback.tb_frame.f_locals
+        if os.path.basename(traceback.tb_frame.f_code.co_filename).startswith(SOURCE_PREFIX) and "loss" in found:
+            if (scaler := found.get("scaler")) is not None:
+                before = scaler.state_dict()
+                scaler.update()  # or the next step could not unscale its own
+                scaler.load_state_dict(before)
+            return float(found["loss"].detach())
+        traceback = traceback.tb_next
+    raise AssertionError("the step has no loss")
+
 
 class InferenceStep(TrainStep):
     """Forward on one batch, without gradients, under some compile settings.
@@ -132,7 +165,7 @@ def _executed(source: str) -> Iterator[dict[str, Any]]:
 
     torch looks up by file and module where a function was that another process traced, so equal sources have equal names.
     """
-    name = f"compile_settings_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    name = f"{SOURCE_PREFIX}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     lines = source.splitlines(keepends=True)
     linecache.cache[f"{name}.py"] = (len(source), None, lines, f"{name}.py")  # for tracebacks and torch's logs
     module, before = ModuleType(name), sys.modules.get(name)

@@ -18,7 +18,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywher
 from compile_sweep.harness.measurement import Measurement, Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
+from compile_sweep.harness.numerics.gradient_check import check_step
 from compile_sweep.harness.numerics.references import build_model_on, eager_reference, record_run
 from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
@@ -157,7 +158,9 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     recorder = make_recorder(prepared.workload, model, steps=run.protocol.compared_steps)
     expected = Expectation.of(prepared, model, optimizer)
     seed_all(prepared.workload.seed)
-    with capture_diagnostics(expected) as diagnostics, applied(prepared, model, optimizer) as step:
+    with ExitStack() as watching, ExitStack() as undo:
+        diagnostics = watching.enter_context(capture_diagnostics(expected))
+        step = undo.enter_context(applied(prepared, model, optimizer))
         source = step.source
         _synchronize(device)
         on_phase(Phase.WARMING_UP)
@@ -165,7 +168,9 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         del recorder, warmup_batches
         on_phase(Phase.STEADY)
         found = _steady(run, step, lambda window, peaks: on_early(_early(run, warmup, window, peaks)))
-    on_phase(Phase.CHECKING)
+        watching.close()  # what the check compiles is none of the setting's
+        on_phase(Phase.CHECKING)
+        gradient_check = check_step(prepared, model, step, run.compared[0], draws=warmup.trajectory.random)
     del step, model, optimizer, expected
     torch._dynamo.reset()
     memory.free(device)
@@ -176,6 +181,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         _floats(found.window.losses),
         eager=found.eager,
         eager_steady_losses=_floats(found.window.eager_losses),
+        gradient_check=gradient_check,
     )
     on_phase(Phase.DONE)
     return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source))

@@ -11,19 +11,15 @@ these.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import repeated_blocks
-from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.numerics.references import RANDOM_REPEATS, References
 from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms
 from compile_sweep.harness.precision import matmul_precision
@@ -76,23 +72,6 @@ def combined(losses: Sequence[Tensor], device: torch.device) -> Tensor:
         return torch.zeros((), device=device)
     values = [loss.detach().double().mean().to(device) for loss in losses]
     return values[0].clone() if len(values) == 1 else torch.stack(values).square().mean().sqrt()
-
-
-@contextmanager
-def own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
-    """In the block random numbers follow from the seed; after it they go on as if the block had drawn none."""
-    on_gpu = device.type == "cuda"
-    cpu, numpys, plain = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    gpu = torch.cuda.get_rng_state(device) if on_gpu else None
-    seed_all(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        np.random.set_state(numpys)
-        random.setstate(plain)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu, device)
 
 
 def perturb(targets: Sequence[Target], rounding: float) -> None:

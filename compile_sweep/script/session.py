@@ -25,6 +25,7 @@ from torch import Tensor
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.utils import counters
 
+from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness import memory
 from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
@@ -253,7 +254,7 @@ class Session:
     def _isolated(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._forwards += 1
-            with numbers.own_random_numbers(self.device, self._forwards):
+            with own_random_numbers(self.device, self._forwards):
                 return inner(*args, **kwargs)
 
         return call

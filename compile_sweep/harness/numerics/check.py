@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from compile_sweep.contract.base import Batch
+from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 from compile_sweep.harness.numerics.references import References, run_references
 from compile_sweep.harness.numerics.tolerance import (
     GRADIENTS,
@@ -82,6 +83,9 @@ class Numerics:
     """The same of floating-point buffers, where any run moved them."""
     outputs: Gap | None = None
     """Of inference: of the elements of the outputs. Its loss above is the outputs' root mean square."""
+    gradient_check: GradientCheck | None = None
+    """Whether the gradients belong to the loss, by finite differences in the compiled code; None of inference, eager settings and
+    where it was not asked for."""
     worst: str
     """Which of them is nearest to its tolerance, or furthest above."""
 
@@ -98,6 +102,7 @@ def check_numerics(
     *,
     eager: Trajectory | None = None,
     eager_steady_losses: Sequence[float] = (),
+    gradient_check: GradientCheck | None = None,
 ) -> Numerics:
     """Runs the references and judges a compiled run. Wants as much memory as training in float32 takes, and frees it.
 
@@ -108,9 +113,10 @@ def check_numerics(
         steady_losses: of its timed steps.
         eager: the run of `eager_reference`, where it was recorded already.
         eager_steady_losses: of eager steps between the timed ones, where there were any.
+        gradient_check: of the step under test, where there was one.
     """
     references = run_references(prepared, batches, eager=eager)
-    return judge(compiled, references, steady_losses, eager_steady_losses)
+    return judge(compiled, references, steady_losses, eager_steady_losses, gradient_check)
 
 
 def judge(
@@ -118,6 +124,7 @@ def judge(
     references: References,
     steady_losses: Sequence[float],
     eager_steady_losses: Sequence[float] = (),
+    gradient_check: GradientCheck | None = None,
 ) -> Numerics:
     """Judges a compiled run by eager runs that exist already; arguments as in `check`.
 
@@ -150,6 +157,8 @@ def judge(
         status = NumericsStatus.DIVERGES if outside else NumericsStatus.OK
         first_bad_step = min((comparison.first_bad_step for comparison in outside), default=None)
         worst = max(compared, key=lambda comparison: comparison.gap.share).text
+        if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
+            status, worst = NumericsStatus.DIVERGES, gradient_check.sentence
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -165,6 +174,7 @@ def judge(
         parameters={c.module: c.gap for c in compared if c.respect == "parameters"},
         buffers={c.module: c.gap for c in compared if c.respect == "buffers"},
         outputs=next((c.gap for c in compared if c.respect == "outputs"), None),
+        gradient_check=gradient_check,
         worst=worst,
     )
 

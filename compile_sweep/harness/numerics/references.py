@@ -154,7 +154,7 @@ def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Traje
     permuted = [_run(prepared, in_other_order, seed) for seed in seeds]
     # Twice the precision takes twice the memory, of which has_room adds a factor of 1.6.
     room = round(1.25 * memory.read_peaks(device).in_use_bytes)
-    rounding, above = _precision(prepared.settings, workload.autocast_dtype(device), eager.weights)
+    rounding, above = precision_of(prepared.settings, workload.autocast_dtype(device), eager.weights)
     for dtype in above:
         # An error is caught only where no other worker waits for this one.
         if num_workers() > 1 and not everywhere(memory.has_room(room, device), device):
@@ -257,7 +257,9 @@ def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _precision(settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype) -> tuple[float, list[torch.dtype]]:
+def precision_of(
+    settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype
+) -> tuple[float, list[torch.dtype]]:
     """Relative rounding error of one operation, and the dtypes that are above it, the best first."""
     rounding, above = _precision_of_compute(settings, autocast, weights)
     compression = settings.ddp.compression if settings.ddp is not None else None

@@ -1,0 +1,482 @@
+"""Do the gradients of a compiled step belong to its loss? Finite differences of the loss, in the compiled code alone.
+
+Background: two runs with other random numbers scatter, and a comparison with eager must allow for that. Within one program, with
+one seed before each forward, the loss is a function of the parameters, and its difference between two points is the integral of
+its gradient on the way. By Simpson's rule over the points -1, 0 and 1 of a line in parameter space
+
+    L(1) - L(-1) = (p(-1) + 4 p(0) + p(1)) / 3 + O(step ** 5),
+
+where p is the gradient's projection on the line. What is left over, in units of how much of the loss one layer's move accounts
+for, is 0 if the gradients are right and e if one layer's are (1 + e) times what they should be.
+
+Every layer moves along its own gradient, by as much as changes the loss by the same amount, so that a small layer counts for as
+much as a large one; and back or forth at random, so that the loss stays near to where it was. Two such lines at one width are
+enough where nothing is wrong. What is left over at two widths alike is an error, unless eager has it too: a loss with `detach`
+or a straight-through estimate in it has gradients that are no derivatives. What is left over otherwise is curvature, kinks or
+rounding.
+
+Output: a `GradientCheck`. Parameters, buffers, gradients and random numbers are afterwards what they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.contract.base import Batch, unwrap_ddp
+from compile_sweep.contract.seeding import own_random_numbers
+from compile_sweep.harness import memory
+from compile_sweep.harness.apply import TrainStep
+from compile_sweep.harness.distributed import agreed_numbers, everywhere, num_workers
+from compile_sweep.harness.numerics.references import precision_of
+from compile_sweep.harness.prepare import Prepared
+from compile_sweep.schema.settings import Scope
+
+NUM_LINES = 2
+"""Lines that each moves every layer. Errors of two layers may cancel on one of them."""
+
+MAX_MOVE = 0.01
+"""Of a layer's 2-norm, that it moves at most: beyond, the loss is no polynomial of low degree."""
+
+STARTING_SCALE = 0.02
+"""Root mean square that weights are taken to have at least, such as biases that start at zero."""
+
+LEAST_SHARE = 0.1
+"""Of the usual change of the loss, that a layer within `MAX_MOVE` must be able to make; others have too small a gradient to be
+told from rounding, and stay where they are."""
+
+MAX_SINGLE_LAYERS = 16
+"""Up to so many layers each is looked at by itself once something is wrong; of more, halves are, for the worst one."""
+
+_SEED = 0x5EED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """How finely the check can look, by what the step computes in."""
+
+    allowed: float
+    """Relative error of one layer's gradient that is not held against a run."""
+    widths: Sequence[float]
+    """Relative change of the loss that each layer makes; the first one is tried first."""
+
+
+PRECISIONS = (
+    (2.0**-20, Precision(allowed=0.003, widths=(1e-4, 3e-5, 3e-4))),
+    (2.0**-11.5, Precision(allowed=0.015, widths=(1e-3, 3e-3, 3e-4))),
+    (math.inf, Precision(allowed=0.03, widths=(3e-3, 1e-2, 1e-3))),
+)
+"""By the relative rounding error of one operation, up to which each holds: float32, half precision, bfloat16. What rounding
+makes of the difference and what is allowed are measured in benchmarks/gradient_errors.py (docs/results.md)."""
+
+
+class Outcome(StrEnum):
+    """What the check says."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientCheck:
+    """Whether the gradients of a step belong to its loss."""
+
+    outcome: Outcome
+    reason: str | None = None
+    """Why nothing can be said, where it was skipped."""
+    error: float | None = None
+    """Relative to one layer's gradient, the largest over the lines; of the worst layer where the outcome is wrong."""
+    allowed: float | None = None
+    layers: Mapping[str, float] = field(default_factory=dict)
+    """Relative errors of those that are out of tolerance, the largest first; with many layers only the worst one is sought."""
+    share_checked: float | None = None
+    """Of the layers that have gradients: the others' are too small to be told from rounding."""
+    evaluations: int = 0
+    """Forward and backward passes that it took."""
+
+    @property
+    def sentence(self) -> str:
+        """Of a wrong one: which layers, and by how much."""
+        assert self.error is not None
+        assert self.allowed is not None
+        named = list(self.layers)
+        others = f" and of {len(named) - 1} more" if len(named) > 1 else ""
+        off, allowed = (f"{100 * share:.3g} %" for share in (self.error, self.allowed))
+        return (
+            f"gradients of {named[0] if named else 'the model'}{others} do not belong to the loss that the compiled forward "
+            f"computes: off by {off}, {allowed} allowed (finite differences in the compiled code)"
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Differentiated:
+    """A step whose gradients can be had without an update.
+
+    Args:
+        parameters: those that train, by dotted name.
+        buffers: the model's, asked for anew each time, since a forward may put new ones in place.
+        run: forward and backward on one batch from the state that random numbers are in; returns the loss and leaves gradients.
+        discard: takes the gradients away as the step itself does.
+        gradients: those that are there, in the order of the parameters.
+        device: where the step runs.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Callable[[], Iterable[Tensor]]
+    run: Callable[[], float]
+    discard: Callable[[], None]
+    gradients: Callable[[], Sequence[Tensor | None]]
+    device: torch.device
+
+
+def skipped(reason: str) -> GradientCheck:
+    """A check that says nothing."""
+    return GradientCheck(outcome=Outcome.SKIPPED, reason=reason)
+
+
+def check_gradients(
+    step: Differentiated, *, rounding: float, draws: bool, eagerly: Callable[[], AbstractContextManager[Any]]
+) -> GradientCheck:
+    """Checks the gradients of a compiled step; all workers of a group must call it together.
+
+    Args:
+        step: the one under test.
+        rounding: relative error of one operation, in what it computes in.
+        draws: whether a step draws random numbers, so that eager's loss is another function.
+        eagerly: within it, `step` runs uncompiled.
+    """
+    precision = next(one for bound, one in PRECISIONS if rounding <= bound)
+    if reason := _unfit(step.parameters.values()):
+        return skipped(reason)
+    found = GradientCheck(outcome=Outcome.OK)
+    evaluations = 0
+    for attempt in range(2):
+        search = _Search(step, precision, seed=_SEED + attempt, draws=draws, eagerly=eagerly)
+        try:
+            found = search.found()
+        finally:
+            search.put_back()
+        evaluations += search.evaluations
+        # Where random numbers are drawn, or rounding is coarse, one draw of them is not enough to call a setting wrong.
+        if found.outcome is not Outcome.WRONG or not (draws or precision is not PRECISIONS[0][1]):
+            break
+    return replace(found, evaluations=evaluations)
+
+
+def _unfit(parameters: Iterable[nn.Parameter]) -> str | None:
+    coarse = {p.dtype for p in parameters if p.dtype.to_real() not in (torch.float32, torch.float64)}
+    if coarse:
+        name = str(coarse.pop()).removeprefix("torch.")
+        return f"parameters are {name}, whose rounding hides a small step"
+    return None
+
+
+def _put_back(step: Differentiated, buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """In place, so that addresses that CUDA graphs know stay; also into a buffer that a forward replaced."""
+    for (known, value), now in zip(buffers, step.buffers(), strict=True):
+        known.copy_(value)
+        if now is not known and now.shape == value.shape:
+            now.copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """What a forward and backward gave at one point."""
+
+    loss: float
+    slopes: Sequence[float]
+    """For each layer, the projection of its gradient on the direction of its own at the start."""
+
+
+class _Search:
+    """One attempt, with one seed."""
+
+    def __init__(
+        self,
+        step: Differentiated,
+        precision: Precision,
+        *,
+        seed: int,
+        draws: bool,
+        eagerly: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.evaluations = 0
+        self._step, self._precision, self._seed, self._draws, self._eagerly = step, precision, seed, draws, eagerly
+        self._parameters = list(step.parameters.values())
+        self._start = [p.detach().clone() for p in self._parameters]
+        self._buffers = [(b, b.clone()) for b in step.buffers()]
+        self._layers: dict[str, list[int]] = {}
+        self._directions: list[Tensor | None] = []
+        self._signs: list[dict[str, float]] = []
+
+    def put_back(self) -> None:
+        """Makes parameters and buffers what they were, and takes the gradients away."""
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, self._start, strict=True):
+                parameter.copy_(value)
+            _put_back(self._step, self._buffers)
+        self._step.discard()
+
+    def found(self) -> GradientCheck:
+        """What the lines say."""
+        self._center = self._begun()
+        if self._center is None:
+            return skipped("the loss or a gradient is not finite")
+        again = self._at({}, 0.0)
+        self._size = abs(self._center.loss) or 1.0
+        if abs(again.loss - self._center.loss) > 0.5 * self._precision.widths[0] * self._size:
+            return skipped(
+                f"the loss of the same weights, batch and random numbers is {self._center.loss:.6g} once and {again.loss:.6g} "
+                "the next time"
+            )
+        widths = self._precision.widths
+        errors = defaultdict[float, list[float]](list)
+        for width in widths:
+            moves = self._moves(width)
+            if not any(moves.values()):
+                return skipped("no gradient is large enough to be told from rounding")
+            if not self._signs:
+                self._signs = [self._pattern(moves, line) for line in range(NUM_LINES)]
+                checked = sum(move > 0 for move in moves.values()) / len(moves)
+            errors[width] = [self._error(moves, signs, width) for signs in self._signs]
+            if max(map(abs, errors[width])) <= self._precision.allowed:
+                return self._verdict(Outcome.OK, max(map(abs, errors[width])), checked)
+        return self._doubtful(errors, checked)
+
+    def _doubtful(self, errors: Mapping[float, list[float]], checked: float) -> GradientCheck:
+        """No width shows that all is right: by what eager does, kinks of the loss are told from wrong gradients."""
+        compiled_center = self._center
+        with self._eagerly():
+            self._center = self._at({}, 0.0)
+            eager = {width: [self._error(self._moves(width), signs, width) for signs in self._signs] for width in errors}
+        self._center = compiled_center
+        allowed = self._precision.allowed
+        judged = {
+            width: [one if self._draws else one - other for one, other in zip(values, eager[width], strict=True)]
+            for width, values in errors.items()
+        }
+        for values in judged.values():  # the same function of the same weights: what is not smooth in it cancels
+            if not self._draws and max(map(abs, values)) <= allowed:
+                return self._verdict(Outcome.OK, max(map(abs, values)), checked)
+        for line in range(NUM_LINES):
+            plateau = _plateau([(width, judged[width][line]) for width in judged], allowed)
+            if plateau is None:
+                continue
+            width, error = plateau
+            if self._draws and abs(eager[width][line]) > max(allowed, abs(error) / 3):
+                return skipped(
+                    "eager gradients are no derivatives of the loss either, as with detach or a straight-through estimate"
+                )
+            layers = self._wrong_layers(width, error)
+            worst = next(iter(layers.values()), error)
+            return self._verdict(Outcome.WRONG, abs(worst), checked, layers)
+        return skipped("the loss is not smooth enough around these weights, or its rounding is too coarse")
+
+    def _verdict(
+        self, outcome: Outcome, error: float, checked: float, layers: Mapping[str, float] | None = None
+    ) -> GradientCheck:
+        return GradientCheck(
+            outcome=outcome, error=error, allowed=self._precision.allowed, layers=layers or {}, share_checked=checked
+        )
+
+    def _wrong_layers(self, width: float, error: float) -> dict[str, float]:
+        """Relative errors of single layers, the worst first."""
+        moves = {name: move for name, move in self._moves(width).items() if move}
+        if len(moves) > MAX_SINGLE_LAYERS:
+            moves = self._worst_half(moves, width)
+        found = {}
+        for name, move in moves.items():
+            left = self._error({name: move}, {name: 1.0}, width)
+            found[name] = left * width * self._size / (move * self._norms[name])
+        wrong = {name: one for name, one in found.items() if abs(one) > self._precision.allowed}
+        return dict(sorted(wrong.items(), key=lambda item: -abs(item[1])))
+
+    def _worst_half(self, moves: Mapping[str, float], width: float) -> dict[str, float]:
+        """Down to one layer, by halves."""
+        names = list(moves)
+        while len(names) > 1:
+            halves = names[: len(names) // 2], names[len(names) // 2 :]
+            left = [abs(self._error({n: moves[n] for n in half}, self._signs[0], width)) for half in halves]
+            names = halves[0] if left[0] >= left[1] else halves[1]
+        return {name: moves[name] for name in names}
+
+    def _begun(self) -> _Point | None:
+        """Evaluates where the weights are, and takes each layer's direction from there."""
+        loss = self._evaluate()
+        gradients = self._step.gradients()
+        self._directions = [None if g is None else _dense(g).detach().clone() for g in gradients]
+        named: dict[str, list[int]] = defaultdict(list)
+        for index, name in enumerate(self._step.parameters):
+            if self._directions[index] is not None:
+                named[name.rpartition(".")[0] or name].append(index)
+        squares = [0.0 if d is None else _dot(d, d) for d in self._directions]
+        self._norms = {layer: math.sqrt(sum(squares[i] for i in indices)) for layer, indices in named.items()}
+        if not math.isfinite(loss) or not all(map(math.isfinite, self._norms.values())):
+            return None
+        self._layers = {layer: indices for layer, indices in named.items() if self._norms[layer]}
+        weights = {
+            layer: math.sqrt(sum(_dot(self._start[i], self._start[i]) for i in indices))
+            for layer, indices in self._layers.items()
+        }
+        counts = {layer: sum(self._start[i].numel() for i in indices) for layer, indices in self._layers.items()}
+        self._reach = {name: MAX_MOVE * max(weights[name], STARTING_SCALE * math.sqrt(counts[name])) for name in weights}
+        return _Point(loss, [self._norms[layer] for layer in self._layers])
+
+    def _norm_of_weights(self, indices: Sequence[int]) -> float:
+        count = sum(self._start[i].numel() for i in indices)
+        return max(math.sqrt(sum(_dot(self._start[i], self._start[i]) for i in indices)), STARTING_SCALE * math.sqrt(count))
+
+    def _moves(self, width: float) -> dict[str, float]:
+        """How far each layer moves along its gradient, 2-norm."""
+        change = width * self._size
+        moves = {name: min(change / self._norms[name], self._reach[name]) for name in self._layers}
+        return {name: move if move * self._norms[name] >= LEAST_SHARE * change else 0.0 for name, move in moves.items()}
+
+    def _pattern(self, moves: Mapping[str, float], line: int) -> dict[str, float]:
+        """Back or forth for each layer. They do not balance, or an error that all layers have would cancel."""
+        random = Random(line)
+        changes = {name: move * self._norms[name] for name, move in moves.items()}
+        least = math.sqrt(sum(change**2 for change in changes.values()))
+        while True:
+            signs = {name: random.choice((-1.0, 1.0)) for name in moves}
+            if abs(sum(signs[name] * change for name, change in changes.items())) >= 0.999 * least:
+                return signs
+
+    def _error(self, moves: Mapping[str, float], signs: Mapping[str, float], width: float) -> float:
+        """What Simpson's rule leaves over, in units of one layer's change of the loss."""
+        steps = {name: signs[name] * move for name, move in moves.items() if move}
+        after, before = (self._at(steps, side) for side in (1.0, -1.0))
+        assert self._center is not None
+        slopes = zip(self._layers, before.slopes, self._center.slopes, after.slopes, strict=True)
+        integral = sum(steps.get(name, 0.0) * (b + 4 * c + a) / 3 for name, b, c, a in slopes)
+        (left,) = agreed_numbers([(integral - (after.loss - before.loss)) / 2], self._step.device)
+        return left / (width * self._size)
+
+    def _at(self, steps: Mapping[str, float], side: float) -> _Point:
+        """Evaluates with each layer moved by its step along its direction, and puts the weights back."""
+        self._move(steps, side)
+        try:
+            loss = self._evaluate()
+        finally:
+            self._move(steps, 0.0)
+        gradients = self._step.gradients()
+        return _Point(
+            loss,
+            [
+                sum(self._projection(gradients[i], i) for i in indices) / self._norms[layer]
+                for layer, indices in self._layers.items()
+            ],
+        )
+
+    def _projection(self, gradient: Tensor | None, index: int) -> float:
+        direction = self._directions[index]
+        return 0.0 if gradient is None or direction is None else _dot(_dense(gradient), direction)
+
+    def _move(self, steps: Mapping[str, float], side: float) -> None:
+        with torch.no_grad():
+            for name, step in steps.items():
+                for i in self._layers[name]:
+                    direction = self._directions[i]
+                    assert direction is not None
+                    if side:
+                        torch.add(self._start[i], direction, alpha=side * step / self._norms[name], out=self._parameters[i])
+                    else:
+                        self._parameters[i].copy_(self._start[i])
+
+    def _evaluate(self) -> float:
+        self.evaluations += 1
+        with torch.no_grad():
+            _put_back(self._step, self._buffers)
+        self._step.discard()
+        with own_random_numbers(self._step.device, self._seed):
+            return _mean_over_workers(self._step.run(), self._step.device)
+
+
+def _plateau(errors: Sequence[tuple[float, float]], allowed: float) -> tuple[float, float] | None:
+    """The widest of two widths whose errors agree and are out of tolerance, and the error there."""
+    for i, (width, one) in enumerate(errors):
+        for other_width, other in errors[i + 1 :]:
+            if min(abs(one), abs(other)) > allowed and abs(one - other) < 0.3 * min(abs(one), abs(other)):
+                return max((width, one), (other_width, other))
+    return None
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    """Of real vectors; complex ones count as pairs of real numbers, as their gradients do."""
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    return float((one * other).sum(dtype=torch.float64))
+
+
+def _mean_over_workers(loss: float, device: torch.device) -> float:
+    """The loss whose gradients workers have after they averaged them."""
+    if num_workers() == 1:
+        return loss
+    shared = torch.tensor(loss, device=device, dtype=torch.float64)
+    torch.distributed.all_reduce(shared)
+    return float(shared) / num_workers()
+
+
+def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Batch, *, draws: bool) -> GradientCheck | None:
+    """Checks a measured training step on one batch; None where nothing of the model is compiled.
+
+    Args:
+        prepared: the settings in force.
+        model: what the step trains.
+        step: has run before on a batch of this shape.
+        batch: what to evaluate the loss on.
+        draws: whether the step draws random numbers.
+    """
+    settings, device = prepared.settings, prepared.device
+    if settings.scope is Scope.EAGER or not prepared.workload.trains:
+        return None
+    if settings.ddp is not None and settings.ddp.compression is not None:
+        return skipped("gradients are compressed on their way between workers")
+    parameters = {name: p for name, p in unwrap_ddp(model).named_parameters() if p.requires_grad}
+    first = next(iter(parameters.values()))
+    autocast = prepared.workload.autocast_dtype(device)
+    rounding, _ = precision_of(settings, autocast, first.dtype.to_real())
+
+    def discard() -> None:
+        for parameter in parameters.values():
+            if settings.static_gradients and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
+
+    subject = Differentiated(
+        parameters=parameters,
+        buffers=lambda: list(unwrap_ddp(model).buffers()),
+        run=lambda: step.forward_and_backward(batch),
+        discard=discard,
+        gradients=lambda: [parameter.grad for parameter in parameters.values()],
+        device=device,
+    )
+    several = num_workers() > 1
+    if several and not everywhere(memory.has_room(memory.read_peaks(device).in_use_bytes, device), device):
+        return skipped("there is no memory for a second copy of the weights")
+    try:
+        return check_gradients(subject, rounding=rounding, draws=draws, eagerly=run_eagerly)
+    except torch.OutOfMemoryError:
+        if several:  # where others wait for this worker
+            raise
+        return skipped("there is no memory for a second copy of the weights")
+
+
+def run_eagerly() -> AbstractContextManager[Any]:
+    """Within it, whatever torch.compile was applied to runs as it is written."""
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
