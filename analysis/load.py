@@ -149,14 +149,16 @@ def _numerics(numerics: Mapping[str, Any]) -> dict[str, Any]:
     ratios = list(_ratios(numerics))
     return {
         "numerics_status": numerics.get("status"),
-        "numerics_worst": numerics.get("worst"),
+        "numerics_worst": numerics.get("remark") or numerics.get("worst"),
         "numerics_worst_ratio": None if None in ratios else max(ratios, default=None),
     }
 
 
 def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
-    """Every gap over its tolerance, of whatever was compared; None if not finite."""
-    for value in numerics.values():
+    """Every gap over its tolerance, of whatever the status rests on; None if not finite."""
+    for name, value in numerics.items():
+        if name == "buffers" and numerics.get("remark"):  # out of tolerance, and no reason against the setting
+            continue
         if isinstance(value, Mapping) and "tolerance" in value:
             gap, tolerance = number(value.get("gap")), number(value["tolerance"])
             yield 0.0 if gap == 0 else gap / tolerance if gap is not None and tolerance else None

@@ -233,7 +233,10 @@ def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:
         return f"{what}: {_sentence(numerics['worst'])}"
     if label is Label.DIVERGES:
         since = "" if numerics["first_bad_step"] is None else f" from step {numerics['first_bad_step']} on"
-        return f"does not follow eager on the same batches{since}: {_sentence(numerics['worst'])}"
+        advice = f"; {numerics['advice']}" if numerics.get("advice") else ""
+        if (numerics.get("gradient_check") or {}).get("outcome") == "wrong":
+            return f"{_sentence(numerics['worst'])}{advice}"
+        return f"does not follow eager on the same batches{since}: {_sentence(numerics['worst'])}{advice}"
     if numerics["first_bad_step"] is not None:
         return f"loss or gradients are not finite from step {numerics['first_bad_step']} on; eager is, on the same batches"
     return f"the loss is not finite from timed step {numerics['first_bad_steady_step']} on"

@@ -251,6 +251,22 @@ def _memory(found: Mapping[str, Any]) -> Iterator[str]:
 def _numerics(numerics: Mapping[str, Any]) -> Iterator[str]:
     status = str(numerics["status"]).replace("_", " ")
     yield f"{status}, over {_number(numerics['compared_steps'], 'step')} beside eager: {numerics['worst']}"
+    if remark := numerics.get("remark"):
+        yield f"  {remark}"
+    if advice := numerics.get("advice"):
+        yield f"  → {advice}"
+    if check := numerics.get("gradient_check"):
+        yield _gradient_check(check)
+
+
+def _gradient_check(check: Mapping[str, Any]) -> str:
+    """What finite differences of the loss say of the gradients."""
+    if check["outcome"] == "skipped":
+        return f"whether gradients belong to the loss could not be checked: {check['reason']}"
+    layers = ", ".join(f"{name} {100 * error:+.3g} %" for name, error in check["layers"].items())
+    within = f"within {100 * check['error']:.2g} % of one layer's ({100 * check['allowed']:.2g} % allowed)"
+    told = f"do not belong to the loss: {layers}" if check["outcome"] == "wrong" else f"belong to the loss {within}"
+    return f"gradients {told}, by finite differences in the compiled code"
 
 
 def _shown(names: Iterable[str], most: int = 4) -> str:

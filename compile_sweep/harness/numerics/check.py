@@ -59,8 +59,8 @@ class Numerics:
     status: NumericsStatus
     compared_steps: int
     first_bad_step: int | None
-    """Index of the first compared step that is not finite or, where status is diverges, out of tolerance by itself; the last
-    one where only the parameters are."""
+    """Index of the first compared step that is not finite or, where status is diverges, out of tolerance by itself; None where
+    only that is out which is looked at once, after the last step: parameters, buffers and finite differences."""
     first_bad_steady_step: int | None
     """Index of the first timed step whose loss is not finite."""
     last_loss: float | None
@@ -88,6 +88,10 @@ class Numerics:
     where it was not asked for."""
     worst: str
     """Which of them is nearest to its tolerance, or furthest above."""
+    remark: str | None = None
+    """What is out of tolerance and does not make the setting unusable, and its usual cause."""
+    advice: str | None = None
+    """What to try where the status is diverges."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -142,7 +146,9 @@ def judge(
     bad = _not_finite(compiled) or _infinite_elsewhere(compiled, references) or _buffers_not_finite(compiled, references)
     about = None if eager_bad or bad else _circumstances(compiled, references)
     compared = list(_comparisons(compiled, references, about)) if about else []
-    outside = [comparison for comparison in compared if comparison.gap.share > 1]
+    out = [comparison for comparison in compared if comparison.gap.share > 1]
+    outside = [comparison for comparison in out if comparison.respect != "buffers"]
+    remark = _remark_on_buffers(out) if out and not outside else None
     first_bad_step = bad.step if bad else None
     if eager_bad or (steady_bad is not None and eager_steady_bad is not None):
         status = NumericsStatus.EAGER_UNSTABLE
@@ -155,10 +161,11 @@ def judge(
         status, worst = NumericsStatus.EAGER_UNSTABLE, differing
     else:
         status = NumericsStatus.DIVERGES if outside else NumericsStatus.OK
-        first_bad_step = min((comparison.first_bad_step for comparison in outside), default=None)
-        worst = max(compared, key=lambda comparison: comparison.gap.share).text
+        first_bad_step = min((step for one in outside if (step := one.first_bad_step) is not None), default=None)
+        counted = [comparison for comparison in compared if outside or comparison not in out]
+        worst = max(counted, key=lambda comparison: comparison.gap.share).text
         if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
-            status, worst = NumericsStatus.DIVERGES, gradient_check.sentence
+            status, first_bad_step, worst, remark = NumericsStatus.DIVERGES, None, gradient_check.sentence, None
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -176,7 +183,36 @@ def judge(
         outputs=next((c.gap for c in compared if c.respect == "outputs"), None),
         gradient_check=gradient_check,
         worst=worst,
+        remark=remark,
+        advice=_advice(references, gradient_check) if status is NumericsStatus.DIVERGES else None,
     )
+
+
+def _remark_on_buffers(out: Sequence[_Comparison]) -> str:
+    worst = max(out, key=lambda comparison: comparison.gap.share)
+    return (
+        f"loss, gradients and parameters agree with eager, and only running statistics do not: {worst.text}. They do not act on "
+        "training. Usual cause: a forward that checkpointing runs twice counts a batch twice in eager and once compiled"
+    )
+
+
+def _advice(references: References, gradient_check: GradientCheck | None) -> str:
+    if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
+        return (
+            "try backend=aot_eager, which shows whether Inductor's code is at fault, then scope=regional or "
+            "parts.NAME.compile=off, which leave parts eager; an activation_memory_budget below 1 does this under dropout"
+        )
+    rounds = references.rounding > _FLOAT32_ROUNDING
+    tries = [
+        *(["inductor.emulate_precision_casts=on, which rounds as eager does"] if rounds else []),
+        *(["inductor.fallback_random=on, which draws eager's random numbers"] if references.eager.random else []),
+        "backend=aot_eager, which shows whether Inductor's code is at fault",
+        "scope=regional, which shows whether one of the blocks is",
+    ]
+    return f"try {'; '.join(tries)}"
+
+
+_FLOAT32_ROUNDING = 2.0**-24
 
 
 _REPEATS_ROUNDINGS = 1 / 8
@@ -212,17 +248,21 @@ class _Comparison:
     module: str
     gap: Gap
     step_gaps: Sequence[float]
+    """Of each step by itself; empty for what is looked at once, after the last one."""
 
     @property
-    def first_bad_step(self) -> int:
+    def first_bad_step(self) -> int | None:
         """The first step out of tolerance by itself; there is one wherever a mean over the steps is."""
+        if not self.step_gaps:
+            return None
         limit = self.gap.tolerance or 0.0
         return next((step for step, gap in enumerate(self.step_gaps) if gap > limit), len(self.step_gaps) - 1)
 
     @property
     def text(self) -> str:
         what = f"{self.respect} of {self.module}" if self.module else self.respect
-        return f"{what}: off by {_percent(self.gap.gap)}, {_percent(self.gap.tolerance)} allowed"
+        times = f", {self.gap.share:.3g} times as much" if math.isfinite(self.gap.share) and self.gap.share > 1 else ""
+        return f"{what}: off by {_percent(self.gap.gap)}, {_percent(self.gap.tolerance)} allowed{times}"
 
 
 def _comparisons(compiled: Trajectory, references: References, about: ComparisonContext) -> Iterator[_Comparison]:
@@ -245,12 +285,12 @@ def _comparisons(compiled: Trajectory, references: References, about: Comparison
         moved = compare_movement(compiled.movement[module], [run.movement[module] for run in runs], weights, steps, about)
         yield compared(GRADIENTS, module, partial(_gradients, module), whole)
         yield compared(UPDATES, module, partial(_updates, module), [weights] * steps)
-        yield _Comparison("parameters", module, moved, [0.0] * steps)
+        yield _Comparison("parameters", module, moved, [])
     for module in _moved_buffers(compiled, references):
         moved = compare_movement(
             compiled.buffers[module], [run.buffers[module] for run in runs], last.buffer_norms[module], steps, about
         )
-        yield _Comparison("buffers", module, moved, [0.0] * steps)
+        yield _Comparison("buffers", module, moved, [])
 
 
 def _moved_buffers(compiled: Trajectory, references: References) -> list[str]:
