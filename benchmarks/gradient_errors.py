@@ -20,7 +20,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from compile_sweep.contract.base import BUILT_IN, load_workload
+from compile_sweep.contract.base import load_workload
+from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics.gradient_check import (
