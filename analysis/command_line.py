@@ -1,56 +1,35 @@
-"""What the commands of this package share: one clear sentence and exit code 2 for whatever they cannot work with.
-
-Files that take their name when they are whole.
-"""
+"""What the commands of this package share: counts and amounts as a person writes them, and files that appear whole."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated
 
-from compile_sweep.schema.errors import CompileSweepError, ConfigError, check_utf8, one_line_message
+import tyro
 
-READER_GONE, USAGE_ERROR = 1, 2
+from compile_sweep.schema.errors import ConfigError
 
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is a `ConfigError` instead of the usage and an exit."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, of words that are text."""
-        words = sys.argv[1:] if args is None else args
-        check_utf8(words)
-        return super().parse_known_args(words, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises the parser's complaint."""
-        raise ConfigError(f"{message}; see {self.prog} --help")
+SweepFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+"""The folder that a sweep wrote."""
 
 
-def run(command: Callable[[], int]) -> int:
-    """Runs a command; the user's mistakes become one sentence on stderr and exit code 2.
+def words_of(arguments: Sequence[str] | None) -> Sequence[str]:
+    """The words of a command line, by default this process's."""
+    return sys.argv[1:] if arguments is None else arguments
 
-    Exit code 1 if whoever reads its output stops before its end.
-    """
-    try:
-        code = command()
-        sys.stdout.flush()
-    except CompileSweepError as error:
-        print(f"error: {one_line_message(error)}", file=sys.stderr)
-        return USAGE_ERROR
-    except BrokenPipeError:  # `| head` has read enough; Python would try again to write the rest as it ends, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
-    return code
+
+def is_number(word: str) -> bool:
+    """Whether a word begins as a number does, so that it may be one of several."""
+    return word[:1].isdigit() or word[:1] == "."
 
 
 def count(text: str) -> int:

@@ -7,28 +7,52 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jinja2
 import pandas as pd
+import tyro
 from markupsafe import Markup
 
-from analysis.command_line import Parser, published, run
+from analysis.command_line import published, words_of
 from analysis.comparing.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
-from analysis.comparing.rules import NEWS_KINDS, Finding, Rule, check
+from analysis.comparing.rules import Finding, Rule, check
 from analysis.comparing.words import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
 from analysis.formatting import instant
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.page.page import COMPARISON_FILE
 from analysis.report import renew_report
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag, Repeated
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
 
+PROG = "python -m analysis.compare"
 GATE_FAILED = 1
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """The page runs no script and loads nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Compare two sweeps of the same workload."""
+
+    before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    """The folder of the sweep to compare with."""
+    after: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
+    """The folder of the sweep that is judged."""
+    fail_on: Annotated[tuple[str, ...], Repeated, tyro.conf.arg(metavar="RULE")] = ()
+    """Exit with 1 where a setting breaks it: compile_s>+15%, samples_per_s<-3%, graph_breaks>0, peak_memory_bytes>40GiB, or one
+    of failures, breaks, recompiles, fallbacks, cudagraph-skips, numerics; may be repeated."""
+    repeat: Annotated[tuple[Path, ...], Repeated, tyro.conf.arg(metavar="FOLDER")] = ()
+    """Another sweep of the very code that A is of: how it differs from A is noise between runs; may be repeated."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The page; by default B/compare.html."""
+    markdown: Flag = False
+    """Print it as a table for a text instead."""
 
 
 class Row(NamedTuple):
@@ -42,9 +66,14 @@ class Row(NamedTuple):
     news: Sequence[News]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, 1 if a rule is broken, or 2 for what it cannot work with."""
-    return run(lambda: _command(arguments))
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code: 0, 1 if a rule is broken, or 2 for what it cannot work with.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
+    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
 
 
 def write_comparison(
@@ -85,34 +114,19 @@ def write_comparison(
     return path
 
 
-def _command(arguments: Sequence[str] | None) -> int:
-    options = Parser(prog="python -m analysis.compare", description="Compares two sweeps of the same workload.")
-    options.add_argument("before", metavar="A", type=Path, help="the folder of the sweep to compare with")
-    options.add_argument("after", metavar="B", type=Path, help="the folder of the sweep that is judged")
-    options.add_argument(
-        "--fail-on", action="append", default=[], metavar="RULE",
-        help="exit with 1 where a setting breaks it: 'compile_s>+15%%', 'samples_per_s<-3%%', 'graph_breaks>0', "
-        f"'peak_memory_bytes>40GiB', or one of {', '.join(NEWS_KINDS)}; may be repeated",
-    )  # fmt: skip
-    options.add_argument(
-        "--repeat", action="append", default=[], metavar="FOLDER", type=Path,
-        help="another sweep of the very code that A is of: how it differs from A is noise between runs; may be repeated",
-    )  # fmt: skip
-    options.add_argument("--output", metavar="FILE", type=Path, default=None, help=f"the page (B/{COMPARISON_FILE})")
-    options.add_argument("--markdown", action="store_true", help="print it as a table for a text instead")
-    told = options.parse_args(arguments)
-    rules = [Rule.parse(words) for words in told.fail_on]
-    before, after = load(told.before), load(told.after)
-    sweeps = (load_sweep(told.before), load_sweep(told.after))
-    attempts = (_attempts(told.before, told.after, told.repeat), load(told.after, all_attempts=True))
+def _command(options: Options) -> int:
+    rules = [Rule.parse(words) for words in options.fail_on]
+    before, after = load(options.before), load(options.after)
+    sweeps = (load_sweep(options.before), load_sweep(options.after))
+    attempts = (_attempts(options.before, options.after, options.repeat), load(options.after, all_attempts=True))
     comparison = compare(before, after, sweeps=sweeps, attempts=attempts)
     findings = check(comparison, rules)
-    path = told.output or told.after / COMPARISON_FILE
-    names = (str(told.before), str(told.after))
+    path = options.output or options.after / COMPARISON_FILE
+    names = (str(options.before), str(options.after))
     write_comparison(path, comparison, sweeps, names, rules=rules, findings=findings)
-    if told.output is None:
-        renew_report(told.after)
-    if told.markdown:
+    if options.output is None:
+        renew_report(options.after)
+    if options.markdown:
         print(comparison_markdown(comparison), end="")
     else:
         print(*_lines(comparison), path, sep="\n")

@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+import tyro
 
 from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
 from analysis.choose.break_even import Job
 from analysis.choose.pareto import standing
-from analysis.command_line import amount, count, published, run
+from analysis.command_line import amount, count, published, words_of
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
 from analysis.page.page import RERUN_FILE
-from analysis.recommend import job_of, parser, recommend, sentences, trials_of
+from analysis.recommend import JobOptions, job_of, recommend, sentences, trials_of
 from analysis.report import renew_report
 from analysis.table import markdown_table
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
 from compile_sweep.schema.objectives import Constraint
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SWEEP_FILE
+
+PROG = "python -m analysis.export"
 
 USUAL_STEPS = 100_000
 
@@ -42,7 +47,30 @@ _FORMS: Mapping[str, Callable[[pd.DataFrame, Path], None]] = {
     "md": lambda df, path: _write(path, markdown_table(df)),
 }
 
-BEST = "best"
+
+class Form(StrEnum):
+    """What may be written."""
+
+    BEST = "best"
+    CSV = "csv"
+    PARQUET = "parquet"
+    MD = "md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(JobOptions):
+    """Write a sweep's results in other forms, and best.py."""
+
+    only: tuple[Form, ...] = tuple(Form)
+    """Not all of them, but these."""
+    setting: Annotated[str | None, tyro.conf.arg(metavar="KEY")] = None
+    """Make best.py of this setting instead of the recommended one."""
+    no_rerun: Flag = False
+    """Do not run best.py before it is offered, and say so in it."""
+    timeout_s: Annotated[str | None, tyro.conf.arg(metavar="S")] = None
+    """Give the run up after so long; by default 4 times what the trial took, and 10 min."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Where to write; by default the sweep's folder."""
 
 
 def to_csv(df: pd.DataFrame, path: Path) -> None:
@@ -55,19 +83,17 @@ def to_parquet(df: pd.DataFrame, path: Path) -> None:
     _plain(df).to_parquet(path, index=False)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for what it cannot work with."""
-    return run(lambda: _command(arguments))
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for what it cannot work with.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
+    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
 
 
-def _command(arguments: Sequence[str] | None) -> int:
-    options = parser("python -m analysis.export", "Writes a sweep's results in other forms, and best.py.")
-    options.add_argument("--only", nargs="+", choices=[BEST, *_FORMS], default=[BEST, *_FORMS], help="not all of them, but these")
-    options.add_argument("--setting", metavar="KEY", help="make best.py of this setting instead of the recommended one")
-    options.add_argument("--no-rerun", action="store_true", help="do not run best.py before it is offered, and say so in it")
-    options.add_argument("--timeout-s", metavar="S", help="give the run up after so long (4 times the trial's, and 10 min)")
-    options.add_argument("--output", metavar="DIR", type=Path, help="where to write (the sweep's folder)")
-    told = options.parse_args(arguments)
+def _command(told: Options) -> int:
     folder, into = told.folder, told.output or told.folder
     timeout_s = None if told.timeout_s is None else amount(told.timeout_s)
     job, bounds = _asked(told)  # before anything is written
@@ -81,7 +107,7 @@ def _command(arguments: Sequence[str] | None) -> int:
         path = into / f"trials.{form}"
         _write_whole(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
         print(path)
-    if BEST in told.only:
+    if Form.BEST in told.only:
         chosen, why, chosen_for = _chosen(told, job, bounds)
         came = export_best(folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=chosen_for)
         print(*why, came.sentence, sep="\n")
@@ -146,14 +172,14 @@ def export_best(
     return came
 
 
-def _asked(told: Namespace) -> tuple[Job, list[Constraint]]:
+def _asked(told: Options) -> tuple[Job, list[Constraint]]:
     lengths = [count(words) for words in told.steps or [str(USUAL_STEPS)]]
     if len(lengths) > 1:
         raise ConfigError("best.py is for one job; give one length with --steps")
     return job_of(told, lengths[0]), [Constraint.parse(words) for words in told.constraint]
 
 
-def _chosen(told: Namespace, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.Series, list[str], Job | None]:
+def _chosen(told: Options, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.Series, list[str], Job | None]:
     df, attempts = trials_of(told)
     if told.setting is not None:
         trial = _asked_for(df, told.setting)

@@ -9,15 +9,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import plotly.graph_objects as go
+import tyro
 
-from analysis.command_line import Parser, run
+from analysis.command_line import SweepFolder, words_of
 from analysis.figures import break_even_figure, break_even_info, pareto_figure, pareto_info
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.page.charts import page_charts
+from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError, SweepFolderError
 from compile_sweep.schema.record import read_warm_starts
 
@@ -37,6 +41,7 @@ _FLAGS = (
 )
 _DEADLINE_S = 120
 FRONT = "front"
+PROG = "python -m analysis.picture"
 
 _TO_SVG = """
 Plotly.toImage('{plot_id}', {format: 'svg', width: null, height: %d}).then((url) => {
@@ -47,6 +52,18 @@ Plotly.toImage('{plot_id}', {format: 'svg', width: null, height: %d}).then((url)
 });
 """
 """Leaves the chart in the page as text, for `--dump-dom`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Draw a chart of a sweep's report."""
+
+    folder: SweepFolder
+    """The folder a sweep wrote."""
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """The picture to write: a PNG, or an SVG if it ends in .svg."""
+    chart: str = FRONT
+    """front, break-even, phases, steps, memory, …"""
 
 
 class PictureError(CompileSweepError):
@@ -116,19 +133,17 @@ def picture_title(sweep: SweepInfo) -> str:
     return " · ".join(filter(None, [sweep.what, *where])) or "sweep"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 2 where no picture could be drawn."""
-    return run(lambda: _command(arguments))
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code: 0, or 2 where no picture could be drawn.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
+    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
 
 
-def _command(arguments: Sequence[str] | None) -> int:
-    parser = Parser(prog="python -m analysis.picture", description="Draws a chart of a sweep's report.")
-    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
-    parser.add_argument("path", metavar="OUT", type=Path, help="the picture to write: a PNG, or an SVG if it ends in .svg")
-    parser.add_argument(
-        "--chart", default=FRONT, metavar="NAME", help="front (the default), break-even, phases, steps, memory, …"
-    )
-    options = parser.parse_args(arguments)
+def _command(options: Options) -> int:
     print(write_picture(options.folder, options.path, options.chart))
     return 0
 

@@ -9,29 +9,65 @@ The recommended setting by length of the job as a table for a text. Markdown; no
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import tyro
 
 from analysis.choose.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.choose.pareto import assured, is_noisy_trial
 from analysis.choose.uncertainty import chance
-from analysis.command_line import Parser, amount, count, run
+from analysis.command_line import SweepFolder, amount, count, is_number, words_of
 from analysis.formatting import MISSING, cell, duration, figure, number, percent, span, whole
 from analysis.load import load
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag, Repeated, Several
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Constraint
 from compile_sweep.schema.settings import Scope
+
+PROG = "python -m analysis.recommend"
 
 USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
 
 EQUAL = 0.05
 """A setting that is the shortest with at least this probability cannot be told apart from the recommended one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """A sweep and the job that a setting is wanted for."""
+
+    folder: SweepFolder
+    """The folder a sweep wrote."""
+    steps: Annotated[tuple[str, ...], Several(is_number), tyro.conf.arg(metavar="N …")] = ()
+    """Length of the job, such as 200000, 200k or 1M."""
+    restarts: Annotated[str, tyro.conf.arg(metavar="N")] = "0"
+    """Times it is begun again."""
+    nodes: Annotated[str, tyro.conf.arg(metavar="N")] = "1"
+    """Nodes it runs on."""
+    gpus_per_node: Annotated[str | None, tyro.conf.arg(metavar="N")] = None
+    """GPUs of each; by default as many as a trial had workers."""
+    starts: Starts = Starts.COLD
+    """What caches its starts find."""
+    start_overhead_s: Annotated[str, tyro.conf.arg(metavar="S")] = "0"
+    """Seconds of each start whatever the setting."""
+    price_per_gpu_hour: Annotated[str | None, tyro.conf.arg(metavar="PRICE")] = None
+    """Also say what it costs."""
+    constraint: Annotated[tuple[str, ...], Repeated, tyro.conf.arg(metavar="BOUND")] = ()
+    """A bound the setting must keep, such as compile_s<=120 or peak_memory_bytes<=40GiB; may be repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(JobOptions):
+    """Say which setting to train a job with, and what that saves."""
+
+    markdown: Flag = False
+    """Print it as a table for a text instead."""
 
 
 class Gain(NamedTuple):
@@ -156,65 +192,46 @@ def describe(job: Job, samples: int) -> str:
     return f"{whole(job.steps)} steps of {samples} samples a worker, {nodes}{restarts}{starts}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 2 for what it cannot work with."""
-    return run(lambda: _command(arguments))
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code: 0, or 2 for what it cannot work with.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
+    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
 
 
-def parser(prog: str, description: str) -> Parser:
-    """The options that describe a job, which other commands take as well."""
-    options = Parser(prog=prog, description=description)
-    options.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
-    options.add_argument("--steps", nargs="+", metavar="N", default=None, help="length of the job, such as 200000, 200k or 1M")
-    options.add_argument("--restarts", default="0", metavar="N", help="times it is begun again (0)")
-    options.add_argument("--nodes", default="1", metavar="N", help="nodes it runs on (1)")
-    options.add_argument("--gpus-per-node", default=None, metavar="N", help="GPUs of each (as many as a trial had workers)")
-    options.add_argument("--starts", choices=[*Starts], default=Starts.COLD, help="what caches its starts find (cold)")
-    options.add_argument("--start-overhead-s", default="0", metavar="S", help="seconds of each start whatever the setting (0)")
-    options.add_argument("--price-per-gpu-hour", default=None, metavar="PRICE", help="also say what it costs")
-    options.add_argument(
-        "--constraint", action="append", default=[], metavar="BOUND",
-        help="a bound the setting must keep, such as 'compile_s<=120' or 'peak_memory_bytes<=40GiB'; may be repeated",
-    )  # fmt: skip
-    return options
-
-
-def job_of(told: object, steps: int) -> Job:
-    """The job that parsed options describe.
+def job_of(told: JobOptions, steps: int) -> Job:
+    """The job that options describe, of so many steps.
 
     Raises:
         ConfigError: a number that no job has.
     """
-    words = vars(told)
-    gpus, price = words["gpus_per_node"], words["price_per_gpu_hour"]
+    gpus, price = told.gpus_per_node, told.price_per_gpu_hour
     return Job(
         steps=steps,
-        restarts=count(words["restarts"]),
-        nodes=count(words["nodes"]),
+        restarts=count(told.restarts),
+        nodes=count(told.nodes),
         gpus_per_node=None if gpus is None else count(gpus),
-        starts=Starts(words["starts"]),
-        start_overhead_s=amount(words["start_overhead_s"]),
+        starts=told.starts,
+        start_overhead_s=amount(told.start_overhead_s),
         price_per_gpu_hour=None if price is None else amount(price),
     )
 
 
-def trials_of(told: Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The trials and all attempts that parsed options speak of."""
+def trials_of(told: JobOptions) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The trials and all attempts that options speak of."""
     return load(told.folder), load(told.folder, all_attempts=True)
 
 
-def _command(arguments: Sequence[str] | None) -> int:
-    options = parser("python -m analysis.recommend", "Says which setting to train a job with, and what that saves.")
-    options.add_argument("--markdown", action="store_true", help="print it as a table for a text instead")
-    told = options.parse_args(arguments)
+def _command(told: Options) -> int:
     lengths = [count(text) for text in told.steps] if told.steps else list(USUAL_STEPS)
     jobs = [job_of(told, steps) for steps in lengths]
     constraints = [Constraint.parse(text) for text in told.constraint]
     df, attempts = trials_of(told)
     found = [recommend(df, job, constraints=constraints, attempts=attempts) for job in jobs]
     if told.markdown:
-        pass  # which imports from here
-
         print(recommendation_markdown(found), end="")
         return 0
     for one in found:
@@ -306,10 +323,6 @@ def _signed(seconds: object) -> str:
     return f"−{duration(-value)}" if value is not None and value < 0 else duration(value)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def recommendation_markdown(found: Sequence[Recommendation]) -> str:
     """A row for each job, then a line for each range of lengths with the setting that is the shortest in it.
 
@@ -343,3 +356,7 @@ def _gain_cell(gain: Gain | None) -> str:
         return MISSING
     sign = "−" if gain.saved_s > 0 else "+"
     return f"{sign}{duration(abs(gain.saved_s))}, {sign}{100 * abs(gain.share):.1f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

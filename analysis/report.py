@@ -5,14 +5,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.command_line import Parser, published, run
+from analysis.command_line import SweepFolder, published, words_of
 from analysis.page.page import report_page
 from analysis.page.server import ReportServer
-from compile_sweep.schema.errors import SweepFolderError
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
+from compile_sweep.schema.errors import ConfigError, SweepFolderError
 
+PROG = "python -m analysis.report"
 REPORT_FILE = "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Write DIR/report.html, or serve it while its sweep runs."""
+
+    folder: SweepFolder
+    """The folder a sweep wrote."""
+    watch: Flag = False
+    """Serve the report on 127.0.0.1, following the sweep, until interrupted."""
+    port: int | None = None
+    """Where to serve it; 0 is any that is free, as by default."""
 
 
 def write_report(folder: str | Path) -> Path:
@@ -43,23 +59,19 @@ def renew_report(folder: str | Path) -> None:
         write_report(folder)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 2 for what it cannot work with."""
-    return run(lambda: _command(arguments))
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code: 0, or 2 for what it cannot work with.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
+    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
 
 
-def _command(arguments: Sequence[str] | None) -> int:
-    parser = Parser(prog="python -m analysis.report", description="Writes DIR/report.html, or serves it while its sweep runs.")
-    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
-    parser.add_argument(
-        "--watch", action="store_true", help="serve the report on 127.0.0.1, following the sweep, until interrupted"
-    )
-    parser.add_argument(
-        "--port", type=int, default=None, metavar="N", help="where to serve it; 0, the default, is any that is free"
-    )
-    options = parser.parse_args(arguments)
+def _command(options: Options) -> int:
     if options.port is not None and not options.watch:
-        parser.error("--port says where --watch serves; give both, or neither")
+        raise ConfigError("--port says where --watch serves; give both, or neither")
     if options.watch:
         _watch(options.folder, options.port or 0)
     else:

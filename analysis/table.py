@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.choose.pareto import pareto_front
 from analysis.columns import COMPILE_PHASES
-from analysis.command_line import Parser, run
+from analysis.command_line import SweepFolder, words_of
 from analysis.formatting import MISSING, cell, figure, gib, interval, number, or_estimate, text, times
 from analysis.load import load
 from analysis.page.table import numerics_cell
 from analysis.page.verdict import remarks
+from compile_sweep import command_line
 from compile_sweep.schema.outcome import Status
+
+PROG = "python -m analysis.table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Print a sweep as a table for GitHub."""
+
+    folder: SweepFolder
+    """The folder a sweep wrote."""
 
 
 class TableColumn(NamedTuple):
@@ -48,15 +59,18 @@ def markdown_table(df: pd.DataFrame) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 2 for what it cannot work with."""
-    return run(lambda: _command(arguments))
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code: 0, or 2 for what it cannot work with.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
+    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
 
 
-def _command(arguments: Sequence[str] | None) -> int:
-    parser = Parser(prog="python -m analysis.table", description="Prints a sweep as a table for GitHub.")
-    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder a sweep wrote")
-    print(markdown_table(load(parser.parse_args(arguments).folder)), end="")
+def _command(options: Options) -> int:
+    print(markdown_table(load(options.folder)), end="")
     return 0
 
 

@@ -9,14 +9,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from enum import Enum
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro import _errors as complaints  # private, so pyproject.toml names the versions of tyro that are known to have it
 
+import compile_sweep
 from compile_sweep.schema.errors import CompileSweepError, check_utf8, one_line_message
 
 Options = TypeVar("Options")
@@ -27,6 +29,18 @@ READER_GONE, USAGE_ERROR, STOPPED = 1, 2, 130
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 """What one word turns on and nothing has to turn off; a plain bool has `--name` and `--no-name`."""
 
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Marks an option of several values: a word that is none ends it, so that the command's own argument may follow."""
+
+    accepts: Callable[[str], bool]
+    """Whether a word may be a further value. The first always is one."""
+
+
+Repeated: Any = tyro.conf.UseAppendAction
+"""Marks an option of several values that takes one at a time and may be repeated."""
+
 _CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.EnumChoicesFromValues)
 
 
@@ -35,7 +49,7 @@ class UsageError(CompileSweepError):
 
 
 def parse(options: type[Options], prog: str, arguments: Sequence[str], *, default: Options | None = None) -> Options:
-    """The options that the arguments spell; `--help` prints and exits.
+    """The options that the arguments spell; `--help` and `--version` print and exit.
 
     Args:
         options: a dataclass; fields that are dataclasses themselves add their own fields.
@@ -47,6 +61,9 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str], *, defaul
         UsageError: an unknown option or a value of the wrong kind.
         ConfigError: a word that is no text, or what the class itself refuses.
     """
+    if "--version" in arguments:
+        print(f"compile-sweep {compile_sweep.__version__}")
+        raise SystemExit(0)
     words = _checked(options, arguments)
     with complaints.on_parse_error(lambda complaint: _refuse(complaint, options, prog, words)):
         usual = tyro.MISSING_NONPROP if default is None else default
@@ -67,6 +84,8 @@ class _Option(NamedTuple):
     kind: Any
     flag: str
     has_negative: bool
+    accepts: Callable[[str], bool] | None
+    """Of an option of several values, whether a word may be a further one; None for one value, or one at a time."""
 
 
 def _options(options: type[Any]) -> Iterator[_Option]:
@@ -78,7 +97,17 @@ def _options(options: type[Any]) -> Iterator[_Option]:
         elif tyro.conf.Suppress not in marks and tyro.conf.Positional not in marks:
             called = next(filter(None, (getattr(mark, "name", None) for mark in marks)), field.name)
             has_negative = kind is bool and tyro.conf.FlagCreatePairsOff not in marks
-            yield _Option(field.name, kind, f"--{called.replace('_', '-')}", has_negative)
+            yield _Option(field.name, kind, f"--{called.replace('_', '-')}", has_negative, _accepts(kind, marks))
+
+
+def _accepts(kind: Any, marks: Sequence[Any]) -> Callable[[str], bool] | None:
+    if get_origin(kind) is not tuple or Repeated in marks:
+        return None
+    member = get_args(kind)[0]
+    if isinstance(member, type) and issubclass(member, Enum):
+        values = {str(one.value) for one in member}
+        return values.__contains__
+    return next((mark.accepts for mark in marks if isinstance(mark, Several)), lambda word: True)
 
 
 def flags(options: type[Any]) -> dict[str, str]:
@@ -94,20 +123,26 @@ def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
         ConfigError: a word that is no text.
     """
     check_utf8(arguments)
-    several = {option.flag for option in _options(options) if get_origin(option.kind) is tuple}
+    several = {option.flag: option.accepts for option in _options(options) if option.accepts is not None}
     words: list[str] = []
     values: dict[str, list[str]] = {}
-    into = words
+    into, is_first = words, False
+    accepts: Callable[[str], bool] = bool
     for word in arguments:
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         if flag in several:
-            into = values.setdefault(flag, [])
+            into, accepts = values.setdefault(flag, []), several[flag]
             into += [value] if equals else []
+            is_first = not equals
         elif word.startswith("--"):
             into = words
             into.append(word)
+        elif into is words or is_first or accepts(word):
+            into.append(word)
+            is_first = False
         else:
+            into = words
             into.append(word)
     if empty := next((flag for flag, given in values.items() if not given), None):
         raise UsageError(f"{empty} has no value; give one or more, or leave it out")

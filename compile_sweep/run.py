@@ -5,44 +5,67 @@ Under torchrun: `torchrun --nproc-per-node 2 -m compile_sweep.run --settings X t
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from compile_sweep.schema.errors import CompileSweepError
+import tyro
+
+from compile_sweep import command_line
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.winner import Applier
 
+PROG = "python -m compile_sweep.run"
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code, unless the script ends the process with its own."""
-    options = argparse.ArgumentParser(
-        prog="python -m compile_sweep.run", description="Train a script with compile settings applied, without a change to it."
-    )
-    options.add_argument(
-        "--settings",
-        required=True,
-        help="a sweep's folder, whose best setting is taken, a JSON file, or text such as scope=full,dynamic=auto",
-    )
-    options.add_argument("script", metavar="SCRIPT.py", help="the script, followed by its own arguments")
-    options.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
-    told = options.parse_args(arguments)
-    try:
-        own = told.arguments[1:] if told.arguments[:1] == ["--"] else told.arguments
-        job = ScriptJob.of(told.script, own)
-        applier = Applier(told.settings)
-    except CompileSweepError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    del sys.path[0]  # the folder of `-m`; the script's own comes in its place
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Train a script with compile settings applied, without a change to it."""
+
+    settings: str
+    """A sweep's folder, whose best setting is taken, a JSON file, or text such as scope=full,dynamic=auto."""
+    script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py …")]
+    """The script, followed by its own arguments."""
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code, unless the script ends the process with its own.
+
+    Args:
+        arguments: Of the command line, by default this process's.
+        prog: How a person calls it.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    prepared: list[tuple[ScriptJob, Applier, str]] = []
+
+    def prepare() -> int:
+        own, script_arguments = _split(words)
+        options = command_line.parse(Options, prog, own)
+        prepared.append((ScriptJob.of(options.script, script_arguments), Applier(options.settings), options.script))
+        return 0
+
+    if code := command_line.run(prepare):
+        return code
+    ((job, applier, shown_as),) = prepared
+    del sys.path[0]  # the folder of `-m` or of the installed command; the script's own comes in its place
     with applier.own_compile.answered(plainly=not applier.settings.as_written):
         applier.begin()
         try:
-            run_as_main(job.path, job.arguments, shown_as=told.script)
+            run_as_main(job.path, job.arguments, shown_as=shown_as)
         finally:
             applier.end()
     return 0
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits the words into the command's own, which end with the script, and the script's."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] == "--settings" else 1
+    rest = list(words[at + 1 :])
+    return list(words[: at + 1]), rest[1:] if rest[:1] == ["--"] else rest
 
 
 if __name__ == "__main__":

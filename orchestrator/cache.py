@@ -114,13 +114,18 @@ class ExplainOptions(Place):
     """The same; by default the trial in the store that differs least from A."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    return command_line.run(lambda: _dispatch(sys.argv[1:] if arguments is None else arguments))
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command line; returns the exit code.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
+    return command_line.run(lambda: _dispatch(prog, sys.argv[1:] if arguments is None else arguments))
 
 
-def _dispatch(words: Sequence[str]) -> int:
-    if (chosen := command_line.chosen(COMMANDS, PROG, words)) is None:
+def _dispatch(prog: str, words: Sequence[str]) -> int:
+    if (chosen := command_line.chosen(COMMANDS, prog, words)) is None:
         return 0
     options, run = chosen
     return run(options)

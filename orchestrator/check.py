@@ -80,11 +80,16 @@ class Tried:
     measurement: Mapping[str, Any] | None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 if every scope works, 1 if one does not."""
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code: 0 if every scope works, 1 if one does not.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
     words = sys.argv[1:] if arguments is None else arguments
     own, arguments = split_arguments(words)
-    return command_line.run(lambda: _check(command_line.parse(Options, PROG, own), arguments))
+    return command_line.run(lambda: _check(command_line.parse(Options, prog, own), arguments))
 
 
 def _check(options: Options, arguments: Sequence[str] | None) -> int:

@@ -6,6 +6,7 @@ The options of `python -m orchestrator.sweep` are the fields here: the text belo
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -17,7 +18,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from compile_sweep.command_line import Flag
+from compile_sweep.command_line import Flag, Several
 from compile_sweep.schema import redact
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError
@@ -136,6 +137,14 @@ _OnOff = Annotated[
 ]
 
 
+# A recipe may follow after the values of an option; what tells them apart is what every value has and no recipe's name.
+_SETTINGS = Several(lambda word: "=" in word)
+_OBJECTIVES = Several(lambda word: ":" in word)
+_BOUNDS = Several(lambda word: "<" in word or ">" in word or "=" in word)
+_FOLDERS = Several(lambda word: os.sep in word or os.path.isdir(word))
+_PLACES = Several(lambda word: ":" in word)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
     """How settings are chosen among those of the recipe, and when enough were tried."""
@@ -143,9 +152,9 @@ class SearchConfig:
     searcher: Searcher | None = None
     """Choose what to try next among the settings, of the recipe grid if none is named; by default all of them, in order. gain
     expects hypervolume gained for each second."""
-    objectives: Annotated[tuple[str, ...], tyro.conf.arg(name="objective")] = ()
+    objectives: Annotated[tuple[str, ...], tyro.conf.arg(name="objective"), _OBJECTIVES] = ()
     """What is searched for, like samples_per_s:max; by default throughput, compile time and memory."""
-    constraints: Annotated[tuple[str, ...], tyro.conf.arg(name="constraint")] = ()
+    constraints: Annotated[tuple[str, ...], tyro.conf.arg(name="constraint"), _BOUNDS] = ()
     """Bounds to keep, like compile_s<=120 or peak_memory_bytes<=40GiB."""
     stop: str | None = None
     """When to end for want of news, like "front stable for 6 trials"."""
@@ -154,7 +163,7 @@ class SearchConfig:
     gpu_budget_s: float | None = None
     """Start no trial with which all trials, those of earlier runs included, would probably take more than this many GPU-seconds,
     compile time included."""
-    learn_from: tuple[str, ...] = ()
+    learn_from: Annotated[tuple[str, ...], _FOLDERS] = ()
     """Folders of earlier sweeps whose results the searcher is told of; what they tried is not tried again."""
     learn_anyway: bool = False
     """Take also sweeps of another workload or environment: their best settings are tried first."""
@@ -231,7 +240,7 @@ class SweepConfig:
     """Where the folder is copied while the sweep runs; None for nowhere."""
     search: SearchConfig = SearchConfig()
     """How settings are chosen among `settings`."""
-    log_to: tuple[str, ...] = ()
+    log_to: Annotated[tuple[str, ...], _PLACES] = ()
     """Log trials there as well, as they finish: mlflow:URI, mlflow:DIR, tensorboard:DIR or wandb:PROJECT."""
 
     def __post_init__(self) -> None:
@@ -310,9 +319,9 @@ class SweepConfig:
 class Run:
     """What this run of the command is to do, and where."""
 
-    settings: tuple[str, ...] = ()
+    settings: Annotated[tuple[str, ...], _SETTINGS] = ()
     """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
-    vary: tuple[str, ...] = ()
+    vary: Annotated[tuple[str, ...], _SETTINGS] = ()
     """Further values of any field to cross the settings with, like group_window=1,100."""
     script: str | None = None
     """A training script to run unchanged in place of a workload; its own arguments follow after --."""

@@ -20,7 +20,7 @@ from compile_sweep.contract.names import find_workload, is_in_users_folder
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS
 from compile_sweep.own_packages import find_own_packages
 from compile_sweep.schema import record
-from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.errors import ConfigError, SweepFolderError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob
@@ -45,22 +45,27 @@ if TYPE_CHECKING:
 PROG = "python -m orchestrator.sweep"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """The command; returns its exit code.
+
+    Args:
+        arguments: of the command line, by default this process's.
+        prog: how a person calls it.
+    """
     find_own_packages("analysis")
     words = sys.argv[1:] if arguments is None else arguments
-    return command_line.run(lambda: _sweep(*split_arguments(words)))
+    return command_line.run(lambda: _sweep(prog, *split_arguments(words)))
 
 
-def _sweep(words: Sequence[str], arguments: Sequence[str] | None) -> int:
+def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> int:
     console = Console(emoji=False)  # a path is printed as it is, whatever stands between two colons
     begun = (
-        _begun(command_line.parse_known(Run, PROG, words))
+        _begun(command_line.parse_known(Run, prog, words))
         if "--resume" in words and not {"-h", "--help"}.intersection(words)
         else None
     )
     default = SweepCommand(sweep=begun.config.to_resume()) if begun and begun.config else None
-    command = command_line.parse(SweepCommand, PROG, words, default=default)
+    command = command_line.parse(SweepCommand, prog, words, default=default)
     config, run = command.sweep, command.run
     if run.list:
         from orchestrator.plan.listing import show
@@ -113,7 +118,7 @@ def _sweep(words: Sequence[str], arguments: Sequence[str] | None) -> int:
             tracking=tracking,
         )
         with kept.copying() if kept else nullcontext():
-            interrupted = _run(console, config, stages, output, _to_go_on(command.sweep, output))
+            interrupted = _run(console, config, stages, output, _to_go_on(prog, command.sweep, output))
         if kept is not None:
             console.print(f"results: {kept.location}", markup=False, soft_wrap=True)
     return STOPPED if interrupted else 0
@@ -171,7 +176,7 @@ class _Begun(NamedTuple):
     storage: Storage | None
     """The copy of its folder, from which what the folder lacked has been brought back."""
     config: SweepConfig | None
-    """None if there is no sweep in the folder yet."""
+    """None if neither the folder nor its copy has a sweep yet."""
 
 
 def _begun(run: Run) -> _Begun | None:
@@ -184,6 +189,11 @@ def _begun(run: Run) -> _Begun | None:
     if kept is not None:
         kept.bring_back()
         before = folder.stored_config(output)
+    elif before is None:  # a job whose results are copied may be started again before it had any
+        raise SweepFolderError(
+            f"--resume goes on with the sweep in {output}, and there is none; name its folder with --output, or leave --resume "
+            "out to begin one"
+        )
     return _Begun(output, kept, before)
 
 
@@ -193,13 +203,13 @@ def _storage(location: str | None, output: Path) -> Storage | None:
     return None if chosen is None else Storage(chosen, output)
 
 
-def _to_go_on(asked: SweepConfig, output: Path) -> str:
+def _to_go_on(prog: str, asked: SweepConfig, output: Path) -> str:
     """The command that takes the sweep up again: with what is each run's own, but a budget of time, which did not suffice."""
     words = ["--resume", "--output", str(output)]
     if asked.max_concurrent:
         words += ["--max-concurrent", str(asked.max_concurrent)]
     left_out = {"--no-confirm": not asked.confirm, "--no-warm-start": not asked.warm_starts}
-    return f"{PROG} {shlex.join([*words, *(word for word, given in left_out.items() if given)])}"
+    return f"{prog} {shlex.join([*words, *(word for word, given in left_out.items() if given)])}"
 
 
 def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, again: str) -> bool:

@@ -61,9 +61,9 @@ RULES = (
         is_free=lambda importer: not _within(importer, "compile_sweep", "orchestrator", "analysis"),
     ),
     Rule(
-        name="analysis takes from this project only compile_sweep.schema",
+        name="analysis takes from this project only compile_sweep.schema and how command lines are read",
         targets=("orchestrator", "compile_sweep"),
-        exempt=("compile_sweep.schema",),
+        exempt=("compile_sweep.schema", "compile_sweep.command_line"),
         is_free=lambda importer: not _within(importer, "analysis"),
     ),
     Rule(

@@ -7,7 +7,7 @@ import sys
 
 
 def test_a_reader_that_stops_before_the_end_is_no_traceback() -> None:
-    program = "from analysis.command_line import run; raise SystemExit(run(lambda: print('x' * 10_000_000) or 0))"
+    program = "from compile_sweep.command_line import run; raise SystemExit(run(lambda: print('x' * 10_000_000) or 0))"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stderr is not None

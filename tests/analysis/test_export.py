@@ -228,7 +228,7 @@ def test_every_form_is_written_beside_the_sweep(make_sweep: MakeSweep, capsys: p
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--only", "xlsx"], "invalid choice: 'xlsx'"),
+        (["--only", "xlsx"], "--only cannot be 'xlsx'; use one of best, csv, md, parquet"),
         (["--steps", "1k", "10k"], "best.py is for one job"),
         (["--only", "md", "--output", "/dev/null"], "/dev/null is no folder and cannot become one (File exists)"),
         (

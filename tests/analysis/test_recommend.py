@@ -136,7 +136,7 @@ def test_without_a_length_four_are_answered(make_sweep: MakeSweep, capsys: pytes
         (["--constraint", "compile<=3"], "no numeric field of a record is called 'compile'"),
         (["--constraint", "compile_s<=0"], "no usable setting keeps the constraint"),
         (["--starts", "hot"], "--starts"),
-        (["--stps", "3"], "unrecognized arguments"),
+        (["--stps", "3"], "no option or argument '--stps'; did you mean --steps?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(

@@ -105,13 +105,13 @@ def test_the_command_prints_the_table_and_nothing_else(make_sweep: MakeSweep, re
 @pytest.mark.parametrize(
     ("main", "words", "complaint"),
     [
-        (table.main, [], "the following arguments are required: DIR; see python -m analysis.table --help"),
-        (table.main, ["DIR", "--colour"], "unrecognized arguments: --colour"),
-        (report.main, [], "the following arguments are required: DIR"),
-        (report.main, ["DIR", "--port", "http"], "--port: invalid int value: 'http'"),
+        (table.main, [], "DIR is missing; see python -m analysis.table --help"),
+        (table.main, ["DIR", "--colour"], "no option or argument '--colour'"),
+        (report.main, [], "DIR is missing; see python -m analysis.report --help"),
+        (report.main, ["DIR", "--port", "http"], "--port cannot be 'http'"),
         (report.main, ["DIR", "--port", "5"], "--port says where --watch serves; give both, or neither"),
-        (picture.main, ["DIR"], "the following arguments are required: OUT"),
-        (picture.main, ["DIR", "OUT", "--scale", "2"], "unrecognized arguments: --scale 2"),
+        (picture.main, ["DIR"], "OUT is missing; see python -m analysis.picture --help"),
+        (picture.main, ["DIR", "OUT", "--scale", "2"], "no option or argument '--scale'"),
     ],
 )
 def test_words_that_do_not_fit_are_one_sentence(

@@ -50,8 +50,9 @@ def test_a_value_that_cannot_work_is_refused_by_its_option(fields: dict[str, Any
 
 def test_the_longest_deadline_can_be_armed() -> None:
     longest = config(compile_deadline_s=float(LONGEST_DEADLINE_S), trial_deadline_s=float(LONGEST_DEADLINE_S))
+    deadline_s = longest.trial_deadline_s
     code = (
-        f"import sys; from orchestrator.guard.watchdog import arm, disarm; arm({longest.trial_deadline_s}, sys.stderr); disarm()"
+        f"import sys; from orchestrator.guard import watchdog as w; w.set_deadline({deadline_s}, sys.stderr); w.clear_deadline()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -1,0 +1,96 @@
+"""`compile-sweep COMMAND …`: every command of the project by one name, wherever it is installed and whatever folder it is in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated
+
+import tyro
+
+import compile_sweep
+from compile_sweep import command_line
+from compile_sweep.command_line import UsageError
+from compile_sweep.own_packages import find_own_packages
+from orchestrator.config import Device
+
+PROG = "compile-sweep"
+
+COMMANDS = {
+    "sweep": ("orchestrator.sweep", "measure compile settings of a workload or a training script"),
+    "check": ("orchestrator.check", "does a workload or a script work under a sweep, and what would one cost?"),
+    "explain": (None, "measure one setting, say what the compiler made of it and what helps"),
+    "report": ("analysis.report", "write a sweep's report, or serve it while the sweep runs"),
+    "recommend": ("analysis.recommend", "say which setting to train a job with, and what that saves"),
+    "compare": ("analysis.compare", "compare two sweeps of the same workload"),
+    "export": ("analysis.export", "write a sweep's best setting as a program, and its trials as tables"),
+    "table": ("analysis.table", "print a sweep as a table for GitHub"),
+    "cache": ("orchestrator.cache", "look at a store of compile caches, and clean it up"),
+    "run": ("compile_sweep.run", "train with a script and a sweep's winner applied to it"),
+}
+"""The module of each command and what it does; `explain` is an option of the sweep's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions:
+    """Measure one setting, say what the compiler made of it and what to do about it, and record nothing."""
+
+    setting: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETTING")]
+    """Like scope=full,dynamic=auto; what is left out takes its usual value."""
+    workload: str = "captioning"
+    """captioning, another that `sweep --list` names, or package.module:Class for your own."""
+    size: str = "auto"
+    """One of the workload's sizes; auto is its first with a GPU and its last without."""
+    device: Device | None = None
+    """cpu or cuda; by default cuda if this machine has a GPU."""
+    seed: int = 0
+    """Decides weights and data."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+        return 0 if words else command_line.USAGE_ERROR
+    if words[0] in ("-V", "--version"):
+        print(f"{PROG} {compile_sweep.__version__}")
+        return 0
+    name, *rest = words
+    if name == "explain":
+        return command_line.run(lambda: _explain(rest))
+    if name not in COMMANDS:
+        return command_line.run(lambda: _refuse(name))
+    module = str(COMMANDS[name][0])
+    if module.startswith("analysis."):  # a script that `run` trains may have one of its own
+        find_own_packages("analysis")
+    command: Callable[[Sequence[str], str], int] = import_module(module).main
+    return command(rest, f"{PROG} {name}")
+
+
+def _help() -> None:
+    print(f"usage: {PROG} COMMAND …, each with its own --help; {PROG} --version\n")
+    for name, (_, says) in COMMANDS.items():
+        print(f"  {name:10} {says}")
+
+
+def _refuse(name: str) -> int:
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(COMMANDS)}"
+    raise UsageError(f"no command is called {name!r}; {hint}")
+
+
+def _explain(words: Sequence[str]) -> int:
+    options = command_line.parse(ExplainOptions, f"{PROG} explain", words)
+    from orchestrator import sweep
+
+    device = [] if options.device is None else ["--device", options.device]
+    words = ["--workload", options.workload, "--size", options.size, "--seed", str(options.seed), *device]
+    return sweep.main([*words, f"--explain={options.setting}"], f"{PROG} explain")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
