@@ -52,6 +52,36 @@ def _imports_are_no_garbage() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    """Fails a test that leaves torch's process-wide switches changed: some later test would fail in its place."""
+    before = _torch_switches()
+    yield
+    after = _torch_switches()
+    if before is not None:
+        assert after == before, "the test left torch's process-wide switches changed"
+
+
+def _torch_switches() -> dict[str, object] | None:
+    """What a process sets for all of torch; None if torch isn't loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "compile"):
+        return None
+    cuda = torch.backends.cuda
+    return {
+        "attention kernels": (
+            cuda.cudnn_sdp_enabled(),
+            cuda.flash_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+        ),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default type": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The repository's root."""

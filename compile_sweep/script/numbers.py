@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import repeated_blocks
 from compile_sweep.harness.numerics.references import RANDOM_REPEATS, References
-from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms
+from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms, local_shard
 from compile_sweep.harness.precision import matmul_precision
 from compile_sweep.script.discover import Discovery, Target
 
@@ -81,8 +81,9 @@ def perturb(targets: Sequence[Target], rounding: float) -> None:
         for target in targets:
             for weights in target.module.parameters():
                 if weights.requires_grad and weights.is_floating_point():
-                    noise = torch.rand(weights.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-                    weights.mul_(1 + PERTURBED_ROUNDINGS * rounding * noise.to(weights.device, weights.dtype))
+                    shard = local_shard(weights)
+                    noise = torch.rand(shard.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+                    shard.mul_(1 + PERTURBED_ROUNDINGS * rounding * noise.to(shard.device, shard.dtype))
 
 
 def rounding_of(found: Discovery) -> float:

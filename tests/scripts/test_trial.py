@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -57,31 +57,45 @@ def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_workers_step_together_and_are_measured_as_one(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "settings"),
+    [("two_workers.py", "scope=full,dynamic=auto"), ("fsdp.py", "scope=regional,dynamic=auto")],
+)
+def test_two_workers_step_together_and_are_measured_as_one(script: str, settings: str, folder: Path, tmp_path: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
 
+    together, answers = Barrier(2), [False, False]
+
+    def agreed(rank: int, answer: bool) -> bool:
+        answers[rank] = answer
+        together.wait(100)
+        first_answer = answers[0]
+        together.wait(100)
+        return first_answer
+
     def measured(rank: int) -> dict[str, Any]:
         trial = ScriptTrial(
-            job=ScriptJob.of("two_workers.py", folder=str(folder)),
-            settings=CompileSettings.parse("scope=full,dynamic=auto,backend=aot_eager"),
+            job=ScriptJob.of(script, folder=str(folder)),
+            settings=CompileSettings.parse(f"{settings},backend=aot_eager"),
             base=tmp_path / f"trial-{rank}",
             references=tmp_path / "references",
             protocol=SHORT,
             environment=ENVIRONMENT,
             is_first=rank == 0,
+            agree=lambda answer: agreed(rank, answer),
             rendezvous=lambda: {
                 **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
             },
         )
         trial.base.mkdir()
-        with tempfile.TemporaryDirectory(dir=trial.base) as made:
-            return trial.run_once(Path(made))["measurement"]
+        return trial.run()
 
     with ThreadPoolExecutor(2) as workers:
         first, second = workers.map(measured, range(2))
+    assert first["numerics"]["status"] == "ok"
     assert first["samples_per_s"] == second["samples_per_s"]
     assert len(first["compile_s_by_rank"]) == 2
     assert first["graphs"] >= 1

@@ -68,6 +68,37 @@ def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
     assert "Traceback" not in run.stderr
 
 
+LIGHTNING = """
+import lightning, torch, compile_sweep
+from lightning_module import Classifier
+from torch.utils.data import DataLoader, TensorDataset
+batches = DataLoader(TensorDataset(torch.randn(128, 16), torch.randint(4, (128,))), batch_size=16)
+trainer = lightning.Trainer(max_steps=8, accelerator="cpu", callbacks=[compile_sweep.lightning_callback(SETTINGS)])
+trainer.fit(model := Classifier(), batches)
+"""
+
+TRAINER = """
+import torch, compile_sweep
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=16))
+rows = [{"input_ids": (ids := torch.randint(50, (8,))), "labels": ids} for _ in range(64)]
+arguments = TrainingArguments("out", max_steps=8, per_device_train_batch_size=8, report_to=[], use_cpu=True)
+Trainer(model, arguments, train_dataset=rows, callbacks=[compile_sweep.trainer_callback(SETTINGS)]).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "model"), [(LIGHTNING, "Classifier"), (TRAINER, "GPT2LMHeadModel")])
+def test_a_callback_applies_a_winner_inside_a_trainer(program: str, model: str, folder: Path) -> None:
+    pytest.importorskip("lightning" if "lightning" in program else "accelerate")
+    counted = "\nfrom torch._dynamo.utils import counters; print('graphs', counters['stats']['unique_graphs'])"
+    settings = '"scope=full,dynamic=auto,backend=aot_eager,optimizer=fused"'
+    run = trained(folder, "-c", program.replace("SETTINGS", settings) + counted)
+    assert run.returncode == 0, run.stderr
+    assert f"applied to model ({model})" in run.stderr
+    assert int(run.stdout.rpartition("graphs ")[2]) >= 1
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -219,12 +219,13 @@ class _Sample:
             chosen: list[tuple[Tensor, Tensor | None]] = []
             scales = []
             for parameter in parameters:
-                count = min(parameter.numel(), SAMPLED_ELEMENTS)
+                total = local_shard(parameter).numel()
+                count = min(total, SAMPLED_ELEMENTS)
                 where = None
-                if count < parameter.numel():
-                    where = torch.randint(parameter.numel(), (count,), generator=generator).to(parameter.device)
+                if count < total:
+                    where = torch.randint(total, (count,), generator=generator).to(parameter.device)
                 chosen.append((parameter, where))
-                scales.append(torch.full((count,), math.sqrt(parameter.numel() / max(1, count)), dtype=torch.float64))
+                scales.append(torch.full((count,), math.sqrt(total / max(1, count)), dtype=torch.float64))
             self._chosen.append(chosen)
             self._scales.append(torch.cat(scales).to(parameters[0].device))
 
@@ -245,11 +246,17 @@ def _sampled_buffers(workload: Workload, model: nn.Module, device: torch.device)
 
 def _dense(gradient: Tensor) -> Tensor:
     """The gradient, or of a sparse one the elements that it has: they have its norm."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+    return gradient.coalesce().values() if gradient.is_sparse else local_shard(gradient)
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """The tensor, or this worker's shard of one that FSDP2 or tensor parallelism shards: shards are compared with shards."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def _elements(parameter: Tensor, where: Tensor | None) -> Tensor:
-    flat = parameter.reshape(-1)
+    flat = local_shard(parameter).reshape(-1)
     return flat if where is None else flat[where]
 
 
