@@ -327,6 +327,8 @@ class Run:
     """A training script to run unchanged in place of a workload; its own arguments follow after --."""
     in_place: Flag = False
     """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
+    compile_loss: Flag = False
+    """In trials of a script with scope=full, also compile the loss functions that it calls outside its modules."""
     output: Path | None = None
     """The sweep's folder; by default a new one under results/."""
     storage: str | None = AUTO

@@ -160,6 +160,7 @@ def _job(command: SweepCommand, arguments: Sequence[str] | None, before: SweepCo
         run.script,
         arguments,
         in_place=run.in_place,
+        compile_loss=run.compile_loss,
         seed=config.seed,
         stored=before.script if before else None,
         not_for_scripts={

@@ -275,6 +275,9 @@ class CompileSettings:
     ddp: DdpSettings | None = _setting(_parse_ddp)
     """How several workers reduce gradients (`DistributedDataParallel`), written `ddp.NAME=value`. None keeps torch's choice."""
 
+    compile_loss: bool | None = _setting(parse_switch, torch_default=False, compiles=True, in_label=True)
+    """With scope=full, of a script: also compile the loss functions that it calls outside its modules."""
+
     as_written: bool | None = _setting(parse_switch, torch_default=False)
     """With scope=eager, of a script: nothing is changed, and what the script compiles itself stays compiled."""
 
@@ -282,6 +285,8 @@ class CompileSettings:
         self._coerce()
         if self.as_written and (self.scope is not Scope.EAGER or self.optimizer is not OptimizerKind.FOREACH):
             raise SettingsError("as_written leaves a script as it is, so it goes with scope=eager and no other setting")
+        if self.compile_loss and self.scope is not Scope.FULL:
+            raise SettingsError(f"compile_loss goes with scope=full, not scope={self.scope}; leave it out")
         if self.scope is Scope.EAGER:
             self._refuse_compiler_fields()
         else:

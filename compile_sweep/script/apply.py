@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -63,7 +64,7 @@ def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None)
     return {**found, "options": options} if options else found
 
 
-_UNTIL_EXIT = ExitStack()
+UNTIL_EXIT = ExitStack()
 """Contexts that last as long as the process. Without a reference, Python would close them at once."""
 
 
@@ -74,7 +75,7 @@ def process_wide(settings: CompileSettings) -> None:
     """
     if settings.sdpa_kernel is not None:
         kernels = dict.fromkeys((getattr(SDPBackend, SDPA_BACKENDS[settings.sdpa_kernel]), SDPBackend.MATH))
-        _UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
+        UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
     if settings.recompile_limit is not None:
         torch._dynamo.config.recompile_limit = settings.recompile_limit
     if settings.matmul_precision is not None:
@@ -102,6 +103,49 @@ def apply_to_modules(
         if settings.dynamic is Dynamic.MARK and dims:
             compiled = marked_forward(module, compiled, dims)
         vars(module)["_compiled_call_impl"] = calling(module, compiled)
+
+
+def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
+    """Compiles the loss functions that the script calls outside its modules.
+
+    Args:
+        settings: nothing is compiled unless they say `compile_loss`.
+        found: in the script.
+        until: functions of `torch.nn.functional` are put back when it closes.
+
+    Returns:
+        A sentence if there are none.
+    """
+    if not settings.compile_loss:
+        return []
+    arguments = compile_arguments(settings, Dynamic.AUTO if settings.dynamic is Dynamic.MARK else None)
+    for module in found.loss_modules:
+        vars(module)["_compiled_call_impl"] = calling(module, _compile(with_own_code(module.forward), **arguments))
+    for name in found.loss_functions:
+        until.enter_context(replaced(nn.functional, name, partial(_compiled_loss, name, arguments)))
+    if found.loss_modules or found.loss_functions:
+        return []
+    return [
+        "no loss function was found outside the modules, so compile_loss compiles nothing more; it finds modules such as "
+        "nn.CrossEntropyLoss and calls such as F.cross_entropy(...)"
+    ]
+
+
+def _compiled_loss(name: str, arguments: Mapping[str, Any], loss: Call) -> Call:
+    """What to call in the place of a function of `torch.nn.functional`, which looks itself up by name while torch traces it."""
+    compiled = _compile(loss, **arguments)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return loss(*args, **kwargs)
+        before = getattr(nn.functional, name)
+        setattr(nn.functional, name, loss)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            setattr(nn.functional, name, before)
+
+    return call
 
 
 def _compiled_apart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,13 @@ def trainer_callback(settings: CompileSettings | str | Path) -> Any:
 def lightning_callback(settings: CompileSettings | str | Path) -> Any:
     """A callback for `lightning.Trainer(callbacks=[...])`; arguments as `trainer_callback`."""
     try:
-        from lightning.pytorch.callbacks import Callback
+        callbacks: Any = import_module("lightning.pytorch.callbacks")
     except ModuleNotFoundError:
-        from pytorch_lightning.callbacks import Callback
+        callbacks = import_module("pytorch_lightning.callbacks")
 
     applier = Applier(settings)
 
-    class ApplySettings(Callback):  # type: ignore[misc]
+    class ApplySettings(callbacks.Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             applier.begin()
 

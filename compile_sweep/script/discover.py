@@ -32,6 +32,11 @@ STEPS = 3
 MAX_STEPS = 12
 """Steps of the busiest optimizer after which optimizers that have not stepped are no longer waited for."""
 
+LOSS_FUNCTIONS = tuple(
+    name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and name[0] != "_"
+)
+"""Names in `torch.nn.functional`."""
+
 Shapes = dict[str, tuple[int, ...]]
 """Of tensor arguments by name, as `value_at` of the exported source finds them."""
 
@@ -95,6 +100,10 @@ class Discovery:
     """Whether the script marks its own steps, with `compile_sweep.steps`."""
     num_marked: int = 0
     """Steps that it has marked."""
+    loss_modules: list[nn.Module] = field(default_factory=list)
+    """Modules without trained parameters that are called on what a target returned, such as `nn.CrossEntropyLoss()`."""
+    loss_functions: list[str] = field(default_factory=list)
+    """Names of functions of `torch.nn.functional` that are called likewise."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
@@ -156,7 +165,8 @@ class Discovery:
 
     def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module's call and notes what is to be known of it."""
-        if threading.current_thread() is not threading.main_thread():
+        is_recomputed = torch._C._current_graph_task_id() != -1  # within a backward pass, as activation checkpointing does
+        if is_recomputed or threading.current_thread() is not threading.main_thread():
             return run(module, *args, **kwargs)
         if self._depth:
             if module in self._blocks:
@@ -164,6 +174,8 @@ class Discovery:
             return run(module, *args, **kwargs)
         trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
         target = self._noted(module, args, kwargs) if trains else None
+        if not trains and module not in self.loss_modules and _have_gradients(args, kwargs):
+            self.loss_modules.append(module)
         before = _generator_states(target.device) if target is not None and not target.draws and target.calls <= 2 else None
         self._depth += 1
         try:
@@ -172,6 +184,13 @@ class Discovery:
             self._depth -= 1
             if target is not None and before is not None:
                 target.draws = before != _generator_states(target.device)
+
+    def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a loss function and notes its name, unless a module calls it."""
+        is_outside = not self._depth and threading.current_thread() is threading.main_thread()
+        if is_outside and name not in self.loss_functions and _have_gradients(args, kwargs):
+            self.loss_functions.append(name)
+        return run(*args, **kwargs)
 
     def _noted(self, module: nn.Module, args: Any, kwargs: Any) -> Target:
         target = self._called.get(module)
@@ -237,7 +256,12 @@ class Watch:
                 if optimizer is found.anchor:
                     self._on_step()
 
+        def noting(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+            return lambda loss: lambda *args, **kwargs: found.call_loss(name, loss, args, kwargs)
+
         self._undo.enter_context(replaced(nn.Module, "__call__", called_by))
+        for name in LOSS_FUNCTIONS:
+            self._undo.enter_context(replaced(nn.functional, name, noting(name)))
         self._undo.enter_context(replaced(Optimizer, "__init__", constructed_by))
         self._undo.callback(register_optimizer_step_post_hook(stepped).remove)
         self._undo.callback(torch.compiler.set_stance, "default")
@@ -250,12 +274,20 @@ class Watch:
 
 
 def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
-    """Calls targets what the script calls them, if a variable of its module holds them, and otherwise by their class."""
+    """Names targets as the script does, by a variable that holds them or a module around them; otherwise by their class."""
+    modules = {name: value for name, value in namespace.items() if isinstance(value, nn.Module)}
+    inner = {id(part): f"{name}.{at}" for name, module in modules.items() for at, part in module.named_modules() if at}
     for target in targets:
-        held = (name for name, value in namespace.items() if value is target.module or value is target.called)
-        name = next(held, type(target.module).__name__)
+        held = (name for name, value in modules.items() if value is target.module or value is target.called)
+        name = next(held, inner.get(id(target.module), type(target.module).__name__))
         taken = sum(other.name.partition(" ")[0] == name for other in targets)
         target.name = f"{name} {taken + 1}" if taken else name
+
+
+def _have_gradients(args: Any, kwargs: Any) -> bool:
+    return torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (*args, *kwargs.values()) if isinstance(tensor, Tensor)
+    )
 
 
 def _shapes(module: nn.Module, args: Any, kwargs: Any) -> Shapes:

@@ -116,6 +116,8 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool) -> 
         raise SettingsError(reason)
     if not is_script and candidate.get("as_written") not in (None, False, "off"):
         raise SettingsError("as_written leaves a script as it is, and a workload has none; use --script, or leave it out")
+    if not is_script and candidate.get("compile_loss") not in (None, False, "off"):
+        raise SettingsError("compile_loss is for scripts; scope=full compiles a workload's loss with its model, so leave it out")
 
 
 def check_settings(settings: CompileSettings) -> None:

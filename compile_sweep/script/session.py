@@ -35,7 +35,14 @@ from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import numbers
-from compile_sweep.script.apply import OwnCompile, apply_to_modules, apply_to_optimizers, expectation, process_wide
+from compile_sweep.script.apply import (
+    OwnCompile,
+    apply_to_losses,
+    apply_to_modules,
+    apply_to_optimizers,
+    expectation,
+    process_wide,
+)
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, synchronize
 from compile_sweep.script.discover import Discovery, Target, Watch, name_targets, tensors_in
 from compile_sweep.script.job import ScriptError
@@ -219,7 +226,10 @@ class Session:
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))
             self.phases = self._undo.enter_context(record_phases())
             apply_to_modules(self.settings, found.targets, found.block_shapes)
-            self.missed = apply_to_optimizers(self.settings, found.optimizers)
+            self.missed = [
+                *apply_to_losses(self.settings, found, self._undo),
+                *apply_to_optimizers(self.settings, found.optimizers),
+            ]
         self._recorder = numbers.StepRecorder(found.targets, steps=self.protocol.compared_steps)
         self._wrap(isolated=True)
         self._has_compiled()

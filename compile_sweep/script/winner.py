@@ -20,7 +20,9 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from compile_sweep.script.apply import (
+    UNTIL_EXIT,
     OwnCompile,
+    apply_to_losses,
     apply_to_modules,
     apply_to_optimizers,
     calling,
@@ -127,6 +129,8 @@ def apply(
     if current() is not None or chosen.as_written:
         return Applied(settings=chosen, modules=(), optimizers=())
     process_wide(chosen)
+    if chosen.compile_loss:
+        warnings.warn("compile_loss: apply() is not given the loss function; compile it with torch.compile", stacklevel=2)
     target = Target(called=model, module=unwrapped(model), name=type(unwrapped(model)).__name__)
     if chosen.scope is Scope.REGIONAL and not target.blocks:
         warnings.warn(f"{target.name} has no repeated blocks for scope=regional, and runs eagerly", stacklevel=2)
@@ -219,7 +223,8 @@ class Applier:
             apply_to_modules(self.settings, found.targets, found.block_shapes)
         except ScriptError as error:
             self._say(f"nothing is compiled: {error}")
-        for sentence in apply_to_optimizers(self.settings, found.optimizers):
+        losses = apply_to_losses(self.settings, found, UNTIL_EXIT)
+        for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers)):
             self._say(sentence)
         names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.targets)
         self._say(f"{self.settings.label}, applied to {names or 'nothing'}")

@@ -117,7 +117,7 @@ def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, 
     """
     recipe, chosen = _chosen(config, run, before, target)
     if target.is_script:
-        chosen = with_baseline(chosen)
+        chosen = with_baseline(chosen, compile_loss=run.compile_loss)
     refuse_several_jobs((*chosen.settings, *(before.settings if before else ())), target.job_options)
     if not chosen.settings:
         reason = f": {chosen.excluded[0].reason}" if chosen.excluded else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.job import ScriptJob
 from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.space import Choice
@@ -29,6 +29,7 @@ def job_of(
     arguments: Sequence[str] | None,
     *,
     in_place: bool = False,
+    compile_loss: bool = False,
     seed: int = 0,
     stored: Mapping[str, Any] | None = None,
     not_for_scripts: Mapping[str, object] | None = None,
@@ -39,6 +40,7 @@ def job_of(
         script: what `--script` names.
         arguments: what follows after `--`.
         in_place: whether the script runs in its own folder.
+        compile_loss: whether its loss functions are compiled, too.
         seed: set before it begins.
         stored: the job of the sweep that is taken up again.
         not_for_scripts: options by their words, with what is said of them.
@@ -52,7 +54,11 @@ def job_of(
         own = before.arguments if arguments is None else arguments
         return ScriptJob.of(before.path, own, folder=before.folder, in_place=before.in_place, seed=before.seed)
     if script is None:
-        for is_given, word in ((arguments is not None, "what follows after --"), (in_place, "--in-place")):
+        for is_given, word in (
+            (arguments is not None, "what follows after --"),
+            (in_place, "--in-place"),
+            (compile_loss, "--compile-loss"),
+        ):
             if is_given:
                 raise ConfigError(f"{word} is for a script; name one with --script FILE")
         return None
@@ -78,7 +84,15 @@ def script_lines(job: ScriptJob, output: Path, findings: Sequence[Sequence[str]]
     ]
 
 
-def with_baseline(chosen: Choice) -> Choice:
-    """The choice with the script as it is in the first place."""
+def with_baseline(chosen: Choice, *, compile_loss: bool = False) -> Choice:
+    """The choice with the script as it is in the first place.
+
+    Args:
+        chosen: the settings to try.
+        compile_loss: whether those with scope=full also compile the loss functions.
+    """
     baseline = CompileSettings.from_dict(AS_WRITTEN)
-    return replace(chosen, settings=(baseline, *(setting for setting in chosen.settings if setting != baseline)))
+    others = (setting for setting in chosen.settings if setting != baseline)
+    if compile_loss:
+        others = (replace(setting, compile_loss=True) if setting.scope is Scope.FULL else setting for setting in others)
+    return replace(chosen, settings=(baseline, *dict.fromkeys(others)))

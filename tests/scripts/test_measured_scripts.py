@@ -46,6 +46,78 @@ def test_blocks_are_compiled_in_place_and_no_hook_of_ours_is_left(run: Run) -> N
     assert not _global_optimizer_post_hooks
 
 
+@pytest.mark.parametrize(("script", "loss"), [("lora.py", "cross_entropy"), ("loss_module.py", "MSELoss")])
+def test_loss_functions_are_compiled_if_the_settings_say_so(script: str, loss: str, run: Run, folder: Path) -> None:
+    (folder / "loss_module.py").write_text(
+        "import torch\n"
+        "model, loss_of = torch.nn.Linear(8, 8), torch.nn.MSELoss()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(4000):\n"
+        "    x = torch.randn(4, 8)\n"
+        "    optimizer.zero_grad()\n"
+        "    loss_of(model(x), x).backward()\n"
+        "    optimizer.step()\n"
+    )
+    before = nn.functional.cross_entropy
+    without, _ = run(script, AOT)
+    session, error = run(script, f"{AOT},compile_loss=on")
+    assert error is session.error is None
+    assert session.found.loss_functions + [type(module).__name__ for module in session.found.loss_modules] == [loss]
+    assert measured.measurement(session).graphs == measured.measurement(without).graphs + 1
+    assert nn.functional.cross_entropy is before
+
+
+def test_blocks_recomputed_in_the_backward_pass_are_no_modules_of_their_own(run: Run, folder: Path) -> None:
+    (folder / "checkpointed.py").write_text(
+        "import torch\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)\n"
+        "    def forward(self, x):\n"
+        "        return self.last(checkpoint(self.first, x, use_reentrant=False).relu())\n"
+        "nets = [Net()]\n"
+        "optimizer = torch.optim.SGD(nets[0].parameters(), lr=0.1)\n"
+        "for _ in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    nets[0](torch.randn(4, 8)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("checkpointed.py", AOT)
+    assert error is session.error is None
+    assert [target.name for target in session.found.targets] == ["Net"]
+    assert measured.measurement(session).fallbacks == []
+
+
+def test_a_module_that_is_only_called_by_parts_is_found_by_parts(run: Run, folder: Path) -> None:
+    (folder / "parts.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.encoder, self.decoder = torch.nn.Linear(8, 4), torch.nn.Linear(4, 8)\n"
+        "    def loss(self, x):\n"
+        "        return (self.decoder(self.encoder(x).relu()) - x).square().mean()\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    model.loss(torch.randn(4, 8)).backward()\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("parts.py", AOT)
+    assert error is session.error is None
+    assert [target.name for target in session.found.targets] == ["model.encoder", "model.decoder"]
+    assert measured.measurement(session).graphs == 2
+
+
+def test_a_loss_that_is_part_of_the_model_is_said_to_be_compiled_with_it(run: Run) -> None:
+    session, error = run("char_lm.py", f"{AOT},compile_loss=on")
+    assert error is session.error is None
+    assert session.missed[0].startswith("no loss function was found outside the modules")
+
+
 def test_convolutions_are_ordered_as_settings_say(run: Run) -> None:
     session, error = run("gan.py", "scope=eager,memory_format=channels_last")
     assert error is None
@@ -120,7 +192,9 @@ def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
         ),
         pytest.param(
             *("lightning_module.py", "Classifier", "AdamW", 32),
-            marks=pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:.*num_workers", "ignore:.*logging interval"),
+            marks=pytest.mark.filterwarnings(
+                "ignore:.*LeafSpec:FutureWarning", "ignore:.*num_workers", "ignore:.*logging interval"
+            ),
         ),
         ("accelerated.py", "Sequential", "AdamW", 32),
         ("packed_rnn.py", "Tagger", "RMSprop", 8),

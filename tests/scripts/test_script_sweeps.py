@@ -29,6 +29,9 @@ def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(cap
     assert said.index("as the script has it") < said.index("regional, default, auto")
     assert "the script pads its own" in said
     assert "the script orders its own samples" in said
+    assert "compile loss" not in said
+    assert main(["--script", "plain_loop.py", "--device", "cpu", "--dry-run", "--output", "new", "--compile-loss"]) == 0
+    assert "compile loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,9 @@ def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(cap
         (["--script", "data/meta.pkl"], "is not a Python file"),
         (["--", "--width", "32"], "name one with --script FILE"),
         (["--in-place"], "name one with --script FILE"),
+        (["--compile-loss"], "name one with --script FILE"),
+        (["--settings", "scope=full,compile_loss=on"], "compile_loss is for scripts"),
+        (["--script", "vae.py", "--settings", "scope=regional,compile_loss=on"], "compile_loss goes with scope=full"),
         (["--script", "vae.py", "--workload", "gpt2"], "--workload is for workloads"),
         (["--script", "vae.py", "--caches", "shared"], "--caches is for workloads"),
         (["--script", "vae.py", "--settings", "scope=full,autocast=bf16"], "the script chooses its own autocast"),
