@@ -8,20 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import INK, LINE_COLOR, base_layout, empty_note
-
-SEARCHER_COLORS = {
-    "grid": "#767676",
-    "random": "#8a6d3b",
-    "tpe": "#0072B2",
-    "nsga2": "#C48600",
-    "gp": "#009E73",
-    "gain": "#D55E00",
-}
-"""By the searcher's name; Okabe and Ito's palette, its light colours darker for 3:1 contrast on white."""
-
-SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": "dashdot", "gp": "longdashdot", "gain": "solid"}
-"""So that lines are told apart without colours."""
+from analysis.figures.chart_style import INK, LINE_COLOR, SEARCHER_COLORS, SEARCHER_DASHES, base_layout, empty_note
 
 _POINTS = 121
 _LEAST_PERCENT = 0.1

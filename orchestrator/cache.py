@@ -264,8 +264,6 @@ def _import(options: ImportOptions) -> int:
         raise CacheError(f"{options.file} {_NO_ARTIFACTS}: {ascii(str(error))[1:-1][:200]}") from None
     if not artifacts:
         raise CacheError(f"{options.file} {_NO_ARTIFACTS}")
-    if ":" in options.workload:  # a user's module, named as it would be imported from here
-        sys.path.insert(0, os.getcwd())
     kind, use_gpu = load_workload(options.workload), bool(fingerprint().gpu)
     workload = kind(options.size or kind.sizes[0 if use_gpu else -1], 0)
     with workload.process_settings():

@@ -72,6 +72,11 @@ RULES = (
         is_free=lambda importer: importer == "orchestrator.sweep" or not _within(importer, "orchestrator"),
     ),
     Rule(
+        name="what an installed wheel lacks is imported nowhere",
+        targets=("benchmarks", "examples", "tests"),
+        is_free=lambda importer: False,
+    ),
+    Rule(
         name="ray is imported only in orchestrator",
         targets=("ray",),
         is_free=lambda importer: _within(importer, "orchestrator"),
@@ -255,6 +260,7 @@ def test_a_plan_loads_no_compiler_where_neither_settings_nor_the_models_library_
         ("orchestrator.run.worker_pool", "import torch", "torch and transformers"),
         ("compile_sweep.schema.settings", "import torch", "torch and transformers"),
         ("analysis.load", "from transformers import GPT2Config", "torch and transformers"),
+        ("analysis.figures.fronts_of_sweeps", "from benchmarks.regret_curves import regret_info", "an installed wheel lacks"),
         ("analysis.load", "import plotly.graph_objects as go", "plotly is imported only"),
         ("orchestrator.view.live", "importlib.import_module('plotly')", "plotly is imported only"),
         ("orchestrator.sweep", "import mlflow", "trackers' libraries"),

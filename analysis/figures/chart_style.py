@@ -45,6 +45,19 @@ INK = "#1f2328"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _TITLE_PX = 34
 
+SEARCHER_COLORS = {
+    "grid": "#767676",
+    "random": "#8a6d3b",
+    "tpe": "#0072B2",
+    "nsga2": "#C48600",
+    "gp": "#009E73",
+    "gain": "#D55E00",
+}
+"""By the searcher's name; Okabe and Ito's palette, its light colours darker for 3:1 contrast on white."""
+
+SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": "dashdot", "gp": "longdashdot", "gain": "solid"}
+"""So that lines are told apart without colours."""
+
 
 def base_layout(title: str | None = None) -> go.Layout:
     """A chart's layout in light colours: two legends in rows above the plot, `legend` over `legend2`.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
@@ -62,6 +64,8 @@ def import_named(name: str) -> Any:
     module, class_name = find_workload(name)
     if name in BUILT_IN:
         find_own_packages("workloads")
+    elif is_in_users_folder(name) and os.getcwd() not in sys.path:  # as in a `best.py` that lies elsewhere
+        sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), class_name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,34 @@ for _ in range(100_000):
 """
 
 
+MODEL = """
+from functools import partial
+
+import torch
+from analysis import WIDTH
+from compile_sweep import WorkloadFromModel
+from utils import WIDTH as INPUTS
+
+
+def batch(number):
+    return {"x": torch.randn(4, INPUTS)}
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+Mine = WorkloadFromModel(partial(torch.nn.Linear, INPUTS, WIDTH), batch, loss)
+"""
+
+
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
     for package in ("analysis", "workloads", "utils"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("WIDTH = 3\n")
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "workloads" / "mine.py").write_text(MODEL)
     return tmp_path
 
 
@@ -53,3 +77,51 @@ def test_a_script_is_swept_in_a_repository_with_packages_of_the_same_names(their
     assert swept.returncode == 0, swept.stderr
     assert "trials: 2 ok" in swept.stdout
     assert (theirs / "swept" / "report.html").is_file()
+
+
+@pytest.fixture
+def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    """The programs of an environment in which this project is installed from its wheel, beside what this one has."""
+    made = tmp_path_factory.mktemp("environment")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    subprocess.run([*pip, "wheel", *offline, "--no-build-isolation", "-w", made, repository], check=True, timeout=120)
+    venv.create(made / "venv", with_pip=False)
+    python = made / "venv" / "bin" / "python"
+    (wheel,) = made.glob("*.whl")
+    subprocess.run([*pip, "--python", python, "install", *offline, wheel], check=True, timeout=120)
+    (site,) = (made / "venv" / "lib").glob("python*/site-packages")
+    (site / "others.pth").write_text(f"{Path(pytest.__file__).parent.parent}\n")
+    return python.parent
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_an_installed_wheel_works_in_a_repository_with_packages_of_the_same_names(theirs: Path, installed: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NO_COLOR": "1"}
+
+    def command(program: str, *words: str) -> str:
+        done = subprocess.run(
+            [installed / program, *words], cwd=theirs, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    settings = ["--settings", "scope=eager", "scope=full,backend=aot_eager"]
+    swept = command(
+        "compile-sweep", "sweep", "--workload", "workloads.mine:Mine", *settings, "--no-warm-start", "--no-confirm",
+        "--cache", "none", "--output", "swept",
+    )  # fmt: skip
+    assert "trials: 2 ok" in swept
+    report = theirs / "swept" / "report.html"
+    report.unlink()
+    assert command("compile-sweep", "report", "swept") == "swept/report.html\n"
+    assert report.is_file()
+    assert "backend aot_eager" in command("compile-sweep", "table", "swept")
+    command("compile-sweep", "export", "swept", "--only", "best", "--no-rerun")
+    assert json.loads(command("python", "swept/best.py", "--passes", "2").splitlines()[-1])["finite"]
+    checked = command("compile-sweep", "check", "workloads.mine:Mine", "--scopes", "full", "--backend", "aot_eager")
+    assert "works" in checked
+    assert "torch.compile" in command(
+        "compile-sweep", "sweep", "--workload", "layers", "--source", "scope=full"
+    )  # a built-in one
