@@ -103,9 +103,9 @@ def answer(question: Mapping[str, Any]) -> Any:
     """Answers one question, with plain JSON values.
 
     Args:
-        question: `ask`, one of `facts`, `foreach_map_refusal`, `model`, `source`, `list`, `inductor_options`, `backends` and
-            `ddp_arguments`. The first four are about a workload: `workload`, `size` (None for the first with a GPU and the last
-            without), `seed` and `has_gpu`. `source` also takes `settings`, a key, `device` and `num_workers`.
+        question: `ask`, one of `facts`, `foreach_map_refusal`, `model`, `padding`, `source`, `list`, `inductor_options`,
+            `backends` and `ddp_arguments`. The first five are about a workload: `workload`, `size` (None for the first with a
+            GPU and the last without), `seed` and `has_gpu`. `source` also takes `settings`, a key, `device` and `num_workers`.
 
     Raises:
         WorkloadError: no such workload, or its own code failed.
@@ -131,6 +131,11 @@ def answer(question: Mapping[str, Any]) -> Any:
             return _source(workload, question)
         case "foreach_map_refusal":
             return foreach_map_refusal(workload)
+        case "padding":
+            from compile_sweep.contract.padding_check import checked_padding
+
+            with explained_failures():
+                return checked_padding(workload, has_gpu=question["has_gpu"])
     module = sys.modules[import_named(question["workload"]).__module__]
     return describe(workload, _folder(module)).to_dict()
 

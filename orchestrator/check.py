@@ -112,9 +112,10 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         about: dict[str, Any] = {"workload": options.workload, "seed": options.seed, "has_gpu": device is Device.CUDA}
         target = Target.of(describer.facts(size=options.size, **about), has_gpu=device is Device.CUDA, torch=describer)
         model = describer.ask("model", size=target.size, **about)
+        padding = describer.ask("padding", size=target.size, **about)
         to_try = _to_try(options, target, has_regions=model["has_regions"])
     console.print(f"{options.workload} ({target.size}) on {device}", style="bold")
-    for line in model["lines"]:
+    for line in (*model["lines"], *padding):
         console.print(f"  {line}")
     tried = []
     for settings in to_try:

@@ -93,6 +93,10 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         config = with_settings(config, run, before=before, target=target)
         if job:
             config = replace(config, script=job.to_dict(), workload=job.name, cache=None, warm_starts=False)
+        elif not run.dry_run and any(_pads(setting, target) for setting in config.settings):
+            about = {"workload": config.workload, "size": target.size, "seed": config.seed}
+            for line in describer.ask("padding", **about, has_gpu=device is Device.CUDA):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
         config = replace(config, storage=kept.uri if kept else None)
         learned = learned_for(config, environment)
         known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
@@ -138,6 +142,11 @@ def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> 
     describer.start()
     console.print(f"reading workload {config.workload} …", markup=False, highlight=False, soft_wrap=True)
     return describer
+
+
+def _pads(settings: CompileSettings, target: Target) -> bool:
+    """Whether the settings pad the shortest batch."""
+    return settings.shape_policy(target.max_length).padded(target.min_length) > target.min_length
 
 
 def _target(describer: Describer, config: SweepConfig, device: Device, job: ScriptJob | None) -> Target:

@@ -166,9 +166,11 @@ class ModelWorkload(Workload):
         self._handed_out: ref[nn.Module] | None = None
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
-        self._changes: BatchChanges = find_batch_changes(self._raw(0), self.declared_dynamic)
-        for name in sorted(self.pad_with.keys() - self._raw(0)[0].keys()):
-            raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, but batches have {', '.join(self._raw(0)[0])}")
+        self._changes: BatchChanges = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
+        for name in sorted(self.pad_with.keys() - self.raw_batches(0)[0].keys()):
+            raise WorkloadError(
+                f"pad_with of WorkloadFromModel names {name!r}, but batches have {', '.join(self.raw_batches(0)[0])}"
+            )
         self.batch_size = self._changes.samples
         self.max_length = self.declared_max_length or max(self._changes.lengths)
         self.min_length = self.declared_min_length or min(self.max_length, *self._changes.lengths)
@@ -202,8 +204,8 @@ class ModelWorkload(Workload):
         if policy.batches([1, 2, 1, 2], 1) != [[0], [1], [2], [3]]:
             raise WorkloadError("the batch function makes whole batches, whose rows cannot be grouped; leave group_window out")
         found = []
-        for number, raw in enumerate(self._raw(rank)):
-            length = self._length(raw)
+        for number, raw in enumerate(self.raw_batches(rank)):
+            length = self.length_of(raw)
             if length > self.max_length:
                 where = f"batch {number} of worker {rank} has length {length}, above {self.max_length}"
                 raise WorkloadError(f"{where}, the longest of worker 0's; set max_length={length} or more in WorkloadFromModel")
@@ -211,7 +213,7 @@ class ModelWorkload(Workload):
         return found
 
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
-        return self._batch(self._raw(rank)[0], length, device)
+        return self._batch(self._nearest(length, rank), length, device)
 
     def regions(self, model: nn.Module) -> Sequence[str]:
         inner = model.get_submodule(MODEL)
@@ -231,7 +233,8 @@ class ModelWorkload(Workload):
         if module not in self._dims:
             model = self.build_model()
             names = list(dict.fromkeys([module, *self.regions(model), *self.parts()]))
-            short, long = (self._padded(self._raw(0)[0], length) for length in self._two_lengths())
+            shortest = self._nearest(0)  # padded: a library may drop a mask that is all ones, and with it an argument
+            short, long = (self.padded_to(shortest, length) for length in self._two_lengths())
             self._dims = {**self._dims, **find_dynamic_arguments(model, names, short, long)}
         return self._dims[module]
 
@@ -257,7 +260,7 @@ class ModelWorkload(Workload):
         Raises:
             WorkloadError: the batch is longer than any batch in the sweep.
         """
-        length = self._length(batch)
+        length = self.length_of(batch)
         try:
             wanted = padded_length(max(length, self.min_length)) if length <= self.max_length else 0
         except (ValueError, StopIteration):  # the data has grown since the sweep
@@ -267,20 +270,28 @@ class ModelWorkload(Workload):
                 f"this batch has length {length}, above the longest that the settings were measured with; "
                 f"set max_length={length} or more in WorkloadFromModel, and sweep again"
             )
-        return self._padded(batch, wanted)
+        return self.padded_to(batch, wanted)
 
     @property
     def batch_changes(self) -> BatchChanges:
         """How the batches differ from each other."""
         return self._changes
 
+    def _nearest(self, length: int, rank: int = 0) -> dict[str, Tensor]:
+        """Returns the longest batch that is no longer than this, which padding leaves true; cutting one leaves its lengths wrong.
+
+        If all are longer, returns the shortest.
+        """
+        batches = sorted(self.raw_batches(rank), key=self.length_of)
+        return next((raw for raw in reversed(batches) if self.length_of(raw) <= length), batches[0])
+
     def _two_lengths(self) -> tuple[int, int]:
         """Returns two lengths that differ from each other and from the number of samples, which could be taken for a length."""
         able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
-        near = next((length for length in sorted(self._changes.lengths) if length in able and length != able[0]), able[-1])
-        return near, able[0]
+        near = [length for length in sorted(set(self._changes.lengths)) if length in able and length != able[0]]
+        return (near[1] if len(near) > 1 else near[0] if near else able[-1]), able[0]
 
-    def _raw(self, rank: int) -> list[dict[str, Tensor]]:
+    def raw_batches(self, rank: int = 0) -> list[dict[str, Tensor]]:
         """Returns the worker's batches as the user's function makes them."""
         if rank not in self._batches:
             with seeded((self.seed << 16) + rank):
@@ -292,18 +303,20 @@ class ModelWorkload(Workload):
             batch = type(self).batch_fn(number)
         return _tensors(batch)
 
-    def _length(self, raw: Mapping[str, Tensor]) -> int:
+    def length_of(self, raw: Mapping[str, Tensor]) -> int:
+        """Returns the length of a batch, 1 where batches have none."""
         return max((raw[name].size(dim) for name, dims in self._changes.length.items() for dim in dims), default=1)
 
     def _batch(self, raw: Mapping[str, Tensor], length: int, device: torch.device) -> Batch:
-        inputs = {name: tensor.to(device) for name, tensor in self._padded(raw, length).items()}
-        tokens = self.batch_size * min(length, self._length(raw))
+        inputs = {name: tensor.to(device) for name, tensor in self.padded_to(raw, length).items()}
+        tokens = self.batch_size * min(length, self.length_of(raw))
         mask = raw.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             tokens = int(mask[:, :length].sum())
         return Batch(inputs=inputs, length=length, samples=self.batch_size, tokens=tokens)
 
-    def _padded(self, raw: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
+    def padded_to(self, raw: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
+        """Returns the batch padded to this length, or cut to it if it is longer."""
         padded = dict(raw)
         for name, tensor in raw.items():
             wanted = dict(self._changes.others.get(name, {}))
@@ -311,7 +324,7 @@ class ModelWorkload(Workload):
             sizes = tuple(wanted.get(dim, size) for dim, size in enumerate(tensor.shape))
             if sizes != tuple(tensor.shape):
                 kept = tuple(slice(0, min(size, there)) for size, there in zip(sizes, tensor.shape, strict=True))
-                padded[name] = tensor.new_full(sizes, self._padding(name, tensor))
+                padded[name] = tensor.new_full(sizes, self.padding_value(name, tensor))
                 padded[name][kept] = tensor[kept]
         # If labels were the same tensor object as the ids in unpadded batches only, torch would compile both cases.
         seen: set[int] = set()
@@ -321,7 +334,8 @@ class ModelWorkload(Workload):
             seen.add(id(tensor))
         return padded
 
-    def _padding(self, name: str, tensor: Tensor) -> float:
+    def padding_value(self, name: str, tensor: Tensor) -> float:
+        """Returns what a tensor of a batch is padded with."""
         is_label = name.lower() in _LABELS and tensor.dtype in (torch.int32, torch.int64)
         return self.pad_with.get(name, IGNORE_INDEX if is_label else 0)
 

@@ -182,7 +182,7 @@ def _argument_shapes(
 
         return watch
 
-    with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.no_grad():
+    with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.enable_grad():
         for name in modules:
             module = model.get_submodule(name)
             watch = watcher(name, inspect.signature(module.forward))

@@ -1,0 +1,171 @@
+"""Padding that changes the loss is refused with the tensor's name; padding that does not, or that somebody chose, is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compile_sweep import WorkloadFromModel
+from compile_sweep.contract.padding_check import check_padding, padding_lines
+from compile_sweep.schema.errors import WorkloadError
+
+CPU = torch.device("cpu")
+LENGTHS = (12, 5, 9, 7)
+
+
+class Causal(nn.Module):
+    """A language model in which no position sees a later one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 20)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.head(self.rnn(self.embed(ids))[0])
+        return found
+
+
+def next_tokens(number: int) -> dict[str, Tensor]:
+    ids = torch.randint(1, 20, (3, LENGTHS[number] + 1))
+    return {"x": ids[:, :-1].clone(), "y": ids[:, 1:].clone()}
+
+
+def cross_entropy(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
+
+
+class Clicks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.head = nn.EmbeddingBag(50, 8, mode="sum"), nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        found: Tensor = self.head(self.bags(ids, offsets)).squeeze(1)
+        return found
+
+
+def clicks(number: int) -> dict[str, Tensor]:
+    offsets = torch.tensor([0, 2, 3])
+    return {"ids": torch.randint(50, (LENGTHS[number],)), "offsets": offsets, "clicked": torch.tensor([0.0, 1.0, 1.0])}
+
+
+def click_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(model(batch["ids"], batch["offsets"]), batch["clicked"])
+
+
+class Pooled(nn.Module):
+    """Means over the positions that its mask says are there."""
+
+    def __init__(self, *, masks: bool) -> None:
+        super().__init__()
+        self.masks, self.drop, self.head = masks, nn.Dropout(0.5), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        weight = mask if self.masks else torch.ones_like(mask)
+        found: Tensor = self.head(self.drop(x * weight[..., None]).sum(1) / weight.sum(1, keepdim=True))
+        return found
+
+
+def images(number: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(3, LENGTHS[number], 4), "mask": torch.ones(3, LENGTHS[number])}
+
+
+def mean_square(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return model(batch["x"], batch["mask"]).square().mean()
+
+
+def made(model: Callable[[], nn.Module], batches: Any, loss: Any, **told: Any) -> Any:
+    return WorkloadFromModel(model, batches, loss, num_batches=len(LENGTHS), **told)()
+
+
+def test_labels_that_are_not_called_so_are_found_by_what_the_loss_ignores() -> None:
+    with pytest.raises(WorkloadError, match=r"batch 1, padded from length 5 to 12, .*y holds labels: pad_with=\{'y': -100\}"):
+        check_padding(made(Causal, next_tokens, cross_entropy), CPU)
+    told = made(Causal, next_tokens, cross_entropy, pad_with={"y": -100})
+    check_padding(told, CPU)
+    assert padding_lines(told) == ["pads x along dimension 1 with 0", "pads y along dimension 1 with -100"]
+
+
+def test_ids_of_bags_are_not_padded_in_silence() -> None:
+    with pytest.raises(WorkloadError, match=r"it pads ids \(dimension 0\) with 0\. Either mask .*pad_with=\{'ids': 0\}"):
+        check_padding(made(Clicks, clicks, click_loss), CPU)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_mask_decides_whether_padding_is_seen_and_dropout_does_not(masks: bool) -> None:
+    workload = made(lambda: Pooled(masks=masks), images, mean_square)
+    if masks:
+        check_padding(workload, CPU)
+        return
+    with pytest.raises(WorkloadError, match="padding changes what this workload trains on"):
+        check_padding(workload, CPU)
+
+
+def test_who_says_what_to_pad_with_has_decided() -> None:
+    check_padding(made(lambda: Pooled(masks=False), images, mean_square, pad_with={"x": 0, "mask": 0}), CPU)
+
+
+def test_a_warm_up_batch_is_a_real_one_that_is_padded_so_what_it_says_of_itself_stays_true() -> None:
+    def lengths(number: int) -> dict[str, Tensor]:
+        rows = LENGTHS[number]
+        return {"x": torch.randn(3, rows, 4), "mask": torch.ones(3, rows), "longest": torch.full((3,), rows)}
+
+    workload = made(lambda: Pooled(masks=True), lengths, mean_square)
+    for length in range(workload.min_length, workload.max_length + 1):
+        batch = workload.batch_of_length(length, rank=0, device=CPU)
+        assert batch.inputs["x"].shape == (3, length, 4)
+        assert int(batch.inputs["longest"][0]) == max(found for found in LENGTHS if found <= length)
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().sum()
+
+
+def test_dimensions_of_blocks_are_found_where_the_loss_takes_a_gradient() -> None:
+    def energy_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        positions = batch["pos"].requires_grad_()
+        (force,) = torch.autograd.grad(model(positions), positions, create_graph=True)
+        return force.square().mean()
+
+    workload = made(Layered, lambda number: {"pos": torch.randn(2, LENGTHS[number], 3)}, energy_loss)
+    assert workload.dynamic_dims("model.layers.0") == {"input": (1,)}
+
+
+def test_an_argument_that_a_full_mask_leaves_out_is_found() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            found: Tensor = self.linear(x if mask is None else x * mask[..., None])
+            return found
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            used = None if bool(mask.all()) else mask
+            for layer in self.layers:
+                x = layer(x, used)
+            return x.square().sum()
+
+    def batches(number: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(2, LENGTHS[number], 3), "mask": torch.ones(2, LENGTHS[number])}
+
+    workload = made(Net, batches, lambda model, batch: model(**batch))
+    assert workload.dynamic_dims("model.layers.0") == {"x": (1,), "mask": (1,)}
