@@ -17,7 +17,7 @@ WORDS, CLASSES = 1000, 5
 
 
 class ReviewModel(nn.Module):
-    """A plain module: the mean of a few transformer layers over the words of a review, and a linear layer."""
+    """A plain module: the mean of a few transformer layers over a review's words, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,17 +26,19 @@ class ReviewModel(nn.Module):
         self.classifier = nn.Linear(64, CLASSES)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Scores, (batch, classes), of words, (batch, length)."""
+        """Scores, (batch, classes), of words, (batch, length). Word 0 is padding, which must not change them."""
+        is_word = words != 0
         hidden = self.embedding(words)
         for layer in self.layers:
-            hidden = layer(hidden)
-        return self.classifier(hidden.mean(dim=1))
+            hidden = layer(hidden, src_key_padding_mask=~is_word)
+        total = (hidden * is_word[..., None]).sum(dim=1)
+        return self.classifier(total / is_word.sum(dim=1, keepdim=True))
 
 
 def reviews(number: int) -> dict[str, Tensor]:
     """A batch as a data loader would give it: 8 reviews, as long as the longest of them."""
     length = int(torch.randint(10, 65, ()))
-    return {"words": torch.randint(WORDS, (8, length)), "stars": torch.randint(CLASSES, (8,))}
+    return {"words": torch.randint(1, WORDS, (8, length)), "stars": torch.randint(CLASSES, (8,))}
 
 
 def review_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
