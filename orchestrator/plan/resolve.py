@@ -13,7 +13,7 @@ from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError, SettingsError
 from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.config import AUTO, HIDDEN, NONE, REDIS, Device, Run, SearchConfig, SweepConfig, expanded, shown
+from orchestrator.config import AUTO, HIDDEN, NONE, REDIS, Device, Run, RunnerKind, SearchConfig, SweepConfig, expanded, shown
 from orchestrator.environment import Environment
 from orchestrator.plan.recipes import find_recipe
 from orchestrator.plan.scripts import with_baseline
@@ -92,11 +92,12 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
     num_gpus = environment.num_gpus if device is Device.CUDA else 0
     if num_gpus and config.workers_per_trial > num_gpus and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(f"--workers-per-trial {config.workers_per_trial} needs as many GPUs, and {num_gpus} are visible")
+    at_once = 1 if config.runner is RunnerKind.LOCAL else max(1, num_gpus // config.workers_per_trial)
     return replace(
         config,
         recipe=recipe,
         device=device,
-        max_concurrent=config.max_concurrent or max(1, num_gpus // config.workers_per_trial),
+        max_concurrent=config.max_concurrent or at_once,
         cache=_cache(config.cache, output),
         search=search,
         log_to=tuple(Destination.parse(text).spelled for text in config.log_to),

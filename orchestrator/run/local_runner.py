@@ -8,22 +8,29 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from compile_sweep.own_packages import import_path
+from compile_sweep.schema.errors import SweepFolderError
 from compile_sweep.schema.outcome import Death
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.redact import redact_text
+from orchestrator.config import SweepConfig
 from orchestrator.guard import scratch_folders, watchdog
 from orchestrator.guard.progress import Progress, ProgressTracker
+from orchestrator.guard.scratch_folders import scratch_folder
 from orchestrator.guard.watchdog import kill_marked
-from orchestrator.run.trial import GRACE_S, Attempt, new_marker, worker_environment
+from orchestrator.run.runner import Batch, EarlyStopping, Proposals, new_trial_ids, plan_fields, unwritten_error
+from orchestrator.run.session import Interrupts
+from orchestrator.run.trial import GRACE_S, Attempt, new_marker, run_trial, worker_environment
 from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
-from orchestrator.run.worker import ASSIGNMENT, OUTCOME, PROGRESS
+from orchestrator.run.worker import OUTCOME, PROGRESS
+from orchestrator.tracking import Tracking
 
 _POLL_S = 0.2
 
@@ -33,11 +40,74 @@ _REAPER_S = 0.6
 _REPORTS = ("worker_started", "enter_phase", "report_early_figures")
 """Methods of the progress tracker that a worker may call."""
 
+_LOOK_EVERY_S = 0.5
+"""Seconds between decisions on whether to stop a running trial."""
+
 _MAX_LAST_LINE_BYTES = 4000
 """How much of the end of a log is searched for its last line."""
 
 Watch = Callable[[Progress], None]
 """Called with an attempt's progress while it runs; may request a stop from the tracker."""
+
+
+class LocalRunner:
+    """The runner that needs no Ray: one trial at a time, with one worker, on this host.
+
+    Args:
+        config: The sweep's configuration.
+        output: The sweep's folder.
+        tracking: Where trials are logged besides.
+    """
+
+    def __init__(self, config: SweepConfig, output: Path, tracking: Tracking) -> None:
+        self._config, self._output, self._tracking = config, output, tracking
+        self._trial_ids = new_trial_ids(output)
+        self._tracker = ProgressTracker()
+
+    @contextmanager
+    def session(self, say: Callable[[str], object], interrupts: Interrupts) -> Iterator[None]:
+        """Only handles interrupts: there is nothing to start."""
+        with interrupts.handled():
+            yield
+
+    def run(self, batch: Batch) -> None:
+        """Runs the trials one after the other."""
+        plan = TrialPlan.of(
+            self._config,
+            self._output,
+            cache=self._config.cache,
+            python_path=users_python_path(self._config.workload),
+            **plan_fields(batch),
+        )
+        early_stopping = EarlyStopping(self._output, batch.pruning) if batch.pruning else None
+        proposals = Proposals.of(batch, is_over=lambda: False)
+        make_attempt = partial(attempt, tracker=self._tracker, watch=self._watch_with(early_stopping))
+        while (setting := proposals.next()) is not None:
+            assignment = Assignment(plan=plan, trial_id=next(self._trial_ids), settings=setting)
+            _, unwritten = run_trial(assignment, make_attempt, self._call_tracker)
+            self._tracking.catch_up()
+            if unwritten is not None:
+                raise SweepFolderError(unwritten_error(self._output, unwritten))
+
+    def running(self) -> Sequence[Progress]:
+        """Returns the progress of the running trial, if one runs."""
+        return self._tracker.running()
+
+    def _call_tracker(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._tracker, method)(*arguments)
+
+    def _watch_with(self, early_stopping: EarlyStopping | None) -> Watch:
+        next_look = 0.0
+
+        def watch(progress: Progress) -> None:
+            nonlocal next_look
+            if early_stopping is None or time.monotonic() < next_look:
+                return
+            next_look = time.monotonic() + _LOOK_EVERY_S
+            for trial_id, request in early_stopping.requests([progress]).items():
+                self._tracker.request_stop(trial_id, request)
+
+        return watch
 
 
 def attempt(assignment: Assignment, tracker: ProgressTracker, watch: Watch = lambda progress: None) -> Attempt:
@@ -52,9 +122,7 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, watch: Watch = lam
     log_path = assignment.log_file(0)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log_sizes = watchdog.log_sizes(assignment.log_folder)
-    with tempfile.TemporaryDirectory(prefix="compile-sweep-trial-") as made:
-        folder = Path(made)
-        (folder / ASSIGNMENT).write_text(json.dumps({**assignment.to_dict(), "parent": os.getpid()}), encoding="utf-8")
+    with scratch_folder("compile-sweep-trial-") as folder:
         (folder / PROGRESS).touch()
         began = time.monotonic()
         gives_up_at = began + assignment.plan.trial_deadline_s + GRACE_S
@@ -148,7 +216,7 @@ def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bo
 
 
 def _start(assignment: Assignment, folder: Path, marker: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         # With -P the worker imports from exactly these folders, until it comes to the user's code.
         [sys.executable, "-P", "-m", "orchestrator.run.worker", str(folder)],
         env={
@@ -156,11 +224,16 @@ def _start(assignment: Assignment, folder: Path, marker: str, log: IO[bytes]) ->
             **worker_environment(assignment, marker),
             "PYTHONPATH": os.pathsep.join(import_path(with_current_folder=False)),
         },
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # so that Ctrl-C reaches this process only
     )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:  # the process has died, which the caller sees
+        # Through a pipe and not a file, because the plan may hold the cache's password.
+        process.stdin.write(json.dumps({**assignment.to_dict(), "parent": os.getpid()}).encode())
+    return process
 
 
 def _read_reports(reports: IO[str], assignment: Assignment, tracker: ProgressTracker) -> None:

@@ -56,10 +56,11 @@ def not_started(
     return [setting for setting in settings if setting.scope is not Scope.EAGER]
 
 
-def announced_cold(members: Sequence[TrialRecord]) -> str:
+def announced_cold(settings: Sequence[CompileSettings]) -> str:
     """What is measured again cold and why, as one line."""
-    return f"measuring {_counted(members)} again, cold, because restored caches only tell about what a cold compile takes: " + (
-        "; ".join(CompileSettings.parse(member.settings_key).label for member in members)
+    names = "; ".join(setting.label for setting in settings)
+    return (
+        f"measuring {_counted(settings)} again, cold, because restored caches only tell about what a cold compile takes: {names}"
     )
 
 
@@ -100,21 +101,20 @@ def _was_repeated(record: TrialRecord, done: Sequence[TrialRecord]) -> bool:
     return len(list(dropwhile(lambda other: other.caches is not record.caches, attempts))) > 1
 
 
-def rounds(members: Callable[[], Sequence[TrialRecord]]) -> Iterator[list[TrialRecord]]:
-    """What to measure again, round by round: a front changes when its members' compile times do.
-
-    No setting is measured again twice, and there are at most three rounds.
+def rounds(find: Callable[[], Sequence[CompileSettings]], at_most: int) -> Iterator[list[CompileSettings]]:
+    """Yields settings to run, round by round: a front changes when its members' compile times do. No setting is run twice.
 
     Args:
-        members: finds those to be measured again, by the records there are when it is called.
+        find: returns those to run, by the records there are when it is called.
+        at_most: the number of rounds.
     """
-    repeated: set[str] = set()
-    for _ in range(MOST_ROUNDS):
-        again = [member for member in members() if member.settings_key not in repeated]
-        if not again:
+    run: set[str] = set()
+    for _ in range(at_most):
+        settings = [setting for setting in find() if setting.key not in run]
+        if not settings:
             return
-        yield again
-        repeated |= {member.settings_key for member in again}
+        yield settings
+        run |= {setting.key for setting in settings}
 
 
 def announcement(members: Sequence[TrialRecord]) -> str:

@@ -1,14 +1,11 @@
-"""The stages of a sweep, in order: what is left, the front cold, what neighbours disturbed alone, warm starts of the front."""
+"""The stages of a sweep, in order: what is left, the front cold, what neighbors disturbed alone, warm starts of the front."""
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,16 +16,16 @@ from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, SweepConfig
 from orchestrator.environment import Environment
-from orchestrator.guard.scratch_folders import scratch_folder
 from orchestrator.plan.estimates import expected_s, expected_warm_start_s
-from orchestrator.run import remaining, sweep_folder
-from orchestrator.run.remaining import announcement, disturbed_members, rounds
-from orchestrator.run.session import Interrupts, ray_session
+from orchestrator.run import remaining
+from orchestrator.run.runner import Batch, Runner, make_runner
+from orchestrator.run.session import Interrupts
 from orchestrator.search import Candidates, Learned
 from orchestrator.search.pruning import Pruning, patience_with
 from orchestrator.search.search_run import Search
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
+from orchestrator.view.live import LiveView
 
 FrontOf = Callable[[Path], list[str]]
 """Settings keys of a folder's present front."""
@@ -40,6 +37,27 @@ class Fronts(NamedTuple):
     present: FrontOf
     hopeful: FrontOf
     """The front there would be if noisy trials were as good as their figures, and those that shared their GPU were usable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage: what is left of it, what that costs, and how it runs."""
+
+    find: Callable[[], list[CompileSettings]]
+    """Returns what is left to run, by the records there are when it is called."""
+    expected_s: Callable[[CompileSettings], float]
+    """Seconds that one of these will probably take."""
+    undone: Callable[[int], str]
+    """Says that so many of them did not run."""
+    announcement: Callable[[Sequence[CompileSettings]], str] | None = None
+    """Says what runs and why; None for the first stage, which the live view knows of from the beginning."""
+    most_rounds: int = 1
+    """How often to look again for what is left, because the front may have changed."""
+    alone: bool = False
+    restores: bool = False
+    warm_start: bool = False
+    is_search: bool = False
+    """Whether the search chooses among the settings, and running trials may be stopped early."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,40 +85,60 @@ class Stages:
     def __post_init__(self) -> None:
         self._fresh = record.follow(self.output).fresh
 
+    def stages(self, *, interrupted: bool = False) -> list[Stage]:
+        """All stages, in order; a stage that the configuration leaves out finds nothing.
+
+        Args:
+            interrupted: whether a person stopped the sweep, which is then why settings did not run.
+        """
+        caches, num_settings = self.config.caches, len(self.config.settings)
+        ran_out = "the time budget did not suffice for them" if self.config.time_budget_s else "machines failed"
+        why = "stopped" if interrupted else ran_out
+        return [
+            Stage(
+                find=self.left,
+                expected_s=self._expected_s,
+                undone=lambda number: f"{number} of {num_settings} settings did not run ({why})",
+                restores=caches is not CachePolicy.COLD,
+                is_search=True,
+            ),
+            Stage(
+                find=self._to_measure_cold,
+                expected_s=self._expected_again_s,
+                undone=lambda number: f"{number} of the front were not measured cold",
+                announcement=remaining.announced_cold,
+                most_rounds=remaining.MOST_ROUNDS,
+            ),
+            Stage(
+                find=lambda: [CompileSettings.parse(member.settings_key) for member in self._disturbed()],
+                expected_s=self._expected_again_s,
+                undone=lambda number: f"{number} of the front were disturbed by other trials and did not run again alone",
+                announcement=self._announced_disturbed,
+                most_rounds=remaining.MOST_ROUNDS,
+                alone=True,
+                restores=caches is CachePolicy.SHARED,
+            ),
+            Stage(
+                find=self._to_start,
+                expected_s=lambda setting: expected_warm_start_s(setting, self._done()),
+                undone=lambda number: f"{number} of the front were not started from artifacts",
+                announcement=remaining.announced_starts,
+                alone=True,
+                warm_start=True,
+            ),
+        ]
+
     def left(self) -> list[CompileSettings]:
         """Settings that no record counts for; of a search, those it may still propose."""
         return remaining.left(self.config, self._done())
 
-    def to_measure_cold(self) -> list[TrialRecord]:
-        """Members of the front whose cold compile time is only estimated, where it has to be measured."""
-        if self.config.caches is not CachePolicy.AUTO:
-            return []
-        return remaining.warm_members(self.fronts.present(self.output), self._done())
-
-    def disturbed(self) -> list[TrialRecord]:
-        """Members of the front, those that noise alone keeps off it included, that have to be measured again alone."""
-        if not self.config.confirm:
-            return []
-        front = self.fronts.hopeful(self.output)
-        return disturbed_members(front, self._done(), side_by_side=self.config.max_concurrent > 1)
-
-    def to_start(self) -> list[CompileSettings]:
-        """Members of the front that have not been started from their own artifacts."""
-        front = self.fronts.present(self.output)
-        return remaining.not_started(self.config, front, self._done(), record.read_warm_starts(self.output))
-
     def undone(self, *, interrupted: bool) -> str | None:
         """What another run would do first, and why this one did not; None if nothing. Of its settings a search tells itself."""
-        if self.config.search.searcher is None and (left := self.left()):
-            ran_out = "the time budget did not suffice for them" if self.config.time_budget_s else "machines failed"
-            why = "stopped" if interrupted else ran_out
-            return f"{len(left)} of {len(self.config.settings)} settings did not run ({why})"
-        if cold := self.to_measure_cold():
-            return f"{len(cold)} of the front were not measured cold"
-        if unconfirmed := self.disturbed():
-            return f"{len(unconfirmed)} of the front were disturbed by other trials and did not run again alone"
-        if starts := self.to_start():
-            return f"{len(starts)} of the front were not started from artifacts"
+        for stage in self.stages(interrupted=interrupted):
+            if stage.is_search and self.config.search.searcher is not None:
+                continue
+            if found := stage.find():
+                return stage.undone(len(found))
         return None
 
     def search(self) -> Search | None:
@@ -113,7 +151,7 @@ class Stages:
         return search
 
     def run(self, console: Console, search: Search | None = None) -> bool:
-        """Runs all of it, as far as the budgets go; returns whether a person stopped it.
+        """Runs all stages, as far as the budgets go; returns whether a person stopped them.
 
         Args:
             console: where to write.
@@ -121,101 +159,93 @@ class Stages:
         """
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
 
-        def fits(expected_s: float) -> bool:
+        def fits(stage: Stage, setting: CompileSettings) -> bool:
+            expected_s = stage.expected_s(setting)
             if search is not None:
                 search.count_repeats()
             in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected_s < ends_at
             return in_time and (search is None or search.allows(expected_s))
 
-        def start_fits(setting: CompileSettings) -> bool:
-            return fits(self._expected_start_s(setting))
+        def may_start(stage: Stage, setting: CompileSettings) -> bool:
+            if search is not None and stage.is_search:
+                return search.may_start(setting)
+            return fits(stage, setting) and (search is None or search.may_take(setting, stage.expected_s(setting)))
 
-        def may_take(expected: Callable[[CompileSettings], float], setting: CompileSettings) -> bool:
-            expected_s = expected(setting)
-            return fits(expected_s) and (search is None or search.may_take(setting, expected_s))
+        def affordable(stage: Stage) -> list[CompileSettings]:
+            if stage.is_search and search is not None and search.why_enough() is not None:
+                return []
+            settings = stage.find()
+            fitting = [setting for setting in settings if fits(stage, setting)]
+            return settings if fitting and stage.is_search else fitting  # there, what does not fit yet may fit later
 
-        may_run, may_start = partial(may_take, self._expected_again_s), partial(may_take, self._expected_start_s)
-
-        def may_try(setting: CompileSettings) -> bool:
-            return search.may_start(setting) if search else may_take(self._expected_s, setting)
-
-        def affordable(find: Callable[[], list[TrialRecord]]) -> list[TrialRecord]:
-            return [member for member in find() if fits(self._expected_again_s(CompileSettings.parse(member.settings_key)))]
-
-        left = self.left()
-        if search is not None and search.why_enough() is not None:
-            left = []
-        if not (
-            any(fits(self._expected_s(setting)) for setting in left)
-            or affordable(self.to_measure_cold)
-            or affordable(self.disturbed)
-            or any(map(start_fits, self.to_start()))
-        ):
+        stages = self.stages()
+        if not any(map(affordable, stages)):
             return False
-        with scratch_folder("compile-sweep-tune-") as scratch:
-            try:
-                with ray_session(), self._interrupts.handled():  # inside, because Ray installs a handler for SIGTERM itself
-                    from orchestrator.cluster.placement import in_cluster, start_placement_actor, wait_for_host
-                    from orchestrator.cluster.remote_logs import start_log_actor
-                    from orchestrator.guard.progress import (
-                        start_progress_actor,  # these import ray, which reads what the session has set
-                    )
-                    from orchestrator.run.tuning import run_trials
-                    from orchestrator.view.live import LiveView
-
-                    view = LiveView(
-                        console=console,
-                        folder=self.output,
-                        title=f"{self.config.recipe}: {self.config.workload} ({self.config.size}) on "
-                        f"{printed.machine(self.environment)}",
-                        planned=None if search else len(self._done()) + len(left),
-                        expected_s={setting.key: self._expected_s(setting) for setting in left},
-                        front_of=self.fronts.present,
-                        stopping=self._interrupts.asked,
-                    )
-                    run = partial(
-                        run_trials,
-                        self.config,
-                        environment=self.environment,
-                        output=self.output,
-                        scratch=scratch,
-                        new_trial_id=_new_trial_id(self.output),
-                        tracking=self.tracking,
-                    )
-
-                    def again(members: Sequence[TrialRecord], why: str) -> list[CompileSettings]:
-                        settings = [CompileSettings.parse(member.settings_key) for member in members]
-                        view.plan_more({setting.key: self._expected_again_s(setting) for setting in settings}, why)
-                        return settings
-
-                    with ExitStack() as opened:
-                        opened.enter_context(
-                            start_progress_actor()
-                        )  # first: a second sweep must not take hosts before it is refused
-                        if in_cluster():
-                            wait_for_host(self.config, self.environment.cores, console.print, self._interrupts.asked)
-                            opened.enter_context(start_log_actor(self.output))
-                            opened.enter_context(start_placement_actor())
-                        opened.enter_context(view)
-                        if left:
-                            restores = self.config.caches is not CachePolicy.COLD
-                            run(left, may_start=may_try, restores=restores, search=search, pruning=self._pruning())
-                            if search is not None:
-                                search.catch_up()
-                        for members in rounds(partial(affordable, self.to_measure_cold)):
-                            run(again(members, remaining.announced_cold(members)), may_start=may_run)
-                        for members in rounds(partial(affordable, self.disturbed)):
-                            restores = self.config.caches is CachePolicy.SHARED
-                            run(again(members, announcement(members)), may_start=may_run, alone=True, restores=restores)
-                        if starting := list(filter(start_fits, self.to_start())):
-                            expected = {setting.key: self._expected_start_s(setting) for setting in starting}
-                            view.expect_starts(expected, remaining.announced_starts(starting))
-                            run(starting, may_start=may_start, alone=True, warm_start=True)
-            except KeyboardInterrupt:
-                if search is not None:
-                    search.catch_up()  # with trials that ended since it was last asked
-                return True
+        try:
+            runner = make_runner(self.config, self.environment, self.output, self.tracking)
+            with (
+                runner.session(console.print, self._interrupts),
+                self._view(console, runner, search) as view,
+            ):
+                for stage in stages:
+                    for settings in remaining.rounds(partial(affordable, stage), stage.most_rounds):
+                        if stage.announcement is not None:
+                            expected = {setting.key: stage.expected_s(setting) for setting in settings}
+                            view.plan_more(expected, stage.announcement(settings), are_trials=not stage.warm_start)
+                        runner.run(
+                            Batch(
+                                settings=settings,
+                                may_start=partial(may_start, stage),
+                                alone=stage.alone,
+                                restores=stage.restores,
+                                warm_start=stage.warm_start,
+                                search=search if stage.is_search else None,
+                                pruning=self._pruning() if stage.is_search else None,
+                            )
+                        )
+                        if search is not None and stage.is_search:
+                            search.catch_up()
+        except KeyboardInterrupt:
+            if search is not None:
+                search.catch_up()  # with trials that ended since it was last asked
+            return True
         return self._interrupts.asked.is_set()
+
+    def _view(self, console: Console, runner: Runner, search: Search | None) -> LiveView:
+        left = self.left()
+        return LiveView(
+            console=console,
+            folder=self.output,
+            title=f"{self.config.recipe}: {self.config.workload} ({self.config.size}) on {printed.machine(self.environment)}",
+            planned=None if search else len(self._done()) + len(left),
+            expected_s={setting.key: self._expected_s(setting) for setting in left},
+            front_of=self.fronts.present,
+            stopping=self._interrupts.asked,
+            running=runner.running,
+        )
+
+    def _to_measure_cold(self) -> list[CompileSettings]:
+        """Members of the front whose cold compile time is only estimated, where it has to be measured."""
+        if self.config.caches is not CachePolicy.AUTO:
+            return []
+        members = remaining.warm_members(self.fronts.present(self.output), self._done())
+        return [CompileSettings.parse(member.settings_key) for member in members]
+
+    def _disturbed(self) -> list[TrialRecord]:
+        """Members of the front, those that noise alone keeps off it included, that have to be measured again alone."""
+        if not self.config.confirm:
+            return []
+        front = self.fronts.hopeful(self.output)
+        return remaining.disturbed_members(front, self._done(), side_by_side=self.config.max_concurrent > 1)
+
+    def _announced_disturbed(self, settings: Sequence[CompileSettings]) -> str:
+        keys = {setting.key for setting in settings}
+        return remaining.announcement([member for member in self._disturbed() if member.settings_key in keys])
+
+    def _to_start(self) -> list[CompileSettings]:
+        """Members of the front that have not been started from their own artifacts."""
+        front = self.fronts.present(self.output)
+        return remaining.not_started(self.config, front, self._done(), record.read_warm_starts(self.output))
 
     def _pruning(self) -> Pruning | None:
         if not self.config.search.prune:
@@ -240,11 +270,3 @@ class Stages:
     def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:
         expected = expected_s(setting, self.max_length, self._done(), min_length=self.min_length, cold=cold)
         return min(expected, self.config.whole_trial_s)
-
-    def _expected_start_s(self, setting: CompileSettings) -> float:
-        return expected_warm_start_s(setting, self._done())
-
-
-def _new_trial_id(output: Path) -> Callable[[], str]:
-    numbers = count(len(list((output / sweep_folder.LOGS).iterdir())) + 1)
-    return lambda: f"{next(numbers):03d}-{uuid.uuid4().hex[:6]}"

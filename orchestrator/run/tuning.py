@@ -1,11 +1,10 @@
-"""Hands the planned trials to Ray Tune.
+"""Hands trials to Ray Tune.
 
-The thin Tune searcher around a proposer: the only part of the search that knows Ray.
+A thin Tune searcher around proposals.
 
 A Tune callback that keeps one trial's death from costing the sweep: its record, and the resources it held.
 
-A Tune callback that stops trials early: it asks the progress actor how far trials are, decides by `pruning.py`, and has the
-progress actor tell the workers, which poll it.
+A Tune callback that stops trials early: it asks the progress actor how far trials are, and has it tell the workers, which poll.
 
 Tune's own schedulers see a trial only when it reports, rank one metric, and end a trial by killing its process, which leaks
 its worker group's resources (ray 2.60) and leaves no record. Here a trial's worker ends itself, and the trial records why.
@@ -21,11 +20,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import ray
 from ray import tune
@@ -42,65 +40,38 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema import redact
 from compile_sweep.schema.errors import SessionError, SweepFolderError
 from compile_sweep.schema.outcome import Label, Verdict, backoff_s, judge_trial_death
-from compile_sweep.schema.record import TrialRecord
-from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import head_actors, placement
 from orchestrator.cluster.head_actors import no_propagated_credentials, store_credentials
 from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
-from orchestrator.guard.progress import Progress, StopRequest, find_progress_actor, trial_progress
+from orchestrator.guard.progress import Progress, find_progress_actor, trial_progress
 from orchestrator.run import sweep_folder
 from orchestrator.run.death import waited_s
+from orchestrator.run.runner import Batch, EarlyStopping, Proposals, plan_fields, unwritten_error
 from orchestrator.run.trial import is_recorded
 from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
 from orchestrator.run.worker_group import UNWRITTEN, run_trial
-from orchestrator.search.candidates import Candidates
-from orchestrator.search.proposers import InOrder, Proposer
-from orchestrator.search.pruning import Pruning, Sighting
 from orchestrator.tracking import Tracking
 
 
 class ProposingSearcher(Searcher):
-    """Has a proposer say what Tune tries next.
-
-    Before each proposal the proposer is told of every record that is new. Records are the only state that counts: they are
-    written before Tune hears of a trial, by whoever outlives it, so there is nothing to hear from Tune, to save or to restore,
-    and a resumed sweep tells the proposer of what is there already.
+    """Has Tune try what a batch proposes.
 
     Args:
-        proposer: at its beginning.
-        plan: what all trials have in common.
-        new_trial_id: makes an identifier no other attempt of the folder has.
-        may_start: asked of each proposal; one that may not start is passed over.
-        new_records: those appended to the folder since it was last called; a proposer that learns nothing needs none.
-        enough: asked before each proposal whether the search has ended; the proposer knows all new records then.
+        proposals: What to try next.
+        plan: What all trials have in common.
+        new_trial_id: Makes an identifier that no other attempt in the folder has.
     """
 
-    def __init__(
-        self,
-        proposer: Proposer,
-        plan: TrialPlan,
-        new_trial_id: Callable[[], str],
-        may_start: Callable[[CompileSettings], bool],
-        new_records: Callable[[], Iterable[TrialRecord]] = lambda: (),
-        enough: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, proposals: Proposals, plan: TrialPlan, new_trial_id: Callable[[], str]) -> None:
         super().__init__()
-        self._proposer = proposer
-        self._plan = plan
-        self._new_trial_id = new_trial_id
-        self._may_start = may_start
-        self._new_records = new_records
-        self._enough = enough
+        self._proposals, self._plan, self._new_trial_id = proposals, plan, new_trial_id
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """The proposer's next setting that may start, or that there is none."""
-        for record in self._new_records():
-            self._proposer.tell(asdict(record))
-        while not self._enough() and (setting := self._proposer.propose()) is not None:
-            if self._may_start(setting):
-                return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings=setting).to_dict()
-        return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune tells apart; its types do not
+        """Returns the next trial's assignment, or that there is none."""
+        if (setting := self._proposals.next()) is None:
+            return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune tells apart; its types do not
+        return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings=setting).to_dict()
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Its record is read before the next proposal."""
@@ -217,50 +188,32 @@ def _placement_groups() -> Sequence[Any]:
 LOOK_EVERY_S = 0.5
 
 
-class EarlyStopping(Callback):
-    """Stops trials that are not worth going on with.
+class StopTrials(Callback):
+    """Asks trials to stop that are not worth going on with; a trial's worker polls for that.
 
     Args:
-        folder: the sweep's.
-        pruning: decides; it is told of every record of the folder, once.
+        decisions: Decides which.
     """
 
-    def __init__(self, folder: Path, pruning: Pruning) -> None:
-        self._fresh = records.follow(folder).fresh
-        self._pruning = pruning
+    def __init__(self, decisions: EarlyStopping) -> None:
+        self._decisions = decisions
         self._next = 0.0
-        self._told: set[str] = set()
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Looks at the trials under way."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + LOOK_EVERY_S
-        for record in self._fresh():
-            self._pruning.tell(asdict(record))
         progress_actor = find_progress_actor()
         running: list[Progress] = []
         with suppress(ray.exceptions.GetTimeoutError):  # a busy head; the next look is soon
             running = ray.get(progress_actor.running.remote(), timeout=10)
-        for progress in running:
-            if progress.trial_id not in self._told and (stop := self._pruning.decide(_sighting(progress))) is not None:
-                self._told.add(progress.trial_id)
-                ending = StopRequest(label=str(stop.label), reason=stop.reason, bounds=dict(stop.bounds))
-                ray.get(progress_actor.request_stop.remote(progress.trial_id, ending))
+        for stopped, request in self._decisions.requests(running).items():
+            ray.get(progress_actor.request_stop.remote(stopped, request))
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles callbacks to resume with them, which nobody does here."""
         return {}
-
-
-def _sighting(progress: Progress) -> Sighting:
-    return Sighting(
-        setting=CompileSettings.parse(progress.settings_key),
-        phase=progress.phase,
-        elapsed_s=progress.worked_s,
-        in_phase_s=progress.in_phase_s,
-        early=progress.early_figures,
-    )
 
 
 class LogTrials(Callback):
@@ -290,56 +243,29 @@ _TUNE_GAVE_UP = "Caught unexpected exception"
 """How Tune's complaint begins about an actor that ended in a way it does not know (ray 2.60)."""
 
 
-class Asked(Protocol):
-    """What proposes settings, in the place of a list; `searching.Search` is one."""
-
-    proposer: Proposer
-
-    def new_records(self) -> Iterable[TrialRecord]:
-        """Records the proposer has not been told of."""
-        ...
-
-    def why_enough(self) -> str | None:
-        """Why no further trial should start; None if one may."""
-        ...
-
-
 def run_trials(
     config: SweepConfig,
-    settings: Sequence[CompileSettings],
+    batch: Batch,
+    *,
     environment: Environment,
     output: Path,
     scratch: Path,
     new_trial_id: Callable[[], str],
-    may_start: Callable[[CompileSettings], bool],
-    *,
-    alone: bool = False,
-    restores: bool = False,
-    warm_start: bool = False,
-    search: Asked | None = None,
-    pruning: Pruning | None = None,
-    tracking: Tracking | None = None,
+    tracking: Tracking,
 ) -> None:
-    """Runs the trials; returns when none is left or none may start. Needs an initialized Ray and a progress actor.
+    """Runs a batch; returns when no trial is left or none may start. Needs an initialized Ray and a progress actor.
 
     Args:
-        config: the sweep's.
-        settings: what is left to try, in order, or to choose from.
-        environment: of the head.
-        output: the sweep's folder, to which trials append their records.
-        scratch: for Tune's own state, which nobody needs afterwards.
-        new_trial_id: makes an identifier no other attempt of the folder has.
-        may_start: asked before each trial.
-        alone: one trial at a time, each with the share of the cores it would have had beside others, so that its compile time
-            can be compared with theirs.
-        restores: trials begin with artifacts of trials before them.
-        warm_start: trials only start, from their own settings' artifacts.
-        search: chooses among the settings; without one they are tried in order.
-        pruning: decides which trials are stopped early; without one, none is.
-        tracking: what trials are logged to besides.
+        config: The sweep's configuration.
+        batch: What to run.
+        environment: The head's.
+        output: The sweep's folder, to which trials append their records.
+        scratch: A folder for Tune's own state, which is of no use afterwards.
+        new_trial_id: Makes an identifier that no other attempt in the folder has.
+        tracking: Where trials are logged besides.
 
     Raises:
-        SweepFolderError: a record could not be written.
+        SweepFolderError: A record could not be written.
         SessionError: Ray or Tune failed.
     """
     for name in ("ray.tune", "ray.train"):
@@ -351,36 +277,20 @@ def run_trials(
         claimed_cpus=placement.cpus_per_worker(config, environment.cores),
         cache=None if config.cache is None else store_credentials(config.cache),
         cache_in_cluster=placement.in_cluster(),  # on one host its folder is as near as the cluster's memory
-        restores=restores or warm_start,
-        prunes=pruning is not None,
-        warm_start=warm_start,
         head=ray.get_runtime_context().get_node_id() if placement.in_cluster() else None,
         python_path=users_python_path(config.workload),
+        **plan_fields(batch),
     )
     cleanup = Cleanup(output)
 
-    def may_start_now(setting: CompileSettings) -> bool:
-        return cleanup.unwritten is None and may_start(setting)
-
-    if search is None:
-        searcher = ProposingSearcher(InOrder(Candidates(settings)), plan, new_trial_id, may_start_now)
-    else:
-        enough = search.why_enough
-        searcher = ProposingSearcher(
-            search.proposer,
-            plan,
-            new_trial_id,
-            may_start_now,
-            search.new_records,
-            enough=lambda: cleanup.unwritten is not None or enough() is not None,
-        )
+    proposals = Proposals.of(batch, is_over=lambda: cleanup.unwritten is not None)
     tuner = tune.Tuner(
         # A trial only waits for its workers, which could not start for ever if it held a core that they need.
         tune.with_resources(run_trial, PlacementGroupFactory([head_actors.HEAD_CLAIM])),
         tune_config=tune.TuneConfig(
-            search_alg=searcher,
-            num_samples=len(settings),
-            max_concurrent_trials=1 if alone else config.max_concurrent,
+            search_alg=ProposingSearcher(proposals, plan, new_trial_id),
+            num_samples=len(batch.settings),
+            max_concurrent_trials=1 if batch.alone else config.max_concurrent,
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(
@@ -389,8 +299,8 @@ def run_trials(
             verbose=0,
             callbacks=[
                 cleanup,
-                *([EarlyStopping(output, pruning)] if pruning else []),
-                *([LogTrials(tracking)] if tracking else []),
+                *([StopTrials(EarlyStopping(output, batch.pruning))] if batch.pruning else []),
+                LogTrials(tracking),
             ],
             failure_config=tune.FailureConfig(max_failures=Label.TRIAL_DIED.tries - 1),  # of a trial's own process
         ),
@@ -403,10 +313,7 @@ def run_trials(
             raise
         raise SessionError(f"Ray gave the sweep up ({gist(error)}); what is recorded is intact: go on with --resume") from None
     if cleanup.unwritten is not None:
-        raise SweepFolderError(
-            f"a record could not be written to {output} ({cleanup.unwritten}), so the sweep has ended; what is recorded is "
-            "intact: make room and go on with --resume"
-        )
+        raise SweepFolderError(unwritten_error(output, cleanup.unwritten))
 
 
 def gist(error: Exception) -> str:

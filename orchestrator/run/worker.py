@@ -1,7 +1,8 @@
 """What a trial's worker does: in a fresh process, measures one setting or starts it warm, and returns plain values.
 
 Ray Train starts workers in a cluster or on this host (`worker_group.py`). The local runner (`local_runner.py`) starts
-`python -m orchestrator.run.worker FOLDER`; the assignment, the progress and the outcome are files in that folder.
+`python -m orchestrator.run.worker FOLDER`; it reads the assignment from its standard input, and writes its progress and the
+outcome to files in that folder.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from orchestrator.run.script_worker import measure_script
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
-ASSIGNMENT, PROGRESS, OUTCOME = "assignment.json", "progress.jsonl", "outcome.json"
-"""Files in a local worker's folder: its assignment, its progress (one JSON array a line), and its result or error."""
+PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
+"""Files in a local worker's folder: its progress (one JSON array a line), and its result or error."""
 
 _LEAVING_S = 10.0
 """How long a worker waits for processes of others, a killed trial's say, to leave its GPU, which may take seconds."""
@@ -208,7 +209,7 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
     gc.collect()  # once, so that a compile finds the heap as it is long after imports
     sharing = Sharing(assignment, workload, parent.rank)
     sharing.restore(deadline - time.monotonic())
-    protocol = Protocol(**plan.protocol)  # type: ignore[arg-type]  # its whole numbers, too
+    protocol = Protocol(**plan.protocol) if plan.protocol else None  # type: ignore[arg-type]  # its whole numbers, too
     with sharing.watching():
         prepared = prepare(workload, assignment.settings, device)
         measured: Start | Measurement
@@ -312,8 +313,8 @@ class LocalParent:
 
 
 def main(folder: Path) -> None:
-    """Runs a local worker: reads the assignment from the folder and writes the result or the error to it."""
-    values = json.loads((folder / ASSIGNMENT).read_text(encoding="utf-8"))
+    """Runs a local worker: reads the assignment from standard input and writes the result or the error to the folder."""
+    values = json.load(sys.stdin)
     _die_with(int(values["parent"]))
     assignment = Assignment.from_dict(values)
     try:

@@ -12,7 +12,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-import ray
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -24,7 +23,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.guard.progress import Progress, find_progress_actor
+from orchestrator.guard.progress import Progress
 
 _POLL_S = 0.5
 _STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red", Status.STOPPED: "cyan"}
@@ -36,13 +35,13 @@ FrontOf = Callable[[Path], Sequence[str]]
 class _State:
     planned: int | None
     records: list[TrialRecord] = field(default_factory=list)
-    running: list[Progress] = field(default_factory=list)
+    running: Sequence[Progress] = ()
     front: Sequence[str] = ()
     stopping: bool = False
 
 
 class LiveView:
-    """Follows a sweep's folder and progress actor from a thread of its own, between `with` and its end.
+    """Follows a sweep's folder and running trials from a thread of its own, between `with` and its end.
 
     Args:
         console: where to write; a live view if it is a terminal, otherwise a line an event.
@@ -52,6 +51,7 @@ class LiveView:
         expected_s: seconds each setting, by its key, will probably take.
         front_of: finds the present front.
         stopping: whether the sweep was asked to finish.
+        running: returns how far each running trial is; it may fail.
     """
 
     def __init__(
@@ -64,9 +64,10 @@ class LiveView:
         expected_s: Mapping[str, float],
         front_of: FrontOf,
         stopping: threading.Event,
+        running: Callable[[], Sequence[Progress]],
     ) -> None:
         self._console, self._folder, self._title = console, folder, title
-        self._expected_s, self._front_of, self._stopping = expected_s, front_of, stopping
+        self._expected_s, self._front_of, self._stopping, self._running = expected_s, front_of, stopping, running
         self._fresh_trials = records.follow(folder).fresh
         self._fresh_starts = records.follow_warm_starts(folder).fresh
         self._state = _State(planned=planned, records=self._fresh_trials())
@@ -95,13 +96,15 @@ class LiveView:
             self._live.stop()
             self._live = None
 
-    def plan_more(self, expected_s: Mapping[str, float], why: str) -> None:
-        """Adds trials to the sweep, with what each will probably take, by its settings' key, and says why."""
-        self._more.put((expected_s, why, True))
+    def plan_more(self, expected_s: Mapping[str, float], why: str, *, are_trials: bool = True) -> None:
+        """Adds to what the sweep runs, and says why.
 
-    def expect_starts(self, expected_s: Mapping[str, float], why: str) -> None:
-        """Says that settings will be started, which is no trial, with what each will probably take, and why."""
-        self._more.put((expected_s, why, False))
+        Args:
+            expected_s: seconds each will probably take, by its settings' key.
+            why: the line to print.
+            are_trials: whether they count as trials, which warm starts do not.
+        """
+        self._more.put((expected_s, why, are_trials))
 
     def _follow(self) -> None:
         while not self._ended.wait(_POLL_S):
@@ -112,7 +115,7 @@ class LiveView:
         state = self._state
         running_before = {progress.trial_id: progress.phase for progress in state.running}
         with suppress(Exception):  # Ray may be starting, or gone
-            state.running = ray.get(find_progress_actor().running.remote(), timeout=_POLL_S)
+            state.running = self._running()
         fresh = self._fresh_trials()
         if fresh:
             state.records.extend(fresh)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arenas, setting
+from arena import Arena, Arenas, setting
 from fault_table import FaultTable, Row, described
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 COMPILE_DEADLINE_S = "20"
 TRIAL_DEADLINE_S = "150"
@@ -98,6 +98,10 @@ STUCK_COMPILER = TrialFault(
     further="scope=full,dynamic=auto,backend=chaos_stuck",
 )
 SHORT = (EXCEPTION, SEGFAULT, KILLED_ONCE, STUCK_COMPILER)
+SHORT_ON_RAY = (SEGFAULT, KILLED_ONCE)
+"""One that Ray sees as a dead worker and that is final, and one that is tried again; what a worker itself reports reaches Ray as
+a result or as an exception."""
+
 TOGETHER = (*SHORT, EXITS, NO_MEMORY, ABORTS)
 
 HANGING_STEP = TrialFault(
@@ -197,43 +201,58 @@ def verify(fault: TrialFault, record: dict[str, Any]) -> None:
     assert (record["tries"], len(record["retry_reasons"])) == (fault.tries, fault.tries - 1), record
 
 
-def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
-    faults = TOGETHER if is_full else SHORT
-    arena = arenas({fault.multiple: fault.plan for fault in faults})
-    settings = [setting(0), *(fault.setting for fault in faults), setting(1)]
-    done = arena.sweep(*USUAL, "--settings", *settings)
+def sweep_with(faults: Sequence[TrialFault], arena: Arena, *words: str) -> None:
+    """A sweep in which these happen one after the other, and a sound trial follows."""
+    settings = [*(fault.setting for fault in faults), setting(1)]
+    done = arena.sweep(*USUAL, *words, "--settings", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     arena.check_nothing_is_left()
-    arena.check_records(total=len(settings), measured={0, 1})
+    arena.check_records(total=len(settings), measured={1})
+    for fault in faults:
+        verify(fault, arena.record(fault.multiple))
+    logs = [(arena.output / "logs" / record["trial_id"] / "worker-0.log").read_text() for record in arena.records()]
+    assert sum("Fatal Python error: Segmentation fault" in log for log in logs) == (SEGFAULT in faults)
+    assert sum("Timeout (0:00:" in log for log in logs) == (STUCK_COMPILER in faults)
+
+
+def test_faults_of_local_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas) -> None:
+    sweep_with(SHORT, arenas({fault.multiple: fault.plan for fault in SHORT}), "--runner", "local")
+
+
+@pytest.mark.ray
+def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
+    faults = TOGETHER if is_full else SHORT_ON_RAY
+    arena = arenas({fault.multiple: fault.plan for fault in faults})
+    sweep_with(faults, arena)
     for fault in faults:
         record = arena.record(fault.multiple)
-        verify(fault, record)
         recovery_s = arena.recovery_s(fault.multiple if fault.phase != "never" else -1)
         row = Row(name=fault.name, how=fault.how, outcome=described(record), tries=record["tries"], recovery_s=recovery_s)
         fault_table.tell(row)
-    logs = [(arena.output / "logs" / record["trial_id"] / "worker-0.log").read_text() for record in arena.records()]
-    assert sum("Fatal Python error: Segmentation fault" in log for log in logs) == 1
-    assert sum("Timeout (0:00:" in log for log in logs) == 1
 
 
+@pytest.mark.ray
 @pytest.mark.usefixtures("only_in_full")
 @pytest.mark.parametrize("fault", TOGETHER, ids=lambda fault: fault.name)
 def test_each_fault_alone(arenas: Arenas, fault_table: FaultTable, fault: TrialFault) -> None:
     check(arenas, fault, fault_table)
 
 
+@pytest.mark.ray
 @pytest.mark.usefixtures("only_in_full")
 @pytest.mark.parametrize("fault", [HANGING_STEP, STOPPED_WORKER], ids=lambda fault: fault.name)
 def test_what_hangs_is_ended_by_the_trials_deadline(arenas: Arenas, fault_table: FaultTable, fault: TrialFault) -> None:
     check(arenas, fault, fault_table, "--trial-deadline-s", TRIAL_DEADLINE_S)
 
 
+@pytest.mark.ray
 @pytest.mark.usefixtures("only_in_full")
 @pytest.mark.parametrize("fault", [DISK_FULL_ONCE, DISK_FULL], ids=lambda fault: fault.name)
 def test_a_full_disk_is_tried_again(arenas: Arenas, fault_table: FaultTable, fault: TrialFault, tiny_disk: Path) -> None:
     check(arenas, fault, fault_table, further={"tiny": str(tiny_disk)})
 
 
+@pytest.mark.ray
 @pytest.mark.usefixtures("only_in_full")
 def test_the_kernels_out_of_memory_killer_is_told_from_other_kills(
     arenas: Arenas, fault_table: FaultTable, small_cgroup: Path
@@ -250,6 +269,7 @@ def test_the_kernels_out_of_memory_killer_is_told_from_other_kills(
     assert "the kernel ended a worker" in record["reason"]
 
 
+@pytest.mark.ray
 @pytest.mark.usefixtures("only_in_full")
 def test_a_dead_worker_of_two_is_the_one_that_is_named(arenas: Arenas, fault_table: FaultTable) -> None:
     arena = arenas({2: {"kind": "kill", "phase": "building", "rank": 1}})

@@ -52,6 +52,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--num-trials", "-3"], "--num-trials -3 is too few; use 1 or more"),
         (["--max-concurrent", "-1"], "--max-concurrent -1 is too few"),
         (["--workers-per-trial", "0"], "--workers-per-trial 0 is too few"),
+        (["--runner", "local", "--workers-per-trial", "2"], "--runner local has one worker a trial"),
+        (["--runner", "local", "--max-concurrent", "2"], "--runner local runs one trial at a time"),
         (["--max-concurrent", str(2**63)], f"--max-concurrent {2**63} is too many; use 10000 or fewer"),
         (["--workers-per-trial", str(10**400)], "is too many; use 10000 or fewer"),
         (["--source", "scope=eager", "--workers-per-trial", "10001"], "--workers-per-trial 10001 is too many"),

@@ -14,7 +14,7 @@ from samples import REPOSITORY
 
 import analysis
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SOUND = "scope=eager,padding=max"
 JUMPS = "scope=eager,padding=longest,pad_multiple=16"
@@ -29,7 +29,7 @@ FAULTS = {
 def swept(output: Path, *words: str) -> list[dict[str, Any]]:
     """The records of a sweep of a toy workload, run as a person would."""
     run = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), *words],
+        [sys.executable, "-m", "orchestrator.sweep", "--runner", "local", "--output", str(output), *words],
         cwd=REPOSITORY / "tests",
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Whole searches through the command line, on a real local Ray: what is proposed, when it ends, and trials stopped early."""
+"""Whole searches through the command line: what is proposed, when it ends, and trials stopped early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samples import REPOSITORY, TESTS
 
 import analysis
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 RUN = "SEARCHES_END_TO_END"
 """Environment variable that tells this test run's processes from those of another on the same host."""
@@ -26,7 +26,7 @@ EAGER = ("scope=eager,padding=max", *(f"scope=eager,padding=longest,pad_multiple
 def sweep(output: Path, *words: str) -> str:
     """What a sweep printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--cache", "none", *words],
+        [sys.executable, "-m", "orchestrator.sweep", "--runner", "local", "--output", str(output), "--cache", "none", *words],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), RUN: str(output)},
         capture_output=True,

@@ -17,7 +17,7 @@ from samples import REPOSITORY, TESTS, wait_until
 
 import analysis
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 RUN = "SWEEPS_END_TO_END"
 """Environment variable that tells this test run's processes from those of another on the same host."""
@@ -67,6 +67,7 @@ def processes_of_sweeps() -> list[str]:
     return found
 
 
+@pytest.mark.ray
 @pytest.mark.nightly("seven trials, one of which waits out a deadline; test_faults_of_trials.py breaks the same")
 def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_finishing(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
@@ -91,6 +92,7 @@ def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_fin
     assert (output / "report.html").stat().st_size > 1_000_000
 
 
+@pytest.mark.ray
 def test_a_sweep_survives_ctrl_c_and_a_killed_driver_and_repeats_only_what_was_in_flight(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     words = ("--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:3])
@@ -110,7 +112,7 @@ def test_a_sweep_survives_ctrl_c_and_a_killed_driver_and_repeats_only_what_was_i
     second.communicate(timeout=30)
     wait_until(lambda: not processes_of_sweeps(), 30)
 
-    third = sweep(output, "--resume")
+    third = sweep(output, "--resume", "--runner", "local")  # what Ray began, another runner may end
     assert third.returncode == 0, third.stderr
     records = records_of(output)
     assert list(map(was_measured, records)) == [True] * 3
@@ -123,6 +125,26 @@ def test_a_sweep_survives_ctrl_c_and_a_killed_driver_and_repeats_only_what_was_i
     assert len(records_of(output)) == 3
 
 
+def test_a_local_sweep_survives_ctrl_c_and_a_killed_driver_and_leaves_no_process(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    settings = ("--settings", *EAGER_SIX[:3])
+    first = start(output, "--runner", "local", "--workload", "toy_workloads:Slow", *settings)
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    first.send_signal(signal.SIGINT)
+    _, complaints = first.communicate(timeout=90)
+    assert first.returncode == 130, complaints
+    assert list(map(was_measured, records_of(output))) == [True]
+
+    second = start(output, "--resume")
+    wait_until(lambda: len(list((output / "logs").iterdir())) == 2, 60)
+    wait_until(lambda: bool(processes_of_sweeps()), 30)
+    second.kill()
+    second.communicate(timeout=30)
+    wait_until(lambda: not processes_of_sweeps(), 15, processes_of_sweeps)
+    assert len(records_of(output)) == 1
+
+
+@pytest.mark.ray
 def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     running = start(output, "--workload", "faulty_workloads:Faulty", "--settings", EAGER_SIX[4])
@@ -140,6 +162,7 @@ def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> Non
     wait_until(lambda: not processes_of_sweeps(), 10)
 
 
+@pytest.mark.ray
 @pytest.mark.nightly("one more sweep; Ctrl-C stops one in the same way")
 def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_flight(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
@@ -155,22 +178,24 @@ def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_f
     wait_until(lambda: not processes_of_sweeps(), 10)
 
 
+@pytest.mark.ray
 def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
-    words = ("--workload", "toy_workloads:Brief", "--workers-per-trial", "2", "--settings", "scope=eager", "scope=full")
+    words = ("--workload", "toy_workloads:Brief", "--workers-per-trial", "2", "--settings", "scope=full")
     done = sweep(output, *words)
     assert done.returncode == 0, done.stderr
-    eager, full = records_of(output)
-    assert [(was_measured(r), r["num_workers"], r["caches"]) for r in (eager, full)] == [(True, 2, "cold")] * 2, (eager, full)
+    (full,) = records_of(output)
+    assert (was_measured(full), full["num_workers"], full["caches"]) == (True, 2, "cold"), full
     assert full["graphs"] >= 1
-    assert full["compile_s"] > 1 > eager["compile_s"]
+    assert full["compile_s"] > 1
     assert "best throughput" in done.stdout
-    assert "2/2 ok: full, default, static" in done.stdout
+    assert "1/1 ok: full, default, static" in done.stdout
     described = json.loads((output / "sweep.json").read_text())
     assert described["config"]["workers_per_trial"] == 2
     assert described["environment_key"] == full["environment_key"]
 
 
+@pytest.mark.ray
 @pytest.mark.nightly("three sweeps of trials that disturb each other; test_confirmation.py decides what is run again")
 def test_members_of_the_front_that_met_contention_are_measured_again_alone(tmp_path: Path) -> None:
     output = tmp_path / "sweep"

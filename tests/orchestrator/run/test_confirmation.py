@@ -10,7 +10,7 @@ import pytest
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.run.remaining import announcement, disturbed_members, rounds
+from orchestrator.run.remaining import MOST_ROUNDS, announcement, disturbed_members, rounds
 
 EAGER, REGIONAL, FULL = (CompileSettings.parse(f"scope={scope}").key for scope in ("eager", "regional", "full"))
 
@@ -70,20 +70,20 @@ def test_the_latest_record_of_a_setting_decides() -> None:
 
 
 def test_a_front_that_changes_is_confirmed_in_rounds() -> None:
-    regional, full = record(REGIONAL, contended=True), record(FULL, contended=True)
+    regional, full = CompileSettings.parse(REGIONAL), CompileSettings.parse(FULL)
     fronts = [[full], [regional], []]
-    assert list(rounds(lambda: fronts.pop(0))) == [[full], [regional]]
+    assert list(rounds(lambda: fronts.pop(0), MOST_ROUNDS)) == [[full], [regional]]
 
 
 def test_what_is_still_contended_is_not_measured_for_ever() -> None:
-    regional, full = record(REGIONAL, contended=True), record(FULL, contended=True)
+    regional, full = CompileSettings.parse(REGIONAL), CompileSettings.parse(FULL)
     fronts = [[full], [full, regional], [full, regional]]
-    assert list(rounds(lambda: fronts.pop(0))) == [[full], [regional]]
+    assert list(rounds(lambda: fronts.pop(0), MOST_ROUNDS)) == [[full], [regional]]
 
 
 def test_there_are_three_rounds_at_most() -> None:
-    endless = (record(CompileSettings.parse(f"pad_multiple={n},dynamic=mark").key) for n in range(1, 100))
-    assert len(list(rounds(lambda: [next(endless)]))) == 3
+    endless = (CompileSettings.parse(f"pad_multiple={n},dynamic=mark") for n in range(1, 100))
+    assert len(list(rounds(lambda: [next(endless)], MOST_ROUNDS))) == 3
 
 
 def test_it_is_said_what_is_measured_again_and_why() -> None:

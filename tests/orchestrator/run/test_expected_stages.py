@@ -54,13 +54,13 @@ def test_no_trial_is_expected_to_outlive_its_deadline(tmp_path: Path) -> None:
 def test_a_search_that_is_stopped_at_once_counts_the_trials_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = stages(tmp_path / "sweep", CachePolicy.COLD, search=SearchConfig(searcher=Searcher.GRID))
 
-    def ended() -> None:
+    def ended(*arguments: object) -> None:
         records.append(
             tmp_path / "sweep", TrialRecord(trial_id="1", settings=FULL.to_dict(), settings_key=FULL.key, status=Status.OK)
         )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestrator.run.stages.ray_session", ended)
+    monkeypatch.setattr("orchestrator.run.stages.make_runner", ended)
     assert found.run(Console(file=io.StringIO()), search := found.search())
     assert search is not None
     assert search.outcome().startswith("the search ended after 1 trial of 1 settings")

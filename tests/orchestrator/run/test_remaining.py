@@ -89,8 +89,8 @@ def test_no_start_without_a_cache_or_where_none_is_wanted(fields: dict[str, Any]
 
 
 def test_what_is_run_again_is_named() -> None:
-    assert announced_cold([record(FULL, Caches.WARM)]).startswith("measuring 1 member of the front again, cold, because")
-    assert announced_cold([record(FULL, Caches.WARM)]).endswith(FULL.label)
+    assert announced_cold([FULL]).startswith("measuring 1 member of the front again, cold, because")
+    assert announced_cold([FULL]).endswith(FULL.label)
     assert f"starting 2 members of the front in a fresh process each, from its own artifacts: {FULL.label}; " in announced_starts(
         [FULL, REGIONAL]
     )

@@ -1,9 +1,10 @@
-"""What follows the main stage of a sweep, on a real local Ray, with trials that take no time and say that they did."""
+"""What follows the main stage of a sweep, with trials that take no time and say that they did."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SearchConfig, SweepConfig
+from orchestrator.environment import Environment
+from orchestrator.guard.progress import Progress
+from orchestrator.run import stages as stages_module
 from orchestrator.run import sweep_folder
+from orchestrator.run.runner import Batch
+from orchestrator.run.session import Interrupts
 from orchestrator.run.stages import Fronts, Stages
 from orchestrator.search import Searcher
-
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+from orchestrator.tracking import Tracking
 
 SETTINGS = tuple(CompileSettings.parse(f"scope={scope}") for scope in ("full", "regional", "modular"))
 KEYS = [setting.key for setting in SETTINGS]
@@ -33,28 +38,30 @@ def recorded(setting: CompileSettings, **fields: Any) -> TrialRecord:
     return TrialRecord(**{"trial_id": setting.key, "compile_s": 1.0, **known, **fields})
 
 
-@pytest.fixture
-def run_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of real trials."""
+class InstantRunner:
+    """In the place of a real one: trials take no time and say that they did."""
 
-    def run_trials(
-        config: SweepConfig,
-        settings: Sequence[CompileSettings],
-        *,
-        output: Path,
-        may_start: Callable[[CompileSettings], bool],
-        warm_start: bool = False,
-        **others: Any,
-    ) -> None:
-        for setting in filter(may_start, settings):
+    def __init__(self, config: SweepConfig, environment: Environment, output: Path, tracking: Tracking) -> None:
+        self._output = output
+
+    @contextmanager
+    def session(self, say: Callable[[str], object], interrupts: Interrupts) -> Iterator[None]:
+        yield
+
+    def run(self, batch: Batch) -> None:
+        for setting in filter(batch.may_start, batch.settings):
             start = WarmStart(
                 trial_id="1", settings=setting.to_dict(), settings_key=setting.key, status=Status.OK, wall_s=START_S
             )
-            records.append(output, start if warm_start else recorded(setting))
+            records.append(self._output, start if batch.warm_start else recorded(setting))
 
-    import orchestrator.run.tuning  # which loads Ray
+    def running(self) -> Sequence[Progress]:
+        return ()
 
-    monkeypatch.setattr(orchestrator.run.tuning, "run_trials", run_trials)
+
+@pytest.fixture
+def instant_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages_module, "make_runner", InstantRunner)
 
 
 def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> Stages:
@@ -79,7 +86,7 @@ def run(stages: Stages) -> None:
     stages.run(Console(file=io.StringIO()), stages.search())
 
 
-@pytest.mark.usefixtures("run_trials")
+@pytest.mark.usefixtures("instant_runner")
 def test_a_gpu_budget_holds_for_what_is_measured_again_and_started_warm(tmp_path: Path) -> None:
     stages = begun(tmp_path, budget_s=len(SETTINGS) * TRIAL_S + 2.5 * TRIAL_S, contended=True)
     run(stages)
@@ -92,7 +99,7 @@ def test_a_gpu_budget_holds_for_what_is_measured_again_and_started_warm(tmp_path
     )
 
 
-@pytest.mark.usefixtures("run_trials")
+@pytest.mark.usefixtures("instant_runner")
 def test_where_only_starts_were_put_off_the_next_run_does_those_alone(tmp_path: Path) -> None:
     stages = begun(tmp_path)
     run(stages)

@@ -13,6 +13,7 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
+from orchestrator.run.runner import Proposals
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.tuning import ProposingSearcher
 from orchestrator.search import Candidates, Searcher, make_proposer
@@ -53,7 +54,9 @@ class Log:
 def searcher(log: Log, **decides: Any) -> ProposingSearcher:
     proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, max_length=MAX_LENGTH)
     may_start = decides.pop("may_start", lambda setting: True)
-    return ProposingSearcher(proposer, plan(Path("sweep")), iter(map(str, range(99))).__next__, may_start, log, **decides)
+    return ProposingSearcher(
+        Proposals(proposer, may_start, log, **decides), plan(Path("sweep")), iter(map(str, range(99))).__next__
+    )
 
 
 def _setting(record: TrialRecord) -> Any:
@@ -118,7 +121,7 @@ def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:
     follow = records.follow(folder)
     proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, max_length=MAX_LENGTH)
     numbers = iter(map(str, range(99)))
-    asking = ProposingSearcher(proposer, plan(folder), numbers.__next__, lambda setting: True, follow.fresh)
+    asking = ProposingSearcher(Proposals(proposer, lambda setting: True, follow.fresh), plan(folder), numbers.__next__)
     with ray_session():
         tune.Tuner(
             tune.with_resources(trainable(), {"cpu": 0.5}),

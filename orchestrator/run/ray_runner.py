@@ -1,0 +1,74 @@
+"""Runs trials on Ray: Ray Tune schedules them, Ray Train runs each trial's workers, on this host or in a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from orchestrator.config import SweepConfig
+from orchestrator.environment import Environment
+from orchestrator.guard.progress import Progress, find_progress_actor, start_progress_actor
+from orchestrator.guard.scratch_folders import scratch_folder
+from orchestrator.run.runner import Batch, new_trial_ids
+from orchestrator.run.session import Interrupts, ray_session
+from orchestrator.tracking import Tracking
+
+_PROGRESS_TIMEOUT_S = 0.5
+"""How long the live view waits for the progress actor; it asks again soon."""
+
+
+class RayRunner:
+    """The runner on Ray. Nothing of Ray is imported before the session, because Ray reads the environment when it is imported.
+
+    Args:
+        config: The sweep's configuration.
+        environment: The head's.
+        output: The sweep's folder.
+        tracking: Where trials are logged besides.
+    """
+
+    def __init__(self, config: SweepConfig, environment: Environment, output: Path, tracking: Tracking) -> None:
+        self._config, self._environment, self._output, self._tracking = config, environment, output, tracking
+        self._trial_ids = new_trial_ids(output)
+        self._scratch = Path()
+
+    @contextmanager
+    def session(self, say: Callable[[str], object], interrupts: Interrupts) -> Iterator[None]:
+        """Connects to a cluster or starts Ray here, with the actors that trials need, while the block lasts."""
+        with scratch_folder("compile-sweep-tune-") as self._scratch, ray_session(), ExitStack() as stack:
+            stack.enter_context(interrupts.handled())  # inside, because Ray installs a handler for SIGTERM itself
+            from orchestrator.cluster.placement import in_cluster, start_placement_actor, wait_for_host
+            from orchestrator.cluster.remote_logs import start_log_actor
+
+            stack.enter_context(start_progress_actor())  # first: a second sweep must not take hosts before it is refused
+            if in_cluster():
+                wait_for_host(self._config, self._environment.cores, say, interrupts.asked)
+                stack.enter_context(start_log_actor(self._output))
+                stack.enter_context(start_placement_actor())
+            yield
+
+    def run(self, batch: Batch) -> None:
+        """Hands the batch to Ray Tune."""
+        from orchestrator.run.tuning import run_trials
+
+        run_trials(
+            self._config,
+            batch,
+            environment=self._environment,
+            output=self._output,
+            scratch=self._scratch,
+            new_trial_id=self._trial_ids.__next__,
+            tracking=self._tracking,
+        )
+
+    def running(self) -> Sequence[Progress]:
+        """Asks the progress actor.
+
+        Raises:
+            RayError: It does not answer in time.
+        """
+        import ray
+
+        found: list[Progress] = ray.get(find_progress_actor().running.remote(), timeout=_PROGRESS_TIMEOUT_S)
+        return found

@@ -1,0 +1,215 @@
+"""The two ways to run a sweep's trials, on Ray or in local processes, seen by stages and the live view as one `Runner`.
+
+Here is also what both do alike: choosing the next setting, and deciding which running trials to stop.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from compile_sweep.schema import record as records
+from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.config import RunnerKind, SweepConfig
+from orchestrator.environment import Environment
+from orchestrator.guard.progress import Progress, StopRequest
+from orchestrator.run import sweep_folder
+from orchestrator.run.session import Interrupts
+from orchestrator.search.candidates import Candidates
+from orchestrator.search.proposers import InOrder, Proposer
+from orchestrator.search.pruning import Pruning, Sighting
+from orchestrator.tracking import Tracking
+
+
+class Chooser(Protocol):
+    """Chooses which setting to try next. `search_run.Search` is one."""
+
+    proposer: Proposer
+
+    def new_records(self) -> Iterable[TrialRecord]:
+        """Returns the records that the proposer has not been told of."""
+        ...
+
+    def why_enough(self) -> str | None:
+        """Returns why no further trial should start; None if one may."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Trials that a stage wants run."""
+
+    settings: Sequence[CompileSettings]
+    """What to try in order, or what `search` chooses from."""
+    may_start: Callable[[CompileSettings], bool]
+    """Asked before each trial; a setting that may not start is skipped."""
+    alone: bool = False
+    """One trial at a time, each with the share of the cores it would have beside others, so that compile times compare."""
+    restores: bool = False
+    """Trials begin with artifacts of earlier trials."""
+    warm_start: bool = False
+    """Trials only start from their own settings' artifacts, instead of measuring."""
+    search: Chooser | None = None
+    """Chooses among the settings; None to try them in order."""
+    pruning: Pruning | None = None
+    """Decides which trials to stop early; None to stop none."""
+
+
+class Runner(Protocol):
+    """Runs trials and appends their records to the sweep's folder."""
+
+    def session(self, say: Callable[[str], object], interrupts: Interrupts) -> AbstractContextManager[None]:
+        """Prepares for running trials while the block lasts.
+
+        Args:
+            say: Called with what is being waited for, if that takes a while.
+            interrupts: Handled while the block lasts.
+
+        Raises:
+            SessionError: Trials cannot run.
+        """
+        ...
+
+    def run(self, batch: Batch) -> None:
+        """Runs the trials of a batch; returns when none is left or none may start. Needs an open session.
+
+        Raises:
+            SweepFolderError: A record could not be written.
+            SessionError: What runs the trials failed.
+        """
+        ...
+
+    def running(self) -> Sequence[Progress]:
+        """Returns the progress of every running trial. Called from another thread than `run`."""
+        ...
+
+
+def make_runner(config: SweepConfig, environment: Environment, output: Path, tracking: Tracking) -> Runner:
+    """Makes the runner that a configuration names.
+
+    Args:
+        config: The sweep's configuration.
+        environment: The head's.
+        output: The sweep's folder.
+        tracking: Where trials are logged besides.
+    """
+    if config.runner is RunnerKind.LOCAL:
+        from orchestrator.run.local_runner import LocalRunner
+
+        return LocalRunner(config, output, tracking)
+    from orchestrator.run.ray_runner import RayRunner
+
+    return RayRunner(config, environment, output, tracking)
+
+
+def new_trial_ids(output: Path) -> Iterator[str]:
+    """Yields identifiers that no other attempt in the folder has, numbered from the first free number on."""
+    for number in count(len(list((output / sweep_folder.LOGS).iterdir())) + 1):
+        yield f"{number:03d}-{uuid.uuid4().hex[:6]}"
+
+
+class Proposals:
+    """The settings of a batch, one by one.
+
+    Before each proposal the proposer is told of all new records. Records are the only state: they are written before anybody
+    hears that a trial ended, and a resumed sweep tells the proposer of those that are there already.
+
+    Args:
+        proposer: A proposer that has not proposed yet.
+        may_start: Asked for each proposal; a setting that may not start is skipped.
+        new_records: Returns records appended since the last call; a proposer that learns nothing needs none.
+        enough: Asked before each proposal whether the search has ended.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        may_start: Callable[[CompileSettings], bool],
+        new_records: Callable[[], Iterable[TrialRecord]] = lambda: (),
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._proposer, self._may_start, self._new_records, self._enough = proposer, may_start, new_records, enough
+
+    @classmethod
+    def of(cls, batch: Batch, is_over: Callable[[], bool]) -> Proposals:
+        """The proposals of a batch, which end when `is_over` says so."""
+
+        def may_start(setting: CompileSettings) -> bool:
+            return not is_over() and batch.may_start(setting)
+
+        if batch.search is None:
+            return cls(InOrder(Candidates(batch.settings)), may_start)
+        why_enough = batch.search.why_enough
+        return cls(batch.search.proposer, may_start, batch.search.new_records, lambda: is_over() or why_enough() is not None)
+
+    def next(self) -> CompileSettings | None:
+        """Returns the next setting that may start; None if there is none."""
+        for record in self._new_records():
+            self._proposer.tell(asdict(record))
+        while not self._enough() and (setting := self._proposer.propose()) is not None:
+            if self._may_start(setting):
+                return setting
+        return None
+
+
+class EarlyStopping:
+    """Decides which running trials to stop because going on is not worth it.
+
+    Args:
+        folder: The sweep's folder; every record in it is told to `pruning` once.
+        pruning: Makes the decision for one trial.
+    """
+
+    def __init__(self, folder: Path, pruning: Pruning) -> None:
+        self._fresh = records.follow(folder).fresh
+        self._pruning = pruning
+        self._stopped: set[str] = set()
+
+    def requests(self, running: Iterable[Progress]) -> Mapping[str, StopRequest]:
+        """Returns requests to stop, by trial ID; a trial is asked once."""
+        for record in self._fresh():
+            self._pruning.tell(asdict(record))
+        found: dict[str, StopRequest] = {}
+        for progress in running:
+            if progress.trial_id not in self._stopped and (stop := self._pruning.decide(_sighting(progress))) is not None:
+                self._stopped.add(progress.trial_id)
+                found[progress.trial_id] = StopRequest(label=str(stop.label), reason=stop.reason, bounds=dict(stop.bounds))
+        return found
+
+
+def _sighting(progress: Progress) -> Sighting:
+    return Sighting(
+        setting=CompileSettings.parse(progress.settings_key),
+        phase=progress.phase,
+        elapsed_s=progress.worked_s,
+        in_phase_s=progress.in_phase_s,
+        early=progress.early_figures,
+    )
+
+
+def unwritten_error(output: Path, why: str) -> str:
+    """The sentence for a sweep that ended because a record could not be written.
+
+    Args:
+        output: The sweep's folder.
+        why: The operating system's reason.
+    """
+    return (
+        f"a record could not be written to {output} ({why}), so the sweep has ended; what is recorded is "
+        "intact: make room and go on with --resume"
+    )
+
+
+def plan_fields(batch: Batch) -> dict[str, Any]:
+    """The fields of `TrialPlan` that follow from a batch."""
+    return {
+        "restores": batch.restores or batch.warm_start,
+        "prunes": batch.pruning is not None,
+        "warm_start": batch.warm_start,
+    }
