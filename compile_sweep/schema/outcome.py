@@ -16,6 +16,13 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
+from compile_sweep.schema.causes import (
+    MEMORY_ADVICE,
+    advice_on_cudagraph_skip,
+    advice_on_error,
+    advice_on_fallback,
+    advice_on_limit,
+)
 from compile_sweep.schema.phases import Phase
 
 MAX_DATA_WAIT_SHARE = 0.05
@@ -189,14 +196,17 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
         label = Label(numerics["status"].replace("_", "-"))
         return verdict_of(label, _numerics_reason(label, numerics))
     if hits := measurement["recompile_limit_hits"]:
-        advice = "use fewer lengths, dynamic=mark, or a higher recompile_limit"
-        return verdict_of(Label.RECOMPILE_LIMIT, f"runs some sizes eagerly, because {_sentence(hits[0])}; {advice}")
+        advice = advice_on_limit(hits[0])
+        return verdict_of(Label.RECOMPILE_LIMIT, f"compiles no more and runs eagerly, because {_sentence(hits[0])}; {advice}")
     if fallbacks := measurement["fallbacks"]:
         others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
-        return verdict_of(Label.SILENT_FALLBACK, f"not all is compiled that should be: {_sentence(fallbacks[0])}{others}")
+        advised = advice_on_fallback(fallbacks[0], measurement.get("graph_break_reasons") or ())
+        reason = f"not all is compiled that should be: {_sentence(fallbacks[0])}{others}"
+        return verdict_of(Label.SILENT_FALLBACK, f"{reason}; {advised}" if advised else reason)
     if claims_cudagraphs and measurement["cudagraph_skips"]:
         reasons = measurement["cudagraph_skip_reasons"] or ["torch gave no reason"]
-        return verdict_of(Label.CUDAGRAPHS_SKIPPED, f"CUDA graphs were asked for and not used: {_sentence(reasons[0])}")
+        reason = f"CUDA graphs were asked for and not used: {_sentence(reasons[0])}"
+        return verdict_of(Label.CUDAGRAPHS_SKIPPED, f"{reason}; {advice_on_cudagraph_skip(reasons[0])}")
     share = measurement["data_wait_share"]
     if (
         share is not None and share > MAX_DATA_WAIT_SHARE and measurement.get("pipeline") != "script"
@@ -261,7 +271,7 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
     if lost := _device_lost(death, everything, text):
         return lost
     if _OUT_OF_MEMORY.search(everything):
-        return verdict_of(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}")
+        return verdict_of(Label.OUT_OF_MEMORY, f"out of memory {where}: {text}; {MEMORY_ADVICE}")
     if _NO_ROOM.search(everything):
         return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {text}")
     if _DEVICE_FAULT.search(everything):
@@ -270,7 +280,10 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
         return verdict_of(Label.ACTOR_LOST, f"an actor or object that the trial needed was gone {where}: {text}")
     if death.num_workers > 1 and is_let_down(error_type, death.error_text):
         return verdict_of(Label.WORKER_DIED, f"a worker died without an exception {where}; another one says {text}")
-    return verdict_of(Label.COMPILE_ERROR if death.error_is_compilers else Label.EXCEPTION, f"{text} ({where})")
+    if not death.error_is_compilers:
+        return verdict_of(Label.EXCEPTION, f"{text} ({where})")
+    advice = advice_on_error(death.error_text)
+    return verdict_of(Label.COMPILE_ERROR, f"{text} ({where}){f'; {advice}' if advice else ''}")
 
 
 def _judge_silence(death: Death) -> Verdict:

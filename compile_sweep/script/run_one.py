@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from compile_sweep.contract.seeding import seed_all
+from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
 from compile_sweep.schema.phases import Phase
@@ -72,7 +72,7 @@ class Reporter:
         """The run ended without a result."""
         traceback.print_exception(error)
         name = f"{type(error).__module__}.{type(error).__qualname__}"
-        is_compilers = isinstance(error, TorchDynamoException)
+        is_compilers = is_compiler_error(error)
         self._write("outcome", {"error_type": name, "error_text": str(error), "error_is_compilers": is_compilers})
 
     def _tell(self, **news: Any) -> None:

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
 from compile_sweep.schema.outcome import is_let_down
 from compile_sweep.schema.phases import Phase
@@ -269,9 +270,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _from_compiler(error: BaseException) -> bool:
-    dynamo = sys.modules.get("torch._dynamo.exc")
-    of_torch = dynamo is not None and isinstance(error, dynamo.TorchDynamoException)
-    return of_torch or bool(getattr(error, "from_compiler", False))
+    return is_compiler_error(error) or bool(getattr(error, "from_compiler", False))
 
 
 class LocalParent:

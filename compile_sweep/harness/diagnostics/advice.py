@@ -1,7 +1,7 @@
 """Explains a measurement to a person: what was compiled, what did not go as intended, and what usually helps. Pure values.
 
-Each table of rules maps torch's wording of a finding to a sentence a person can act on; the first match wins. A finding without
-a rule keeps torch's own words, as shortened by `torch_logs.py`.
+What helps is in one table of causes, `compile_sweep/schema/causes.py`; here is what needs the settings and the workload as well:
+guards of sizes, and performance hints. A finding without advice keeps torch's own words, as shortened by `torch_logs.py`.
 """
 
 from __future__ import annotations
@@ -12,39 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compile_sweep.schema.causes import (
+    Cause,
+    advice_on_break,
+    advice_on_cudagraph_skip,
+    advice_on_fallback,
+    advice_on_limit,
+    cause_of_guard,
+)
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
-
-_BREAKS = (
-    (r"torch/optim/optimizer\.py", "torch puts this break before every optimizer's step itself; nothing to do"),
-    (r"torch/nn/parallel/", "DistributedDataParallel does this outside the model; nothing to do"),
-    (r"`torch\._dynamo\.graph_break\(\)`", "someone asked for this break; take the call out"),
-    (r"\.item\(\)|\.tolist\(\)", "keep the value a tensor, or read it after the step and not in the forward"),
-    (r"[Dd]ata-dependent branch", "choose with torch.where or torch.cond, which keep both branches in the graph"),
-    (r"[Dd]ynamic shape operator", "use an operator whose output has a known size: a mask or torch.where instead of nonzero"),
-    (r"builtin .*print|logging|warnings?\b", "print and log outside the forward, or unless torch.compiler.is_compiling()"),
-    (r"compiler\.disable", "the compiler was told to keep out; take the decorator off, or move the call out"),
-    (r"skip_frame", "the compiler was told to keep out; take the call out"),
-    (r"graph break in loop", "a break inside a loop gives the whole function up; first remove the break it contains"),
-    (r"marked as skipped|C/C\+\+|pybind", "call it outside the forward, or make it an operator with torch.library.custom_op"),
-    (r"autograd\.Function|hooks?\b", "register hooks after compiling, or do their work in the forward itself"),
-    (r"\bgenerator|context manager", "open the context outside what is compiled, or write the loop out"),
-)
-
-_FALLBACKS = (
-    (r"nothing was compiled", "look for torch.compiler.disable, TORCH_COMPILE_DISABLE or a forward that is never called"),
-    (r"meant to be compiled", "its forward is never called, or not through the module: call the module itself, not its parts"),
-    (r"error was suppressed", "set torch._dynamo.config.suppress_errors = False to see the error, then repair what it names"),
-    (r"would not convert", "remove the graph break it names; what is left of the function is compiled then"),
-)
-
-_SKIPS = (
-    (r"mutated inputs|input mutation", "do not change an input in place: work on a clone, or make it a buffer of the model"),
-    (r"cpu (device|ops)", "bring that tensor to the GPU before the forward, or leave CUDA graphs off"),
-    (r"multiple devices", "keep the whole step on one GPU, or leave CUDA graphs off"),
-    (r"re-?recording", "memory moves between steps: keep gradients in place (static_gradients=on), or leave CUDA graphs off"),
-    (r"dynamic shape|symint", "use dynamic=static or buckets, which have fixed sizes, or leave CUDA graphs off"),
-    (r"", "leave CUDA graphs off (mode=default), or compile less at once (scope=regional) to see which part they fail in"),
-)
 
 _HINTS = (
     (r"TensorFloat32|tf32", "say matmul_precision=high, if the model bears it"),
@@ -55,6 +31,11 @@ _HINTS = (
     (r"max_autotune_gemm", "this GPU is too small for tuned matrix products; max-autotune gains nothing here"),
     (r"outside its CUDA graphs", "bring what it names to the GPU, or out of the forward"),
     (r"fast path of CUDAGraphs", "run the backward before the next forward"),
+    (
+        r"complex operators",
+        "Inductor makes no kernels of complex numbers and fuses nothing with them: compute with pairs of real numbers, cos and "
+        "sin in place of torch.polar",
+    ),
     (r"FallbackKernel.*(attention|convolution|_mm|embedding)", "Inductor calls this kernel, as it should; nothing to do"),
     (r"FallbackKernel", "Inductor calls this operator and fuses nothing with it; of concern if it takes long"),
     (r"padding on CPU", "says only that this is a CPU; nothing to do"),
@@ -64,7 +45,6 @@ _PROPERTIES = {
     "dtype": "give it the same in every step, under one autocast",
     "stride": "give it the same memory layout in every step: make it contiguous",
     "rank": "give it the same number of dimensions in every step",
-    "requires_grad": "let it need a gradient in every step, or in none",
     "device": "keep it on one device",
 }
 
@@ -84,21 +64,6 @@ class KnownSizes:
         return any(set(sizes) <= {length * rows for length in known} for rows in (1, self.batch_size))
 
 
-def advise_on_break(text: str) -> str | None:
-    """Against a graph break."""
-    return _first(_BREAKS, text)
-
-
-def advise_on_fallback(text: str) -> str | None:
-    """Against something that runs eagerly."""
-    return _first(_FALLBACKS, text)
-
-
-def advise_on_cudagraph_skip(text: str) -> str | None:
-    """Against skipped CUDA graphs."""
-    return _first(_SKIPS, text)
-
-
 def advise_on_hint(text: str) -> str | None:
     """What a performance hint comes to in these settings."""
     return _first(_HINTS, text)
@@ -106,22 +71,35 @@ def advise_on_hint(text: str) -> str | None:
 
 def explain_guard(guard: str, lengths: KnownSizes) -> str:
     """A failed guard in words, and what helps."""
-    if size := re.search(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", guard):
+    if size := re.search(r"tensor '((?!___stack).+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", guard):
         return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
     if other := re.search(rf"tensor '(.+?)' ({'|'.join(_PROPERTIES)}) mismatch", guard):
         return f"the {other[2]} of {_named(other[1])} changed: {_PROPERTIES[other[2]]}"
+    if cause := cause_of_guard(guard):
+        return _guard_of(cause, guard, lengths)
     if grows := re.search(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]", guard):
         what = f"dimension {grows[2]} of {_named(grows[1])} left the range its graph was compiled for"
         return f"{what}: sizes of 0 and 1, and those the code compares with, are compiled apart; pad to others"
-    if "GLOBAL_STATE" in guard:
-        return "a global setting of torch changed (gradients, autocast, determinism): make every step run under the same"
     if guard.startswith("___check_"):
         return "another object is in the place of the one it was compiled for: keep modules and functions the same in every step"
-    if re.match(r"len\(|not |KeyError", guard):
-        return "a list, a dictionary or an object's attributes changed: give the forward the same ones in every step"
     if value := re.match(r"(\S+) (?:==|is) (\S+)", guard):
         return f"the Python value {_named(value[1])} was {value[2]} and changed: keep it constant, or make it a tensor"
     return "what its graph was compiled for no longer held"
+
+
+def _guard_of(cause: Cause, guard: str, lengths: KnownSizes) -> str:
+    """The advice on a guard, with what it names."""
+    value = re.match(r"(\S+) (?:==|is) (\S+)", guard)
+    if cause.name == "module's counter" and value and lengths.settings.scope is Scope.REGIONAL:
+        return (
+            f"the Python value {_named(value[1])} was {value[2]} and is another in each block, which takes a graph for each: set "
+            "recompile_limit above the number of blocks, or hand the number in as a tensor"
+        )
+    if requires := re.search(r"tensor '(.+?)' requires_grad", guard):
+        return f"the requires_grad of {_named(requires[1])} changed: {cause.advice}"
+    if value and not value[1].startswith("___"):
+        return f"the Python value {_named(value[1])} was {value[2]} and changed: {cause.advice}"
+    return cause.advice
 
 
 def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownSizes) -> str:
@@ -175,13 +153,15 @@ def explain_measurement(
     """
     found = measurement
     yield Section(title="compiled", lines=list(_compiled(found, settings, targets)))
-    yield Section(title="graph breaks", lines=_listed(found["graph_break_reasons"], advise_on_break))
+    breaks = found["graph_break_reasons"]
+    yield Section(title="graph breaks", lines=_listed(breaks, advice_on_break))
     yield Section(title="recompiles", lines=_listed(found["recompile_reasons"], lambda text: _guard_in_words(text, lengths)))
-    limit = "those sizes run eagerly: use fewer lengths, dynamic=mark, or a higher recompile_limit"
-    yield Section(title="recompile limits hit", lines=_listed(found["recompile_limit_hits"], lambda _: limit))
-    yield Section(title="runs eagerly", lines=_listed(found["fallbacks"], advise_on_fallback))
+    hits = found["recompile_limit_hits"]
+    yield Section(title="recompile limits hit", lines=_listed(hits, advice_on_limit))
+    eagerly = [*found["fallbacks"], *(f"{hit.partition(' hit ')[0]} from its recompile limit on" for hit in hits)]
+    yield Section(title="runs eagerly", lines=_listed(eagerly, lambda text: advice_on_fallback(text, breaks)))
     if settings.claims_cudagraphs:
-        yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], advise_on_cudagraph_skip))
+        yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], advice_on_cudagraph_skip))
     yield Section(title="performance hints", lines=_listed(found["perf_hints"], advise_on_hint))
     yield Section(title="time", lines=list(_times(found)))
     yield Section(title="compile time", lines=list(_phases(found)))

@@ -207,8 +207,11 @@ def _explained(reason: str) -> tuple[str, list[str]]:
     found = re.search(r"^(\S.*)\n {2}Explanation: (.*)((?:\n(?! ?For more).*)*)", reason.strip(), re.MULTILINE)
     if found is None:
         return shorten_text(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
+    # What torch could not hand to a graph it names in this line alone, such as a Generator.
+    held = re.findall(r"UserDefinedObjectVariable\((\w+)\)", found[3])
+    names = f" ({', '.join(dict.fromkeys(held))})" if held else ""
     hints = re.findall(r"^ {2}Hint: (.*)$", found[3], re.MULTILINE)
-    return shorten_text(found[1]), [f"explanation: {found[2]}", *(f"hint: {text}" for text in hints[:_HINTS])]
+    return shorten_text(found[1]), [f"explanation: {found[2]}{names}", *(f"hint: {text}" for text in hints[:_HINTS])]
 
 
 def _joined(lines: Sequence[str]) -> str:

@@ -44,14 +44,11 @@ from compile_sweep.schema.settings import Scope
 NUM_LINES = 2
 """Lines that each moves every layer. Errors of two layers may cancel on one of them."""
 
-MAX_MOVE = 0.01
-"""Of a layer's 2-norm, that it moves at most: beyond, the loss is no polynomial of low degree."""
-
 STARTING_SCALE = 0.02
 """Root mean square that weights are taken to have at least, such as biases that start at zero."""
 
 LEAST_SHARE = 0.1
-"""Of the usual change of the loss, that a layer within `MAX_MOVE` must be able to make; others have too small a gradient to be
+"""Of the usual change of the loss, that a layer within `max_move` must be able to make; others have too small a gradient to be
 told from rounding, and stay where they are."""
 
 MAX_SINGLE_LAYERS = 16
@@ -68,12 +65,14 @@ class Precision:
     """Relative error of one layer's gradient that is not held against a run."""
     widths: Sequence[float]
     """Relative change of the loss that each layer makes; the first one is tried first."""
+    max_move: float
+    """Of a layer's 2-norm, that it moves at most: beyond, the loss is no polynomial of low degree."""
 
 
 PRECISIONS = (
-    (2.0**-20, Precision(allowed=0.003, widths=(1e-4, 3e-5, 3e-4))),
-    (2.0**-11.5, Precision(allowed=0.015, widths=(1e-3, 3e-3, 3e-4))),
-    (math.inf, Precision(allowed=0.03, widths=(3e-3, 1e-2, 1e-3))),
+    (2.0**-20, Precision(allowed=0.003, widths=(1e-4, 3e-5, 3e-4), max_move=0.01)),
+    (2.0**-11.5, Precision(allowed=0.015, widths=(1e-3, 3e-3, 3e-4), max_move=0.03)),
+    (math.inf, Precision(allowed=0.03, widths=(1e-3, 3e-3, 1e-2), max_move=0.1)),
 )
 """By the relative rounding error of one operation, up to which each holds: float32, half precision, bfloat16. What rounding
 makes of the difference and what is allowed are measured in benchmarks/gradient_errors.py (docs/results.md)."""
@@ -329,7 +328,9 @@ class _Search:
             for layer, indices in self._layers.items()
         }
         counts = {layer: sum(self._start[i].numel() for i in indices) for layer, indices in self._layers.items()}
-        self._reach = {name: MAX_MOVE * max(weights[name], STARTING_SCALE * math.sqrt(counts[name])) for name in weights}
+        self._reach = {
+            name: self._precision.max_move * max(weights[name], STARTING_SCALE * math.sqrt(counts[name])) for name in weights
+        }
         return _Point(loss, [self._norms[layer] for layer in self._layers])
 
     def _norm_of_weights(self, indices: Sequence[int]) -> float:

@@ -1,0 +1,321 @@
+"""Why something is not compiled, or compiled again and again, and what to do about it: one table, read by every view.
+
+Background: torch writes a graph break as a headline, which is its name for the kind of break, and an explanation, which says what
+it met; it writes a failed guard as the expression that no longer holds. Both are kept in records as text (`torch_logs.py`). The
+headline and the guard are structured facts and are looked at first; of the explanation, only what torch names in it; hints, which
+are torch's boilerplate, and the user's own line never. The first cause that fits counts, so the most specific ones come first.
+
+Output: a `Cause` for a finding, or None. Each cause has a test that a model which shows it is mended by its advice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One cause, how it shows, and what helps."""
+
+    name: str
+    advice: str
+    headline: str = ""
+    """Pattern of torch's headline of a graph break; empty fits all."""
+    explanation: str = ""
+    """Pattern of torch's explanation below it; empty fits all."""
+    guard: str = ""
+    """Pattern of a failed guard, from its beginning."""
+
+
+def _break(name: str, advice: str, *, headline: str = "", explanation: str = "") -> Cause:
+    return Cause(name=name, advice=advice, headline=headline, explanation=explanation)
+
+
+BREAKS = (
+    _break(
+        "explicit break",
+        "someone asked for this break; take the call of torch._dynamo.graph_break out",
+        headline=r"Call to `torch\._dynamo\.graph_break\(\)`",
+    ),
+    _break(
+        "disabled function",
+        "the compiler was told to keep out; take the decorator torch.compiler.disable off, or move the call out of the forward",
+        headline=r"torch\.compiler\.disable|skip_frame",
+    ),
+    _break(
+        "value of a tensor",
+        "keep the value a tensor, or read it with .item() after the step and not in the forward",
+        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
+    ),
+    _break(
+        "data-dependent branch",
+        "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph",
+        headline=r"[Dd]ata-dependent (branch|jump)",
+    ),
+    _break(
+        "output of unknown size",
+        "how many rows come out depends on the data: keep all rows and weigh them by a mask, out + mask[:, None] * value, or set "
+        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+        headline=r"[Dd]ynamic shape operator",
+    ),
+    _break(
+        "Python's or numpy's random numbers",
+        "draw with torch, which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) in place of `if`; or draw "
+        "before the forward and hand the result in as a tensor",
+        explanation=r"`[^`]*\b(Random\.\w+|random\.\w+|numpy\.random[^`]*)\.?`",
+    ),
+    _break(
+        "own random generator",
+        "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and hand in what was drawn, or draw "
+        "from torch's default generator after torch.manual_seed",
+        headline=r"convert args/kwargs to proxy",
+        explanation=r"\bGenerator\b",
+    ),
+    _break(
+        "print, logging and warnings",
+        "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
+        headline=r"logging\.Logger",
+    ),
+    _break(
+        "print, logging and warnings",
+        "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
+        explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable",
+    ),
+    _break(
+        "file or clock",
+        "read files and clocks outside the forward, and hand in what it needs of them",
+        explanation=r"builtin operator `open`|builtin `time\.",
+    ),
+    _break(
+        "parameter made in the forward",
+        "make parameters and modules in __init__; where a library makes them in the first forward, run one forward before "
+        "compiling",
+        headline=r"torch\.nn\.Parameter\(\)` constructor",
+    ),
+    _break(
+        "gradient taken in the forward",
+        "set torch._dynamo.config.trace_autograd_ops = True, or leave the code that takes the gradient eager and compile the "
+        "modules it calls; a second derivative through compiled code is not possible",
+        headline=r"torch\.autograd\.grad|Tensor\.backward\(\)|requires_grad_\(\) intermediate",
+    ),
+    _break(
+        "copy of a tensor by Python",
+        "use x.clone(), which can be compiled, in place of copy.deepcopy(x)",
+        headline=r"copy\.deepcopy",
+    ),
+    _break(
+        "hooks",
+        "register hooks once, before compiling and not in the forward, or do their work in the forward itself",
+        headline=r"\b[Hh]ooks?\b|BackwardHook|setattr\(\) on unsupported type",
+    ),
+    _break(
+        "custom autograd.Function",
+        "write forward and backward of the Function from torch operators alone, or make it an operator with "
+        "torch.library.custom_op and register_autograd",
+        headline=r"autograd\.Function",
+    ),
+    _break(
+        "context manager",
+        "open the context outside what is compiled; a break inside a `with` also gives the whole function up, so first mend that "
+        "one",
+        headline=r"[Cc]ontext ?manager|ContextWrapping",
+    ),
+    _break(
+        "break in a loop",
+        "a break inside a loop gives the whole function up: first mend the break that it contains",
+        headline=r"graph break in loop",
+    ),
+    _break(
+        "operator of another library",
+        "torch.compile cannot see into this call: make it outside the forward, use torch's own operator, or wrap it with "
+        "torch.library.custom_op",
+        headline=r"marked as skipped|Unsupported (method|function) call|C/C\+\+|pybind",
+    ),
+    _break(
+        "untraceable builtin",
+        "torch.compile cannot trace this builtin: call it outside the forward, or write it with torch operators",
+        headline=r"builtin operator",
+    ),
+)
+"""Causes of graph breaks."""
+
+_OPTIMIZERS = "torch puts this break before every optimizer's step itself; nothing to do"
+_DDPS = "DistributedDataParallel does this outside the model; nothing to do"
+
+
+def _guard(name: str, guard: str, advice: str) -> Cause:
+    return Cause(name=name, advice=advice, guard=guard)
+
+
+GUARDS = (
+    _guard(
+        "learning rate",
+        r"\S*param_groups.*\['lr'\]",
+        "the learning rate is a Python number that the optimizer's graph was compiled for: make it a tensor, "
+        "lr=torch.tensor(1e-3), or take a fused or foreach optimizer, which is not compiled",
+    ),
+    _guard(
+        "hooks that are added",
+        r"len\(\S*_hooks",
+        "hooks are added while it trains: register them once, before compiling and not in the forward",
+    ),
+    _guard(
+        "value read from a tensor",
+        r"___stack\d+ ?(==|is|<|>|!=)",
+        "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
+        "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default does not",
+    ),
+    _guard(
+        "output of unknown size",
+        r"tensor '___stack\d+.*size mismatch",
+        "how many rows come out at this line depends on the data: keep all rows and weigh them by a mask",
+    ),
+    _guard(
+        "train and eval mode",
+        r"\S+\.training ==",
+        "the module runs both in training and in evaluation mode, which takes one graph each",
+    ),
+    _guard(
+        "gradients switched on and off",
+        r"GLOBAL_STATE changed: .*grad_mode",
+        "it runs both with and without gradients, which takes one graph each: run what needs none under a module of its own",
+    ),
+    _guard(
+        "autocast switched on and off",
+        r"GLOBAL_STATE changed: .*autocast",
+        "it runs under more than one autocast: enter the same one in every step",
+    ),
+    _guard(
+        "global setting of torch",
+        r".*GLOBAL_STATE",
+        "a global setting of torch changed (gradients, autocast, determinism): make every step run under the same",
+    ),
+    _guard(
+        "frozen and trained parameters",
+        r"tensor '.+?' requires_grad mismatch",
+        "let it need a gradient in every step, or in none; where equal blocks share a graph and only the first one's input needs "
+        "none, call requires_grad_() on that input, or accept one graph more",
+    ),
+    _guard(
+        "list or dictionary that grows",
+        r"len\(|not |KeyError",
+        "a list, a dictionary or an object's attributes changed: keep out of the forward what grows, or write it to a buffer of "
+        "fixed size",
+    ),
+    _guard(
+        "module's counter",
+        r"\S+ == -?\d+(?![\d.])",
+        "a whole number that Python keeps changes from step to step: make it a buffer, self.register_buffer('steps', "
+        "torch.zeros(())), or set torch._dynamo.config.allow_unspec_int_on_nn_module = True",
+    ),
+    _guard(
+        "Python number that changes",
+        r"\S+ == -?\d+\.",
+        "a number that Python keeps changes from step to step: make it a tensor, such as a buffer that is changed in place",
+    ),
+)
+"""Causes of recompiles, apart from sizes of tensors."""
+
+ERRORS = (
+    Cause(
+        name="double backward",
+        headline=r"does not currently support double backward",
+        advice="a gradient of a gradient cannot go through compiled code: leave the module that is differentiated twice eager, "
+        "or take its first derivative inside the compiled function, with torch.func.grad",
+    ),
+    Cause(
+        name="complex numbers",
+        headline=r"[Cc]omplex|ComplexFloat|ComplexHalf",
+        advice="compute with pairs of real numbers, cos and sin in place of torch.polar, or leave that module eager",
+    ),
+    Cause(
+        name="fullgraph",
+        headline=r"fullgraph",
+        advice="take fullgraph=on out, and mend the graph break that it names",
+    ),
+)
+"""Causes of the compiler's errors, by their text."""
+
+MEMORY_ADVICE = "use a smaller batch, scope=regional, mode=default, or leave CUDA graphs off, which keep a pool of their own"
+
+
+def cause_of_break(text: str) -> Cause | None:
+    """The cause of a graph break as records have it: `place: headline`, then lines that begin with what they hold."""
+    head, *rest = text.splitlines()
+    headline = head.partition(": ")[2] or head
+    explanation = next((line.strip() for line in rest if line.strip().startswith("explanation: ")), "")
+    return next(
+        (cause for cause in BREAKS if re.search(cause.headline, headline) and re.search(cause.explanation, explanation)), None
+    )
+
+
+def advice_on_break(text: str) -> str | None:
+    """What helps against a graph break."""
+    head = text.partition("\n")[0]
+    if head.startswith("torch/optim/optimizer.py"):
+        return _OPTIMIZERS
+    if head.startswith("torch/nn/parallel/") or "inside: torch/nn/parallel/" in text:
+        return _DDPS
+    cause = cause_of_break(text)
+    return cause.advice if cause else None
+
+
+def cause_of_guard(guard: str) -> Cause | None:
+    """The cause of a recompile, by the guard that failed; None for sizes and properties of tensors."""
+    return next((cause for cause in GUARDS if re.match(cause.guard, guard)), None)
+
+
+def advice_on_limit(hit: str) -> str:
+    """What helps against a recompile limit that was hit, as records have it: `function hit recompile_limit 8: guard`."""
+    guard = hit.partition(" hit ")[2].partition(": ")[2] or hit
+    if cause := cause_of_guard(guard):
+        return cause.advice
+    if "size" in guard or not guard:
+        return "use fewer lengths, dynamic=mark, or a higher recompile_limit"
+    return "keep what the guard names the same in every step"
+
+
+def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
+    """What helps against something that runs eagerly.
+
+    Args:
+        text: the finding.
+        breaks: graph breaks of the same run: what the break at the same line met says more than the fallback itself.
+    """
+    place = text.rpartition(", at ")[2] if ", at " in text else None
+    for one in breaks:
+        if place is not None and (one.startswith(f"{place} ") or one.startswith(f"{place}:")):
+            return advice_on_break(one)
+    for pattern, advice in _FALLBACKS:
+        if re.search(pattern, text):
+            return advice
+    return None
+
+
+_FALLBACKS = (
+    (r"nothing was compiled", "look for torch.compiler.disable, TORCH_COMPILE_DISABLE or a forward that is never called"),
+    (r"meant to be compiled", "its forward is never called, or not through the module: call the module itself, not its parts"),
+    (r"error was suppressed", "set torch._dynamo.config.suppress_errors = False to see the error, then repair what it names"),
+    (r"would not convert", "remove the graph break it names; what is left of the function is compiled then"),
+)
+
+_SKIPS = (
+    (r"mutated inputs|input mutation", "do not change an input in place: work on a clone, or make it a buffer of the model"),
+    (r"cpu (device|ops)", "bring that tensor to the GPU before the forward, or leave CUDA graphs off"),
+    (r"multiple devices", "keep the whole step on one GPU, or leave CUDA graphs off"),
+    (r"re-?recording", "memory moves between steps: keep gradients in place (static_gradients=on), or leave CUDA graphs off"),
+    (r"dynamic shape|symint", "use dynamic=static or buckets, which have fixed sizes, or leave CUDA graphs off"),
+    (r"", "leave CUDA graphs off (mode=default), or compile less at once (scope=regional) to see which part they fail in"),
+)
+
+
+def advice_on_cudagraph_skip(text: str) -> str:
+    """What helps against skipped CUDA graphs."""
+    return next(advice for pattern, advice in _SKIPS if re.search(pattern, text))
+
+
+def advice_on_error(text: str) -> str | None:
+    """What helps against an error of the compiler's."""
+    return next((cause.advice for cause in ERRORS if re.search(cause.headline, text)), None)
