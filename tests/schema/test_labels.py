@@ -91,7 +91,7 @@ MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
     (
         Label.RECOMPILE_LIMIT,
         {"recompile_limit_hits": ["forward (model.py:10) hit recompile_limit 8: tensor 'ids' size mismatch"]},
-        ["some sizes eagerly", "forward (model.py:10) hit recompile_limit 8", "dynamic=mark"],
+        ["compiles no more", "forward (model.py:10) hit recompile_limit 8", "dynamic=mark"],
     ),
     (
         Label.SILENT_FALLBACK,
