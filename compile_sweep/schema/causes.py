@@ -36,7 +36,7 @@ def _break(name: str, advice: str, *, headline: str = "", explanation: str = "")
 BREAKS = (
     _break(
         "explicit break",
-        "someone asked for this break; take the call of torch._dynamo.graph_break out",
+        "someone asked for this break; take the call out",
         headline=r"Call to `torch\._dynamo\.graph_break\(\)`",
     ),
     _break(
