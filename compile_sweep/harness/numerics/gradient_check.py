@@ -271,10 +271,11 @@ class _Search:
             plateau = _plateau([(width, judged[width][line]) for width in judged], allowed)
             if plateau is None:
                 continue
-            width, error = plateau
-            if self._draws and abs(eager[width][line]) > max(allowed, abs(error) / 3):
+            width, error = max((width, judged[width][line]) for width in plateau)
+            # What is no derivative is out at every width; rounding may put eager out at one of them.
+            if self._draws and min(abs(eager[width][line]) for width in plateau) > max(allowed, abs(error) / 3):
                 return skipped(
-                    "eager gradients are no derivatives of the loss either, as with detach or a straight-through estimate"
+                    "eager gradients are no derivatives of the loss either: it has kinks, a detach or a straight-through estimate"
                 )
             layers = self._wrong_layers(width, error)
             worst = next(iter(layers.values()), error)
@@ -297,7 +298,9 @@ class _Search:
         for name, move in moves.items():
             left = self._error({name: move}, {name: 1.0}, width)
             found[name] = left * width * self._size / (move * self._norms[name])
-        wrong = {name: one for name, one in found.items() if abs(one) > self._precision.allowed}
+        # One evaluation of each has no second width to confirm it: what is far below the worst may be rounding.
+        least = max(self._precision.allowed, max(map(abs, found.values())) / 10)
+        wrong = {name: one for name, one in found.items() if abs(one) > least}
         return dict(sorted(wrong.items(), key=lambda item: -abs(item[1])))
 
     def _worst_half(self, moves: Mapping[str, float], width: float) -> dict[str, float]:
@@ -404,11 +407,11 @@ class _Search:
 
 
 def _plateau(errors: Sequence[tuple[float, float]], allowed: float) -> tuple[float, float] | None:
-    """The widest of two widths whose errors agree and are out of tolerance, and the error there."""
+    """Two widths whose errors agree and are out of tolerance."""
     for i, (width, one) in enumerate(errors):
         for other_width, other in errors[i + 1 :]:
             if min(abs(one), abs(other)) > allowed and abs(one - other) < 0.3 * min(abs(one), abs(other)):
-                return max((width, one), (other_width, other))
+                return width, other_width
     return None
 
 

@@ -152,7 +152,9 @@ def test_with_autocast_twenty_per_cent_are_found_and_right_gradients_are_never_c
         model = net(0.1)
         torch.manual_seed(seed)
         assert Subject(model, autocast=True).check(draws=True, rounding=BFLOAT16).outcome is not Outcome.WRONG
-    found = Subject(net(0.1), layer="blocks.1.down", factor=1.2, autocast=True).check(draws=True, rounding=BFLOAT16)
+    subject = Subject(net(0.1), layer="blocks.1.down", factor=1.2, autocast=True)
+    subject.ids = torch.randint(50, (128, 12))  # of fewer rows the loss rounds too coarsely for twenty per cent
+    found = subject.check(draws=True, rounding=BFLOAT16)
     assert found.outcome is Outcome.WRONG
     assert next(iter(found.layers)) == "blocks.1.down"
 
