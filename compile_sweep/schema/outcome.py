@@ -179,6 +179,8 @@ class Death:
     """Whether the kernel ended a process of a worker's host for want of memory as the worker went."""
     nodes_lost: int = 0
     """How many hosts of the trial's workers left the cluster."""
+    startup_error: str = ""
+    """What a worker said that died before its first line; empty if none did."""
 
 
 def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
@@ -301,14 +303,15 @@ def _judge_silence(death: Death) -> Verdict:
         return verdict_of(Label.CRASHED, f"{_sentence(death.fatal)} {where}, outside Python; the stacks are in the trial's log")
     if _NO_ROOM.search(death.error_text):
         return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {_sentence(death.error_text)}")
-    in_time = death.elapsed_s < death.trial_deadline_s
+    in_time, said = death.elapsed_s < death.trial_deadline_s, _not_started(death.startup_error)
     if death.phase == Phase.WARMING_UP and (death.in_phase_s >= death.compile_deadline_s or (death.timed_out and in_time)):
         return verdict_of(
             Label.COMPILE_DEADLINE, f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
         )
     if death.timed_out or not in_time:
-        return verdict_of(Label.TRIAL_DEADLINE, f"not done after {death.trial_deadline_s:g} s, {where}; killed by the deadline")
-    return verdict_of(Label.WORKER_DIED, f"a worker died without an exception {where}: {_sentence(death.error_text)}")
+        late = f"not done after {death.trial_deadline_s:g} s, {where}; killed by the deadline"
+        return verdict_of(Label.TRIAL_DEADLINE, f"{late}{said}")
+    return verdict_of(Label.WORKER_DIED, f"a worker died without an exception {where}: {_sentence(death.error_text)}{said}")
 
 
 def _device_lost(death: Death, everything: str, text: str) -> Verdict | None:
@@ -325,17 +328,24 @@ def _node_lost(death: Death, where: str) -> Verdict:
     return verdict_of(Label.NODE_LOST, f"{lost} left the cluster {where}")
 
 
-def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str) -> Verdict:
+def _not_started(startup_error: str) -> str:
+    return f"; a worker died before its first line: {_sentence(startup_error)}" if startup_error else ""
+
+
+def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str, startup_error: str = "") -> Verdict:
     """Judges a trial whose own process ended before it could write its record.
 
     Args:
         elapsed_s: seconds since it started, or since it had a host.
         trial_deadline_s: seconds after which it ends itself if its workers cannot be ended.
         error_text: Tune's message.
+        startup_error: what its worker said that died before Ray knew it; empty if none did.
     """
+    said = _not_started(startup_error)
     if elapsed_s >= trial_deadline_s:
-        return verdict_of(Label.TRIAL_DEADLINE, f"not done after {trial_deadline_s:g} s and its workers did not end; killed")
-    return verdict_of(Label.TRIAL_DIED, f"the trial's own process failed: {_sentence(error_text)}")
+        late = f"not done after {trial_deadline_s:g} s and its workers did not end; killed"
+        return verdict_of(Label.TRIAL_DEADLINE, f"{late}{said}")
+    return verdict_of(Label.TRIAL_DIED, f"the trial's own process failed: {_sentence(error_text)}{said}")
 
 
 def verdict_of(label: Label, reason: str) -> Verdict:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import ray
 from ray.exceptions import RayTaskError
@@ -10,10 +12,14 @@ from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 
 from compile_sweep.schema.outcome import Death, is_let_down
 from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.redact import redact_text
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import CrashReport
 from orchestrator.run.trial_spec import TrialPlan
 from orchestrator.run.worker import MeasurementFailed
+
+_TAIL_CHARS = 20_000
+"""Of Ray's log, where a traceback is looked for."""
 
 
 def death_of(
@@ -44,8 +50,40 @@ def death_of(
         fatal=evidence.fatal_signal,
         timed_out=evidence.timed_out,
         oom_killed=evidence.oom_killed,
+        startup_error="" if cause else startup_error(progress, elapsed_s),
         nodes_lost=max(int(isinstance(error, PreemptionError)), _lost(progress.hosts if progress else ())),
     )
+
+
+def startup_error(progress: Progress | None, elapsed_s: float) -> str:
+    """What a worker said that died before its first line, as one that fails at an import does; Ray starts it again and again.
+
+    Until a worker has a log of its own, what it says goes to the log of Ray's agent on its host, `raylet.err`.
+
+    Args:
+        progress: how far the progress actor knows the attempt to have been.
+        elapsed_s: seconds since the attempt began.
+
+    Returns:
+        The error of the last traceback since then on this host; empty if there is none, or a worker was up.
+    """
+    node = ray._private.worker._global_node
+    if node is None or (progress is not None and progress.is_up):
+        return ""
+    return last_error(Path(node.get_logs_dir_path()) / "raylet.err", time.time() - elapsed_s)
+
+
+def last_error(log: Path, since: float) -> str:
+    """The error of the last traceback in a log, without secrets; empty if nothing was written since, in seconds of the epoch."""
+    try:
+        if log.stat().st_mtime < since:
+            return ""
+        lines = log.read_text(encoding="utf-8", errors="replace")[-_TAIL_CHARS:].splitlines()
+    except OSError:
+        return ""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    errors = [line for line in lines[starts[-1] + 1 :] if line[:1].strip()] if starts else []
+    return redact_text(errors[0].strip()) if errors else ""
 
 
 def waited_s(plan: TrialPlan, progress: Progress | None) -> float:

@@ -46,7 +46,7 @@ from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.guard.progress import Progress, find_progress_actor, trial_progress
 from orchestrator.run import sweep_folder
-from orchestrator.run.death import waited_s
+from orchestrator.run.death import startup_error, waited_s
 from orchestrator.run.runner import Batch, EarlyStopping, Proposals, plan_fields, unwritten_error
 from orchestrator.run.trial import is_recorded
 from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
@@ -141,7 +141,8 @@ class Cleanup(Callback):
             ray.get(find_progress_actor().end.remote(assignment.trial_id), timeout=_PROGRESS_TIMEOUT_S)
         elapsed_s = progress.elapsed_s - waited_s(assignment.plan, progress) if progress else 0.0
         text = str(trial.get_error() or "no message")
-        return judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, text), progress
+        never_started = startup_error(progress, elapsed_s)
+        return judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, text, never_started), progress
 
     def _write(self, assignment: Assignment, verdict: Verdict, progress: Progress | None) -> None:
         if is_recorded(self._folder, assignment.trial_id):
