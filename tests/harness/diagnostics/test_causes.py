@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -493,6 +494,13 @@ def test_every_cause_has_its_test() -> None:
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
     assert {case.cause for case in GUARDS} | changed == {cause.name for cause in causes.GUARDS}
+
+
+def test_the_documentation_lists_every_cause_with_its_advice() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
+    rows = [f"| {cause.name} | {cause.advice} |" for cause in (*causes.BREAKS, *causes.GUARDS, *causes.ERRORS)]
+    assert [row for row in rows if row not in text] == []
+    assert text.count("\n| ") - 3 == len(set(rows)), "a row of a cause that is no more"
 
 
 MEASURED: dict[str, Any] = {
