@@ -26,10 +26,10 @@ FAULTS = {
 """The label of each fault, and the setting for which `faulty_workloads:Deceptive` has it."""
 
 
-def swept(output: Path, *words: str) -> list[dict[str, Any]]:
+def swept(output: Path, *words: str, runner: str = "local") -> list[dict[str, Any]]:
     """The records of a sweep of a toy workload, run as a person would."""
     run = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", "--runner", "local", "--output", str(output), *words],
+        [sys.executable, "-m", "orchestrator.sweep", "--runner", runner, "--output", str(output), *words],
         cwd=REPOSITORY / "tests",
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
         capture_output=True,
@@ -81,11 +81,14 @@ def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path) -> No
     assert front_of(output) == set()
 
 
+@pytest.mark.ray
 @pytest.mark.gpu
 def test_cuda_graphs_that_were_claimed_and_skipped_are_no_winner(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     settings = ("scope=full,mode=default", "scope=full,mode=reduce-overhead")
-    records = swept(output, "--device", "cuda", "--workload", "faulty_workloads:CountsItsSteps", "--settings", *settings)
+    records = swept(
+        output, "--device", "cuda", "--workload", "faulty_workloads:CountsItsSteps", "--settings", *settings, runner="ray"
+    )
     latest = {record["settings"]["mode"]: record for record in records}  # a noisy one is measured again where there are more GPUs
     plain, graphed = latest["default"], latest["reduce-overhead"]
     # Without CUDA graphs there is nothing wrong with it; what tests before this one left on the GPU, it says.
