@@ -60,7 +60,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one worker measured, or several together: see `over_ranks.py`; units are in the names."""
+    """What one worker measured, or several together (`combined`); units are in the names."""
 
     device: str
     compile_s: float

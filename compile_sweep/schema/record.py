@@ -1,14 +1,16 @@
 """`TrialRecord` and `WarmStart` with their logs: the truth about a sweep. Tune's and any searcher's own state is disposable.
 
 `trials.jsonl` is append-only: one valid JSON object a line, one line a finished attempt, durable before Tune hears of it; see
-`lines.py`. `warm_starts.jsonl` is the same for restarts from artifacts, which are no measurements of a setting and stand in no
+`journal.py`. `warm_starts.jsonl` is the same for restarts from artifacts, which are no measurements of a setting and stand in no
 column with them. `docs/records.md` says what each field means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,6 +18,7 @@ from typing import Any, get_type_hints
 from compile_sweep.schema import journal
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
+from compile_sweep.schema.setting_text import quote_value
 from compile_sweep.schema.settings import CompileSettings
 
 SCHEMA_VERSION = 2
@@ -63,7 +66,7 @@ class TrialRecord:
     gpus: list[str] = field(default_factory=list)
     """GPUs that its workers were on, each as host:index; none on CPUs, and where no worker came up."""
     environment_key: str | None = None
-    """Digest of what makes figures comparable; see `environment.py`."""
+    """Digest of what makes figures comparable."""
     started_at: str = ""
     """ISO 8601 with its UTC offset."""
     wall_s: float = 0.0
@@ -71,13 +74,13 @@ class TrialRecord:
     waited_s: float = 0.0
     """Seconds that its tries waited for hosts of the cluster; in no other figure."""
     tries: int = 1
-    """This attempt and those before it that faults of the machines, or `--precompile`, may have ended; see `retrying.py`."""
+    """This attempt and those before it that faults of the machines, or `--precompile`, may have ended."""
     retry_reasons: list[str] = field(default_factory=list)
     """Why each of those before ended, as a sentence."""
     retried_s: float = 0.0
     """Seconds that those before took, and the pauses between."""
     bounds: dict[str, float] = field(default_factory=dict)
-    """Of an attempt that was stopped early, the best its figures could have become, by name; see `pruning.py`."""
+    """Of an attempt that was stopped early, the best its figures could have become, by name."""
     compile_s: float | None = None
     """Warm-up seconds less what its steps take once nothing is left to compile."""
     compile_s_by_rank: list[float] = field(default_factory=list)
@@ -85,11 +88,11 @@ class TrialRecord:
     compile_phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds of `compile_s` by phase: dynamo, aot_autograd, inductor, …, and other; together they are `compile_s`."""
     cpu_pressure: float | None = None
-    """Share of the warm-up that worker 0 and what it started waited for a core; see `pressure.py`."""
+    """Share of the warm-up that worker 0 and what it started waited for a core."""
     contended: bool = False
     """Whether other trials on the host slowed the warm-up, as far as can be told."""
     gpu_neighbours: list[str] = field(default_factory=list)
-    """Processes of others that were on a worker's GPU during the warm-up or the timed steps; see `gpu_residents.py`."""
+    """Processes of others that were on a worker's GPU during the warm-up or the timed steps."""
     first_step_s: float | None = None
     warmup_s: float | None = None
     warmup_steps: int | None = None
@@ -193,7 +196,10 @@ class TrialRecord:
             if values.get("label") == _NOISY:
                 values |= {"status": Status.OK, "label": None, "reason": None}
             values["caches"] = Caches(values.get("caches", Caches.COLD))
-            return cls(**journal.checked(values, _KINDS))
+            record = cls(**journal.checked(values, _KINDS))
+            if why := why_impossible(record):
+                raise ValueError(why)
+            return record
         except (KeyError, TypeError, ValueError) as error:
             raise RecordsError(f"not a trial record ({error})") from None
 
@@ -266,7 +272,10 @@ class WarmStart:
         try:
             values["settings"] = _settings(values["settings"])
             values["status"] = Status(values["status"])
-            return cls(**journal.checked(values, _WARM_START_KINDS))
+            start = cls(**journal.checked(values, _WARM_START_KINDS))
+            if why := why_impossible(start):
+                raise ValueError(why)
+            return start
         except (KeyError, TypeError, ValueError) as error:
             raise RecordsError(f"not a warm-start record ({error})") from None
 
@@ -280,9 +289,26 @@ def read(folder: Path) -> list[TrialRecord]:
     """Every trial's record of the folder, in order; none if there is no log yet.
 
     Raises:
-        RecordsError: a line is not a whole record; says which, and that those before it are intact.
+        RecordsError: a line is not a whole record, cannot be true, repeats the trial_id of an earlier line, or is of another
+            workload than the sweep; says which.
     """
-    return journal.read(folder / TRIALS_FILE, TrialRecord.from_json, "trial")
+    path = folder / TRIALS_FILE
+    found = journal.read(path, TrialRecord.from_json, "trial")
+    config = _sweep_config(folder)
+    line_of: dict[str, int] = {}
+    for number, record in enumerate(found, start=1):
+        if (first := line_of.setdefault(record.trial_id, number)) != number:
+            raise RecordsError(
+                f"{path} line {number} repeats the trial_id {quote_value(record.trial_id)} of line {first}; remove one of the two"
+            )
+        for name in ("workload", "size"):
+            ours, theirs = config.get(name), getattr(record, name)
+            if ours is not None and theirs and ours != theirs:
+                raise RecordsError(
+                    f"{path} line {number} is not a record of this sweep: its {name} is {quote_value(theirs)}, and the sweep's is "
+                    f"{quote_value(ours)}; remove the line"
+                )
+    return found
 
 
 def follow(folder: Path) -> journal.Tail[TrialRecord]:
@@ -321,6 +347,73 @@ def _settings(values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise TypeError(f"settings is {values!r}")
     return CompileSettings.from_dict(values).to_dict()
+
+
+def _sweep_config(folder: Path) -> Mapping[str, Any]:
+    """The configuration in `sweep.json`; empty if there is none that can be read, which its own readers complain of."""
+    try:
+        path = folder / SWEEP_FILE
+        config = json.loads(path.read_bytes())["config"] if path.is_file() else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+_LARGEST = 1e15
+_SMALLEST = 1e-12
+"""Bounds of a figure that is not 0, in any unit; no clock and no counter gives more or less."""
+_SHARES = ("cpu_pressure", "data_wait_share")
+"""Figures that are at most 1."""
+_POSITIVE = ("samples_per_s", "samples_per_s_per_worker", "step_ms_median", "speedup_eager", "num_workers", "tries")
+"""Figures that are above 0."""
+_DIFFERENCES = ("cache_saved_s", "cold_equivalent_s", "waited_s", "retried_s")
+"""Figures that come of a subtraction and may be below 0."""
+_ESTIMATES = ("bounds", "numerics")
+"""Objects that hold other numbers than measured ones."""
+
+
+def why_impossible(record: TrialRecord | WarmStart) -> str | None:
+    """Says why a record cannot be true: a figure outside of its range, or two that contradict each other; None if it can."""
+    for field_ in fields(record):
+        name = field_.name
+        for value in _numbers(getattr(record, name)) if name != "settings" else ():
+            least = -_LARGEST if name in (*_DIFFERENCES, *_ESTIMATES) else 0.0
+            most = 1.0 if name in _SHARES else 1e100 if name == "numerics" else 2.0**60 if name.endswith(_OF_BYTES) else _LARGEST
+            if not least <= value <= most and not (name == "numerics" and abs(value) <= most):
+                return f"{name} is {value:.6g}, and it must be from {least:.6g} to {most:.6g}"
+            if 0 < abs(value) < (1e-100 if name == "numerics" else _SMALLEST):
+                return f"{name} is {value:.6g}, which is too small to have been measured"
+            if value == 0 and name in _POSITIVE:
+                return f"{name} is 0, and it must be above 0"
+    if record.settings_key != (key := CompileSettings.from_dict(record.settings).key):
+        return f"settings_key is {quote_value(record.settings_key)}, and the key of its settings is {key!r}"
+    if record.status is Status.OK and record.label is not None:
+        return f"status is ok, and yet its label is {quote_value(record.label)}"
+    for interval in _INTERVALS:
+        ends, of = getattr(record, interval, None), "step_ms_median" if interval == "step_ms_ci95" else interval[: -len("_ci95")]
+        value = getattr(record, of, None)
+        if ends is None or not math.isfinite(ends[0]) or math.isnan(ends[1]):
+            continue
+        if ends[0] > ends[1]:
+            return f"{interval} is {ends[0]:.6g} to {ends[1]:.6g}, and its lower end must come first"
+        if value is not None and math.isfinite(value) and not ends[0] * (1 - 1e-9) <= value <= ends[1] * (1 + 1e-9):
+            return f"{of} is {value:.6g}, outside of its interval from {ends[0]:.6g} to {ends[1]:.6g}"
+    return None
+
+
+_INTERVALS = ("step_ms_ci95", "samples_per_s_ci95", "speedup_eager_ci95")
+_OF_BYTES = ("_bytes", "_bytes_by_rank")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Every finite number in a field; one that is not finite is written as null."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers(inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        yield value
 
 
 _NOISY = "unstable"

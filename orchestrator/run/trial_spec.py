@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.contract.names import is_in_users_folder
-from compile_sweep.schema.outcome import Verdict, was_lost_to_precompile
-from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
+from compile_sweep.schema.outcome import Label, Verdict, verdict_of, was_lost_to_precompile
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, why_impossible
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, SweepConfig
 from orchestrator.run.sweep_folder import LOGS
@@ -154,7 +154,8 @@ class Assignment:
             phase: the last one reached, if any was.
             started_at: ISO 8601.
             wall_s: seconds it took.
-            figures: what a worker measured, if it did; what the record has no field for is left out.
+            figures: what a worker measured, if it did; what the record has no field for is left out. If they cannot be true, the
+                record has none of them and says why.
         """
         kind = WarmStart if self.plan.warm_start else TrialRecord
         values: dict[str, Any] = {
@@ -178,4 +179,8 @@ class Assignment:
         }
         values["caches"] = Caches(values["caches"])
         known = {field.name for field in fields(kind)}
-        return kind(**{name: value for name, value in values.items() if name in known})
+        record = kind(**{name: value for name, value in values.items() if name in known})
+        if figures and (why := why_impossible(record)):
+            impossible = verdict_of(Label.EXCEPTION, f"its figures cannot be true, so they are left out: {why}")
+            return self.record(impossible, phase=phase, started_at=started_at, wall_s=wall_s)
+        return record

@@ -13,6 +13,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import (
     SCHEMA_VERSION,
+    SWEEP_FILE,
     TRIALS_FILE,
     WARM_STARTS_FILE,
     Caches,
@@ -33,6 +35,7 @@ from compile_sweep.schema.record import (
     read,
     read_warm_starts,
     standing,
+    why_impossible,
 )
 from compile_sweep.schema.settings import CompileSettings
 
@@ -91,7 +94,7 @@ def test_fields_a_record_need_not_have_are_filled_in() -> None:
         "schema_version": SCHEMA_VERSION,
         "trial_id": "1",
         "settings": {"scope": "eager"},
-        "settings_key": "k",
+        "settings_key": CompileSettings.parse("scope=eager").key,
         "status": "failed",
     }
     again = TrialRecord.from_json(json.dumps(short))
@@ -151,29 +154,88 @@ HOSTILE = st.text() | st.sampled_from(["a\nb\r\nc", "\u2028\u2029\x85\x0b\x0c", 
 @given(text=HOSTILE, number=st.floats())
 @settings(max_examples=200, deadline=None)
 def test_any_text_and_number_stay_one_line_and_survive(text: str, number: float) -> None:
-    written = record(reason=text, recompile_reasons=[text], numerics={text: text}, compile_s=number)
+    written = record(reason=text, recompile_reasons=[text], numerics={text: text}, bounds={"compile_s": number})
     line = written.to_json()
     assert "\n" not in line
     assert "\r" not in line
     strictly(line)
     assert json.loads(line)["reason"] == text
-    again = TrialRecord.from_json(line)
-    assert (again.reason, again.recompile_reasons, again.numerics) == (text, [text], {text: text})
+    if why_impossible(written) is None:
+        again = TrialRecord.from_json(line)
+        assert (again.reason, again.recompile_reasons, again.numerics) == (text, [text], {text: text})
 
 
 @given(numbers=st.lists(st.floats(), min_size=4, max_size=4), times=st.lists(st.floats(allow_nan=False, allow_infinity=False)))
 @settings(max_examples=100, deadline=None)
-def test_whatever_figure_was_written_can_be_read(numbers: list[float], times: list[float]) -> None:
-    """Those that may not be finite; readings of a clock are."""
+def test_any_figure_is_read_back_as_it_was_or_refused_in_one_line(numbers: list[float], times: list[float]) -> None:
     one, low, high, bound = numbers
-    intervals = {"step_ms_ci95": (low, high), "samples_per_s_ci95": (low, high)}
-    line = record(compile_s=one, bounds={"compile_s": bound}, wall_s=sum(times[:1]), step_ms=times, **intervals).to_json()
-    again = TrialRecord.from_json(line)
+    written = record(compile_s=one, step_ms_ci95=(low, high), bounds={"compile_s": bound}, wall_s=sum(times[:1]), step_ms=times)
+    why = why_impossible(written)
+    if why is not None:
+        assert "\n" not in why
+        with pytest.raises(RecordsError, match="not a trial record"):
+            TrialRecord.from_json(written.to_json())
+        return
+    again = TrialRecord.from_json(written.to_json())
     assert again.step_ms == times
     if all(map(math.isfinite, numbers)):
         assert (again.compile_s, again.step_ms_ci95, again.bounds) == (one, (low, high), {"compile_s": bound})
-    else:
-        assert again.trial_id == "001-abcdef"
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "a negative rate": ({"samples_per_s": -5.0}, "samples_per_s is -5,"),
+    "a rate of nothing": ({"samples_per_s": 0.0, "samples_per_s_ci95": None}, "above 0"),
+    "a step that takes no time": ({"step_ms_median": 0.0, "step_ms_ci95": None}, "above 0"),
+    "a huge rate": ({"samples_per_s": 1e308}, "from 0 to 1e+15"),
+    "a huge drift": ({"clock_drift": 1e308}, "clock_drift is 1e+308"),
+    "a time below any clock's": ({"compile_s": 5e-324}, "too small"),
+    "a negative step": ({"step_ms": [1.0, -1.0]}, "step_ms is -1"),
+    "a negative phase": ({"compile_phases_s": {"dynamo": -1.0}}, "compile_phases_s is -1"),
+    "a negative size": ({"peak_memory_bytes": -1}, "peak_memory_bytes is -1"),
+    "a negative count": ({"graphs": -1}, "graphs is -1"),
+    "no workers": ({"num_workers": 0}, "num_workers is 0"),
+    "a share above one": ({"cpu_pressure": 1.5}, "from 0 to 1"),
+    "a gap that is too large to divide": ({"numerics": {"loss": {"gap": 1e300, "tolerance": 0.1}}}, "numerics is 1e+300"),
+    "a figure outside of its interval": ({"samples_per_s": 99_999.0}, "outside of its interval"),
+    "an interval from high to low": ({"speedup_eager_ci95": (1.4, 1.2)}, "lower end must come first"),
+    "a key of other settings": ({"settings_key": "scope=eager"}, "the key of its settings is"),
+    "ok with a label": ({"label": "nan"}, "status is ok, and yet its label is 'nan'"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_record_that_cannot_be_true_is_refused_with_what_is_wrong(tmp_path: Path, name: str) -> None:
+    changes, complaint = IMPOSSIBLE[name]
+    append(tmp_path, record("1"))
+    append(tmp_path, replace(record("2"), **changes))
+    with pytest.raises(RecordsError) as error:
+        read(tmp_path)
+    assert f"{TRIALS_FILE} line 2 is no trial record" in str(error.value)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trial_that_is_recorded_twice_is_refused_by_line(tmp_path: Path) -> None:
+    for name in ("1", "2", "1"):
+        append(tmp_path, record(name))
+    with pytest.raises(RecordsError, match=r"line 3 repeats the trial_id '1' of line 1; remove one of the two"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("workload", "detection"), ("size", "large")])
+def test_a_record_of_another_workload_is_refused_rather_than_counted(tmp_path: Path, name: str, theirs: str) -> None:
+    (tmp_path / SWEEP_FILE).write_text(json.dumps({"config": {"workload": "captioning", "size": "base"}}))
+    append(tmp_path, record("1", workload="captioning", size="base"))
+    append(tmp_path, record("2", **{"workload": "captioning", "size": "base", name: theirs}))
+    with pytest.raises(RecordsError, match=rf"line 2 is not a record of this sweep: its {name} is '{theirs}', and the sweep's"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("sweep", ["", "[]", "{", '{"config": 5}', "null"])
+def test_records_beside_a_damaged_sweep_json_are_read(tmp_path: Path, sweep: str) -> None:
+    (tmp_path / SWEEP_FILE).write_text(sweep)
+    append(tmp_path, record("1", workload="captioning"))
+    assert len(read(tmp_path)) == 1
 
 
 def test_text_that_is_no_unicode_can_be_recorded(tmp_path: Path) -> None:
@@ -186,8 +248,8 @@ def test_text_that_is_no_unicode_can_be_recorded(tmp_path: Path) -> None:
 
 def test_a_log_holds_hostile_text_line_by_line(tmp_path: Path) -> None:
     reasons = ["a\nb", "c\u2028d", "e\x85f", "g\r\nh"]
-    for reason in reasons:
-        append(tmp_path, record(reason=reason))
+    for number, reason in enumerate(reasons):
+        append(tmp_path, record(str(number), reason=reason))
     assert [r.reason for r in read(tmp_path)] == reasons
     assert (tmp_path / TRIALS_FILE).read_bytes().count(b"\n") == len(reasons)
 
