@@ -161,7 +161,7 @@ def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
             continue
         if isinstance(value, Mapping) and "tolerance" in value:
             gap, tolerance = number(value.get("gap")), number(value["tolerance"])
-            yield 0.0 if gap == 0 else gap / tolerance if gap is not None and tolerance else None
+            yield 0.0 if gap == 0 else number(gap / tolerance) if gap is not None and tolerance else None
         elif isinstance(value, Mapping):
             yield from _ratios(value)
 

@@ -305,8 +305,8 @@ def read(folder: Path) -> list[TrialRecord]:
             ours, theirs = config.get(name), getattr(record, name)
             if ours is not None and theirs and ours != theirs:
                 raise RecordsError(
-                    f"{path} line {number} is not a record of this sweep: its {name} is {quote_value(theirs)}, and the sweep's is "
-                    f"{quote_value(ours)}; remove the line"
+                    f"{path} line {number} is not a record of this sweep: its {name} is {quote_value(theirs)}, and the sweep's "
+                    f"is {quote_value(ours)}; remove the line"
                 )
     return found
 
@@ -360,13 +360,22 @@ def _sweep_config(folder: Path) -> Mapping[str, Any]:
 
 
 _LARGEST = 1e15
+"""No figure is above this, in any unit."""
 _SMALLEST = 1e-12
-"""Bounds of a figure that is not 0, in any unit; no clock and no counter gives more or less."""
+"""No rate, ratio or step that was measured is below this, in any unit."""
 _SHARES = ("cpu_pressure", "data_wait_share")
 """Figures that are at most 1."""
 _POSITIVE = ("samples_per_s", "samples_per_s_per_worker", "step_ms_median", "speedup_eager", "num_workers", "tries")
 """Figures that are above 0."""
-_DIFFERENCES = ("cache_saved_s", "cold_equivalent_s", "waited_s", "retried_s")
+_DIFFERENCES = (
+    "compile_s",
+    "compile_s_by_rank",
+    "compile_phases_s",
+    "cache_saved_s",
+    "cold_equivalent_s",
+    "waited_s",
+    "retried_s",
+)
 """Figures that come of a subtraction and may be below 0."""
 _ESTIMATES = ("bounds", "numerics")
 """Objects that hold other numbers than measured ones."""
@@ -374,34 +383,47 @@ _ESTIMATES = ("bounds", "numerics")
 
 def why_impossible(record: TrialRecord | WarmStart) -> str | None:
     """Says why a record cannot be true: a figure outside of its range, or two that contradict each other; None if it can."""
-    for field_ in fields(record):
-        name = field_.name
+    for declared in fields(record):
+        name = declared.name
+        least, most = _range_of(name)
         for value in _numbers(getattr(record, name)) if name != "settings" else ():
-            least = -_LARGEST if name in (*_DIFFERENCES, *_ESTIMATES) else 0.0
-            most = 1.0 if name in _SHARES else 1e100 if name == "numerics" else 2.0**60 if name.endswith(_OF_BYTES) else _LARGEST
-            if not least <= value <= most and not (name == "numerics" and abs(value) <= most):
+            if not least <= value <= most:
                 return f"{name} is {value:.6g}, and it must be from {least:.6g} to {most:.6g}"
-            if 0 < abs(value) < (1e-100 if name == "numerics" else _SMALLEST):
-                return f"{name} is {value:.6g}, which is too small to have been measured"
-            if value == 0 and name in _POSITIVE:
-                return f"{name} is 0, and it must be above 0"
+            if value < _SMALLEST and name in _POSITIVE:
+                return f"{name} is {value:.6g}, and it must be above 0"
     if record.settings_key != (key := CompileSettings.from_dict(record.settings).key):
         return f"settings_key is {quote_value(record.settings_key)}, and the key of its settings is {key!r}"
     if record.status is Status.OK and record.label is not None:
         return f"status is ok, and yet its label is {quote_value(record.label)}"
     for interval in _INTERVALS:
         ends, of = getattr(record, interval, None), "step_ms_median" if interval == "step_ms_ci95" else interval[: -len("_ci95")]
-        value = getattr(record, of, None)
-        if ends is None or not math.isfinite(ends[0]) or math.isnan(ends[1]):
+        center = getattr(record, of, None)
+        if ends is None or not math.isfinite(ends[0]) or not ends[1] > -math.inf:
             continue
         if ends[0] > ends[1]:
             return f"{interval} is {ends[0]:.6g} to {ends[1]:.6g}, and its lower end must come first"
-        if value is not None and math.isfinite(value) and not ends[0] * (1 - 1e-9) <= value <= ends[1] * (1 + 1e-9):
-            return f"{of} is {value:.6g}, outside of its interval from {ends[0]:.6g} to {ends[1]:.6g}"
+        if (
+            interval == _OF_RATE
+            and center is not None
+            and math.isfinite(center)
+            and not ends[0] * (1 - 1e-9) <= center <= ends[1] * (1 + 1e-9)
+        ):
+            return f"{of} is {center:.6g}, outside of its interval from {ends[0]:.6g} to {ends[1]:.6g}"
     return None
 
 
-_INTERVALS = ("step_ms_ci95", "samples_per_s_ci95", "speedup_eager_ci95")
+def _range_of(name: str) -> tuple[float, float]:
+    """The range of a field's numbers."""
+    if name in _ESTIMATES:
+        return -1e100, 1e100
+    if name in _SHARES:
+        return 0.0, 1.0 + 1e-6
+    most = 2.0**60 if name.endswith(_OF_BYTES) else _LARGEST
+    return (-most if name in _DIFFERENCES else 0.0), most
+
+
+_OF_RATE = "samples_per_s_ci95"
+_INTERVALS = ("step_ms_ci95", _OF_RATE, "speedup_eager_ci95")
 _OF_BYTES = ("_bytes", "_bytes_by_rank")
 
 

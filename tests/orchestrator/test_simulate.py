@@ -158,7 +158,8 @@ def test_what_machines_ended_is_in_no_table_for_a_search_is_not_told_of_it(tmp_p
 
 
 def test_a_table_of_two_environments_is_none(tmp_path: Path) -> None:
-    mixed = [*recorded(settings_of_a_grid(8)), *recorded(settings_of_a_grid(9)[-1:], environment_key="other")]
+    (other,) = recorded(settings_of_a_grid(9)[-1:], environment_key="other")
+    mixed = [*recorded(settings_of_a_grid(8)), replace(other, trial_id="of another environment")]
     with pytest.raises(RecordsError, match="environment key other instead of 0123456789abcdef"):
         read_table(write_sweep(tmp_path / "table", mixed))
 

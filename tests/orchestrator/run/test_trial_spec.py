@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.outcome import OK
+from compile_sweep.schema.outcome import OK, Label, Status
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts.manifest import kept_apart
@@ -104,3 +104,12 @@ def test_torch_asks_no_server_that_a_users_other_jobs_share_their_caches_by(cach
         assert environment[f"TORCHINDUCTOR_{kind}_REMOTE_CACHE"] == asks
     assert environment["TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE"] == "0"
     assert environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO"] == "0"
+
+
+def test_figures_that_cannot_be_true_are_a_failure_that_says_which() -> None:
+    failed = record(assignment(), samples_per_s=640.0, tokens_per_s=-5.0)
+    assert isinstance(failed, TrialRecord)
+    assert (failed.status, failed.label, failed.samples_per_s) == (Status.FAILED, Label.EXCEPTION, None)
+    assert failed.reason is not None
+    assert "tokens_per_s is -5" in failed.reason
+    assert TrialRecord.from_json(failed.to_json()).reason == failed.reason
