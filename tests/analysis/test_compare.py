@@ -257,10 +257,11 @@ def test_without_a_setting_that_compiles_there_is_no_mean(two: MakeTwo, before: 
     )
 
 
-def test_an_interval_down_to_next_to_nothing_is_no_crash(two: MakeTwo) -> None:
+def test_rates_that_no_machine_has_are_refused_and_no_crash(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     ends = (5e-324, 1e308)
     folders = two(*[[trial(FULL, rate, 60, samples_per_s_ci95=ends, stable=False)] for rate in (1e-200, 1e200)])
-    assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 0
+    assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 2
+    assert "trials.jsonl line 1 is no trial record" in capsys.readouterr().err
 
 
 def compared_series(before: float, after: float) -> Any:
