@@ -162,7 +162,8 @@ def test_nothing_is_waited_for_where_there_is_room_and_what_never_comes_is_said(
     wait_for_host(config(max_concurrent=4), 64, said.append, threading.Event(), wait_s=60)
     assert said == []
     with pytest.raises(
-        ConfigError, match=r"waited 1 s in vain for a host .* 8 × \(0.5 CPU, 1 GPU, 0.125 host\); see `ray status`"
+        ConfigError,
+        match=r"waited 1 s in vain for a host .*: 8 × \(0.5 CPU, 1 GPU, 0.125 host\); `ray status` shows what its hosts have",
     ):
         wait_for_host(config(workers_per_trial=8, placement=Placement.SPREAD), 64, said.append, threading.Event(), wait_s=1)
     asked = threading.Event()
