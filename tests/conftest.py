@@ -26,6 +26,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # find that its compiler knows the CPU's vector instructions. Read likewise; test_nothing_leaks.py does without.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Otherwise Ray replaces print in a process that has shown a worker's output, and torch breaks graphs elsewhere than at print.
+os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")
+
 # Ray's workers have 15 by default, with which they hardly get on beside other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
