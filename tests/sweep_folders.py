@@ -131,7 +131,12 @@ def _written(folder: Path, records: Sequence[TrialRecord], sweep: Mapping[str, A
         append(folder, record)
     contents = {
         "schema_version": SCHEMA_VERSION,
-        "config": {"recipe": "captioning", "workload": "captioning", "size": "base", "seed": 0},
+        "config": {
+            "recipe": "captioning",
+            "workload": next((record.workload for record in records if record.workload), "captioning"),
+            "size": next((record.size for record in records if record.size), "base"),
+            "seed": 0,
+        },
         "environment": ENVIRONMENT,
         "environment_key": "abc",
         "started_at": "2026-11-21T09:11:40+00:00",
