@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,10 +151,13 @@ def test_what_machines_ended_is_not_blamed_on_a_budget_that_nobody_gave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, eager = tmp_path / "sweep", CompileSettings.parse("scope=eager")
-    lost = TrialRecord(
-        trial_id="1", settings=eager.to_dict(), settings_key=eager.key, status=Status.FAILED, label="node-lost", reason="gone"
-    )
-    monkeypatch.setattr(Stages, "run", lambda *asked: record.append(output, lost))
+    ids = map(str, count())
+
+    def lose(*asked: object) -> None:
+        lost: dict[str, Any] = {"status": Status.FAILED, "label": "node-lost", "reason": "gone"}
+        record.append(output, TrialRecord(trial_id=next(ids), settings=eager.to_dict(), settings_key=eager.key, **lost))
+
+    monkeypatch.setattr(Stages, "run", lose)
     words = ["--size", "tiny", "--device", "cpu", "--settings", "scope=eager", "--output", str(output)]
     assert sweep.main(words) == 0
     assert "1 of 1 settings did not run (machines failed); go on with: " in capsys.readouterr().out
