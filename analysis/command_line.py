@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -20,11 +19,6 @@ _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 SweepFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 """The folder that a sweep wrote."""
-
-
-def words_of(arguments: Sequence[str] | None) -> Sequence[str]:
-    """The words of a command line, by default this process's."""
-    return sys.argv[1:] if arguments is None else arguments
 
 
 def is_number(word: str) -> bool:

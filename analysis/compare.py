@@ -17,7 +17,7 @@ import pandas as pd
 import tyro
 from markupsafe import Markup
 
-from analysis.command_line import published, words_of
+from analysis.command_line import published
 from analysis.comparing.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
 from analysis.comparing.rules import Finding, Rule, check
 from analysis.comparing.words import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
+    return command_line.run_with(Options, _command, prog, arguments)
 
 
 def write_comparison(

@@ -20,7 +20,7 @@ import tyro
 from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
 from analysis.choose.break_even import Job
 from analysis.choose.pareto import standing
-from analysis.command_line import amount, count, published, words_of
+from analysis.command_line import amount, count, published
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
 from analysis.page.page import RERUN_FILE
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
+    return command_line.run_with(Options, _command, prog, arguments)
 
 
 def _command(told: Options) -> int:

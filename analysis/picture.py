@@ -16,7 +16,7 @@ from typing import Annotated
 import plotly.graph_objects as go
 import tyro
 
-from analysis.command_line import SweepFolder, words_of
+from analysis.command_line import SweepFolder
 from analysis.figures import break_even_figure, break_even_info, pareto_figure, pareto_info
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
 from analysis.load import SweepInfo, load, load_sweep
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
+    return command_line.run_with(Options, _command, prog, arguments)
 
 
 def _command(options: Options) -> int:

@@ -21,7 +21,7 @@ import tyro
 from analysis.choose.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
 from analysis.choose.pareto import assured, is_noisy_trial
 from analysis.choose.uncertainty import chance
-from analysis.command_line import SweepFolder, amount, count, is_number, words_of
+from analysis.command_line import SweepFolder, amount, count, is_number
 from analysis.formatting import MISSING, cell, duration, figure, number, percent, span, whole
 from analysis.load import load
 from compile_sweep import command_line
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
+    return command_line.run_with(Options, _command, prog, arguments)
 
 
 def job_of(told: JobOptions, steps: int) -> Job:

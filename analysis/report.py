@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.command_line import SweepFolder, published, words_of
+from analysis.command_line import SweepFolder, published
 from analysis.page.page import report_page
 from analysis.page.server import ReportServer
 from compile_sweep import command_line
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
+    return command_line.run_with(Options, _command, prog, arguments)
 
 
 def _command(options: Options) -> int:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.choose.pareto import pareto_front
 from analysis.columns import COMPILE_PHASES
-from analysis.command_line import SweepFolder, words_of
+from analysis.command_line import SweepFolder
 from analysis.formatting import MISSING, cell, figure, gib, interval, number, or_estimate, text, times
 from analysis.load import load
 from analysis.page.table import numerics_cell
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    return command_line.run(lambda: _command(command_line.parse(Options, prog, words_of(arguments))))
+    return command_line.run_with(Options, _command, prog, arguments)
 
 
 def _command(options: Options) -> int:

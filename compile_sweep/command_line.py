@@ -208,6 +208,23 @@ def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: 
     return parse(options, f"{prog} {name}", words[1:]), function
 
 
+def words_of(arguments: Sequence[str] | None) -> Sequence[str]:
+    """The words of a command line, by default this process's."""
+    return sys.argv[1:] if arguments is None else arguments
+
+
+def run_with(options: type[Options], command: Callable[[Options], int], prog: str, arguments: Sequence[str] | None) -> int:
+    """Parses the options of a command and runs it, as `run` does.
+
+    Args:
+        options: a dataclass, as `parse` takes it.
+        command: what to do; returns the exit code.
+        prog: the program.
+        arguments: of the command line, by default this process's.
+    """
+    return run(lambda: command(parse(options, prog, words_of(arguments))))
+
+
 def run(command: Callable[[], int]) -> int:
     """Runs a command; the user's mistakes become one sentence on stderr and exit code 2.
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: Of the command line, by default this process's.
         prog: How a person calls it.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(command_line.words_of(arguments))
     prepared: list[tuple[ScriptJob, Applier, str]] = []
 
     def prepare() -> int:

@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    return command_line.run(lambda: _dispatch(prog, sys.argv[1:] if arguments is None else arguments))
+    return command_line.run(lambda: _dispatch(prog, command_line.words_of(arguments)))
 
 
 def _dispatch(prog: str, words: Sequence[str]) -> int:

@@ -87,8 +87,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         arguments: of the command line, by default this process's.
         prog: how a person calls it.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-    own, arguments = split_arguments(words)
+    own, arguments = split_arguments(command_line.words_of(arguments))
     return command_line.run(lambda: _check(command_line.parse(Options, prog, own), arguments))
 
 

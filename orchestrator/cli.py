@@ -52,7 +52,7 @@ class ExplainOptions:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(command_line.words_of(arguments))
     if not words or words[0] in ("-h", "--help"):
         _help()
         return 0 if words else command_line.USAGE_ERROR

@@ -195,8 +195,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
-    return command_line.run(lambda: _simulate(command_line.parse(Options, PROG, words)))
+    return command_line.run_with(Options, _simulate, PROG, arguments)
 
 
 def _simulate(options: Options) -> int:

@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         prog: how a person calls it.
     """
     find_own_packages("analysis")
-    words = sys.argv[1:] if arguments is None else arguments
-    return command_line.run(lambda: _sweep(prog, *split_arguments(words)))
+    return command_line.run(lambda: _sweep(prog, *split_arguments(command_line.words_of(arguments))))
 
 
 def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> int:

@@ -149,16 +149,14 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
 
-    def make() -> int:
-        options = command_line.parse(Options, PROG, words)
+    def make(options: Options) -> int:
         table = write_table(options.sweep, options.table)
         size = sum(file.lstat().st_size for file in options.table.iterdir())
         print(f"{options.table}: {len(table.rows)} settings of {table.workload}, {table.gpu_s:,.0f} GPU-seconds, {size:,} bytes")
         return 0
 
-    return command_line.run(make)
+    return command_line.run_with(Options, make, PROG, arguments)
 
 
 def _fields(record: TrialRecord) -> dict[str, Any]:
