@@ -11,6 +11,7 @@ setting then gets one try without.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -379,3 +380,17 @@ def backoff_s(label: Label | None, failed: Sequence[str]) -> float | None:
     if label is None or attempts >= label.tries:
         return None
     return float(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempts - 1)))
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, such as `exit code 3` or `signal SIGKILL`.
+
+    Args:
+        code: as `subprocess.Popen.returncode` has it: the negative number of the signal that ended it.
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

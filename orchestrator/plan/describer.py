@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.errors import SettingsError, WorkloadError
+from compile_sweep.schema.outcome import exit_text
 
 
 class Describer:
@@ -91,7 +91,7 @@ class Describer:
         if not (line := process.stdout.readline()):
             about = json.loads(question).get("workload", "torch")
             raise WorkloadError(
-                f"the process that looks at {about} ended with {_end(process.wait())} before it had an answer; "
+                f"the process that looks at {about} ended with {exit_text(process.wait())} before it had an answer; "
                 "its output, if it printed any, says why"
             )
         answered: Mapping[str, Any] = json.loads(line)
@@ -119,10 +119,6 @@ class Describer:
     def ddp_arguments(self) -> Sequence[str]:
         arguments: Sequence[str] = self.ask("ddp_arguments")
         return arguments
-
-
-def _end(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import IO, Any
 
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.errors import SweepFolderError
-from compile_sweep.schema.outcome import Death
+from compile_sweep.schema.outcome import Death, exit_text
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.redact import redact_text
 from orchestrator.config import SweepConfig
@@ -39,9 +38,6 @@ _REAPER_S = 0.6
 
 _REPORTS = ("worker_started", "enter_phase", "report_early_figures")
 """Methods of the progress tracker that a worker may call."""
-
-_LOOK_EVERY_S = 0.5
-"""Seconds between decisions on whether to stop a running trial."""
 
 _MAX_LAST_LINE_BYTES = 4000
 """How much of the end of a log is searched for its last line."""
@@ -97,13 +93,9 @@ class LocalRunner:
         return getattr(self._tracker, method)(*arguments)
 
     def _watch_with(self, early_stopping: EarlyStopping | None) -> Watch:
-        next_look = 0.0
-
         def watch(progress: Progress) -> None:
-            nonlocal next_look
-            if early_stopping is None or time.monotonic() < next_look:
+            if early_stopping is None or not early_stopping.is_due():
                 return
-            next_look = time.monotonic() + _LOOK_EVERY_S
             for trial_id, request in early_stopping.requests([progress]).items():
                 self._tracker.request_stop(trial_id, request)
 
@@ -154,7 +146,7 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, watch: Watch = lam
         return Attempt(figures=outcome["figures"], progress=progress)
     crash = watchdog.read_crash_report(assignment.log_folder, log_sizes)
     if not outcome:
-        text = f"it ended with {_exit(process.returncode)}"
+        text = f"it ended with {exit_text(process.returncode)}"
         if progress.phase == Phase.STARTING:  # it died before its own logging began, so the log ends with the reason
             text += _last_line(log_path, log_sizes.get(log_path.name, 0))
         outcome = {"error_text": text}
@@ -253,18 +245,9 @@ def _progress(assignment: Assignment, tracker: ProgressTracker) -> Progress:
     return next(progress for progress in tracker.running() if progress.trial_id == assignment.trial_id)
 
 
-def _exit(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
-
-
 def _last_line(log: Path, begin: int) -> str:
     """Returns the last line of the log after `begin` bytes, with a colon before it; nothing if there is no line."""
     with log.open("rb") as file:
-        file.seek(begin)
-        lines = file.read()[-_MAX_LAST_LINE_BYTES:].decode("utf-8", "replace").strip().splitlines()
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - _MAX_LAST_LINE_BYTES))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
     return f": {redact_text(lines[-1].strip())}" if lines else ""

@@ -5,6 +5,7 @@ Here is also what both do alike: choosing the next setting, and deciding which r
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -158,6 +159,10 @@ class Proposals:
         return None
 
 
+LOOK_EVERY_S = 0.5
+"""Seconds between two decisions on which running trials to stop."""
+
+
 class EarlyStopping:
     """Decides which running trials to stop because going on is not worth it.
 
@@ -170,6 +175,14 @@ class EarlyStopping:
         self._fresh = records.follow(folder).fresh
         self._pruning = pruning
         self._stopped: set[str] = set()
+        self._next_look = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it is time to decide again; if so, the next time is `LOOK_EVERY_S` later."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        return True
 
     def requests(self, running: Iterable[Progress]) -> Mapping[str, StopRequest]:
         """Returns requests to stop, by trial ID; a trial is asked once."""

@@ -186,9 +186,6 @@ def _placement_groups() -> Sequence[Any]:
     return [PlacementGroupTableData.FromString(raw) for raw in accessor.get_placement_group_table()]
 
 
-LOOK_EVERY_S = 0.5
-
-
 class StopTrials(Callback):
     """Asks trials to stop that are not worth going on with; a trial's worker polls for that.
 
@@ -198,13 +195,11 @@ class StopTrials(Callback):
 
     def __init__(self, decisions: EarlyStopping) -> None:
         self._decisions = decisions
-        self._next = 0.0
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Looks at the trials under way."""
-        if time.monotonic() < self._next:
+        if not self._decisions.is_due():
             return
-        self._next = time.monotonic() + LOOK_EVERY_S
         progress_actor = find_progress_actor()
         running: list[Progress] = []
         with suppress(ray.exceptions.GetTimeoutError):  # a busy head; the next look is soon
