@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from compile_sweep.contract.names import import_named, named_workloads
@@ -157,7 +158,12 @@ def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
 
     found = load_workload(name)
     with explained_failures():
-        return found(found.sizes[0 if has_gpu else -1] if size is None else size, seed)
+        return _built(found, found.sizes[0 if has_gpu else -1] if size is None else size, seed)
+
+
+@lru_cache(maxsize=1)  # one workload is asked about several times, and its batches and model may take a while to make
+def _built(kind: type[Workload], size: str, seed: int) -> Workload:
+    return kind(size, seed)
 
 
 def _folder(module: Any) -> str | None:

@@ -61,7 +61,8 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     Raises:
         WorkloadError: they differ; names the tensors and what to write.
     """
-    untold = {name: dims for name, (dims, _) in find_padding(workload).items() if name not in workload.pad_with}
+    padding = find_padding(workload)
+    untold = {name: dims for name, (dims, _) in padding.items() if name not in workload.pad_with}
     if not untold or not workload.trains:
         return
     number, raw = min(enumerate(workload.raw_batches()), key=lambda one: workload.length_of(one[1]))
@@ -72,7 +73,7 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     found = _loss_and_norm(workload, padded, device)
     if expected is None or found is None or _are_close(expected, found):
         return
-    values = {name: value for name, (_, value) in find_padding(workload).items()}
+    values = {name: value for name, (_, value) in padding.items()}
     advice = _better_padding(workload, raw, [*untold], expected, device)
     told = ", ".join(f"{name!r}: {value:g}" for name, value in values.items())
     where = {name: " and ".join(map(str, dims)) for name, dims in untold.items()}
