@@ -165,8 +165,7 @@ class Discovery:
 
     def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module's call and notes what is to be known of it."""
-        is_recomputed = torch._C._current_graph_task_id() != -1  # within a backward pass, as activation checkpointing does
-        if is_recomputed or threading.current_thread() is not threading.main_thread():
+        if not _is_of_the_loop():
             return run(module, *args, **kwargs)
         if self._depth:
             if module in self._blocks:
@@ -187,8 +186,7 @@ class Discovery:
 
     def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loss function and notes its name, unless a module calls it."""
-        is_outside = not self._depth and threading.current_thread() is threading.main_thread()
-        if is_outside and name not in self.loss_functions and _have_gradients(args, kwargs):
+        if not self._depth and _is_of_the_loop() and name not in self.loss_functions and _have_gradients(args, kwargs):
             self.loss_functions.append(name)
         return run(*args, **kwargs)
 
@@ -282,6 +280,11 @@ def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
         name = next(held, inner.get(id(target.module), type(target.module).__name__))
         taken = sum(other.name.partition(" ")[0] == name for other in targets)
         target.name = f"{name} {taken + 1}" if taken else name
+
+
+def _is_of_the_loop() -> bool:
+    """Whether the training loop runs: not another thread, nor a backward pass, in which checkpointing calls modules again."""
+    return torch._C._current_graph_task_id() == -1 and threading.current_thread() is threading.main_thread()
 
 
 def _have_gradients(args: Any, kwargs: Any) -> bool:

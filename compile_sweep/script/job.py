@@ -91,6 +91,13 @@ NOT_FOR_SCRIPTS: Mapping[str, str] = {
 """Settings that cannot be applied to a script from outside, and why."""
 
 
+ONLY_FOR_SCRIPTS: Mapping[str, str] = {
+    "as_written": "leaves a script as it is, and a workload has none; use --script, or leave it out",
+    "compile_loss": "is for scripts; scope=full compiles a workload's loss with its model, so leave it out",
+}
+"""Settings that act on scripts alone, and what is said of them for a workload."""
+
+
 def refusal(candidate: Mapping[str, Any]) -> str | None:
     """Why these fields, as a person wrote them, cannot be applied to a script; None if they can."""
     for name, value in candidate.items():
@@ -114,10 +121,9 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool) -> 
     """
     if is_script and (reason := refusal(candidate)):
         raise SettingsError(reason)
-    if not is_script and candidate.get("as_written") not in (None, False, "off"):
-        raise SettingsError("as_written leaves a script as it is, and a workload has none; use --script, or leave it out")
-    if not is_script and candidate.get("compile_loss") not in (None, False, "off"):
-        raise SettingsError("compile_loss is for scripts; scope=full compiles a workload's loss with its model, so leave it out")
+    for name, reason in ONLY_FOR_SCRIPTS.items():
+        if not is_script and candidate.get(name) not in (None, False, "off"):
+            raise SettingsError(f"{name} {reason}")
 
 
 def check_settings(settings: CompileSettings) -> None:
