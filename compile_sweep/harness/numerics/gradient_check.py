@@ -326,13 +326,8 @@ class _Search:
         if not math.isfinite(loss) or not all(map(math.isfinite, self._norms.values())):
             return None
         self._layers = {layer: indices for layer, indices in named.items() if self._norms[layer]}
-        weights = {
-            layer: math.sqrt(sum(_dot(self._start[i], self._start[i]) for i in indices))
-            for layer, indices in self._layers.items()
-        }
-        counts = {layer: sum(self._start[i].numel() for i in indices) for layer, indices in self._layers.items()}
         self._reach = {
-            name: self._precision.max_move * max(weights[name], STARTING_SCALE * math.sqrt(counts[name])) for name in weights
+            layer: self._precision.max_move * self._norm_of_weights(indices) for layer, indices in self._layers.items()
         }
         return _Point(loss, [self._norms[layer] for layer in self._layers])
 
