@@ -21,9 +21,10 @@ Output: a `GradientCheck`. Parameters, buffers, gradients and random numbers are
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
@@ -476,6 +477,12 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
         return skipped("there is no memory for a second copy of the weights")
 
 
-def run_eagerly() -> AbstractContextManager[Any]:
-    """Within it, whatever torch.compile was applied to runs as it is written."""
-    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Within it, whatever torch.compile was applied to runs as it is written.
+
+    Advice to compile what runs here (`flex_attention` warns when it is called eagerly) is not for the user, so it is dropped.
+    """
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ from compile_sweep.harness.numerics.gradient_check import (
     Outcome,
     check_gradients,
     check_step,
+    run_eagerly,
 )
 from compile_sweep.harness.numerics.references import build_model_on, record_run
 from compile_sweep.harness.prepare import prepare
@@ -278,3 +280,16 @@ def test_a_backward_that_draws_dropout_masks_anew_is_found() -> None:
     assert found is not None
     assert found.outcome is Outcome.WRONG, "pytorch/pytorch#190758; if torch has mended it, this test has served its time"
     assert any("blocks.0" in name for name in found.layers)
+
+
+def test_eager_reference_runs_do_not_advise_to_compile_flex_attention() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q = torch.ones(1, 1, 16, 8)
+    compiled = torch.compile(flex.flex_attention, backend="eager")
+    flex._WARNINGS_SHOWN.clear()  # torch says it once a process
+    with warnings.catch_warnings(record=True) as caught, run_eagerly():
+        compiled(q, q, q)
+    assert not caught
+    flex._WARNINGS_SHOWN.clear()
+    with pytest.warns(UserWarning, match="flex_attention called without"):
+        flex.flex_attention(q, q, q)
