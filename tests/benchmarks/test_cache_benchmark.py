@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from samples import REPOSITORY, measured
 
-from benchmarks import cache, cache_restart, cache_sweeps, cache_transfer
-from benchmarks.cache_restart import Job, Kind, Plan
-from benchmarks.cache_sweeps import compared, short_by
+from benchmarks.cache import __main__ as cache
+from benchmarks.cache import restart, sweeps, transfer
+from benchmarks.cache.restart import Job, Kind, Plan
+from benchmarks.cache.sweeps import compared, short_by
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SCHEMA_VERSION, Caches, TrialRecord, WarmStart, append
 from compile_sweep.schema.settings import CompileSettings
@@ -177,7 +178,7 @@ def test_bytes_are_counted_before_and_after_deduplication(cold: Path, tmp_path: 
 def test_all_of_it_is_written_and_shown(cold: Path, tmp_path: Path) -> None:
     shared = sweep(tmp_path / "shared", warm(REGIONAL, 600, 2, 8, 72), warm(FULL, 700, 10, 75, 110), environment_key="other")
     output = tmp_path / "found.json"
-    text = printed(*cache_sweeps.compare(output, cold, shared))
+    text = printed(*sweeps.compare(output, cold, shared))
     assert json.loads(output.read_text())["gpu_s"]["all"]["cold"] == 280
     assert "different environments" in text
     assert "35.0% saved" in text
@@ -192,7 +193,7 @@ def test_every_figure_of_the_table_stands_below_its_title(cold: Path, tmp_path: 
     for workers in (1, 2):  # of which the cold trial had one
         append(cold, WarmStart(trial_id="start", warmup_s=11.0, cache_saved_s=100.0 * workers, num_workers=workers, **usual))
     shared = sweep(tmp_path / "shared", warm(FULL, 700, 10, 75, 110))
-    table, *_ = cache_sweeps.compare(tmp_path / "found.json", cold, shared)
+    table, *_ = sweeps.compare(tmp_path / "found.json", cold, shared)
     assert isinstance(table, Table)
     cells = {str(column.header): str(*column.cells) for column in table.columns}
     assert (cells["hits"], cells["misses"], cells["wall s, cold"], cells["shared"]) == ("3", "0", "200.0", "110.0")
@@ -213,8 +214,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def test_cold_over_warm_needs_both() -> None:
-    assert cache_restart.compared({"cold": RUNS["cold"]}) == {}
-    found = cache_restart.compared(RUNS)
+    assert restart.compared({"cold": RUNS["cold"]}) == {}
+    found = restart.compared(RUNS)
     assert found["first_step_ratio"] == 10
     assert found["steps_ratio"] == 8
     assert found["start_ratio"] == pytest.approx(64 / 12)
@@ -222,14 +223,14 @@ def test_cold_over_warm_needs_both() -> None:
 
 
 def test_what_misses_the_goal_is_profiled() -> None:
-    assert not cache_restart.is_profiled({"cold": RUNS["cold"]})
-    assert cache_restart.is_profiled(RUNS)
-    assert not cache_restart.is_profiled({**RUNS, "warm": {**RUNS["warm"], "first_step_s": 5.0}})
+    assert not restart.is_profiled({"cold": RUNS["cold"]})
+    assert restart.is_profiled(RUNS)
+    assert not restart.is_profiled({**RUNS, "warm": {**RUNS["warm"], "first_step_s": 5.0}})
 
 
 def test_a_restart_that_was_cut_short_is_shown_as_far_as_it_came() -> None:
     variant = {"label": "full", "precompile": True, "runs": {"cold": RUNS["cold"]}}
-    text = printed(cache_restart.table([variant, {**variant, "runs": RUNS, **cache_restart.compared(RUNS)}]))
+    text = printed(restart.table([variant, {**variant, "runs": RUNS, **restart.compared(RUNS)}]))
     assert "full, precompile" in text
     assert "10.0×" in text
 
@@ -237,11 +238,11 @@ def test_a_restart_that_was_cut_short_is_shown_as_far_as_it_came() -> None:
 def test_a_profile_names_functions_without_folders_of_this_machine() -> None:
     profile = cProfile.Profile()
     profile.runcall(json.dumps, {"a": [1.5] * 1000}, indent=1)
-    rows = cache_restart.profiled(profile)
+    rows = restart.profiled(profile)
     assert [row["own_s"] for row in rows] == sorted((row["own_s"] for row in rows), reverse=True)
     assert any(row["function"].startswith("json/encoder.py:") for row in rows)
     assert not any(row["function"].startswith("/") for row in rows)
-    text = printed(cache_restart.profile_table({"label": "full", "precompile": False, "runs": {"profile": {"profile": rows}}}))
+    text = printed(restart.profile_table({"label": "full", "precompile": False, "runs": {"profile": {"profile": rows}}}))
     assert "json/encoder.py" in text
 
 
@@ -252,7 +253,7 @@ def job(kind: Kind, **changes: Any) -> Job:
 
 def test_a_job_crosses_processes_and_only_the_cold_one_publishes_without_restoring() -> None:
     for kind in Kind:
-        there = cache_restart.job_of(json.dumps(asdict(job(kind))))
+        there = restart.job_of(json.dumps(asdict(job(kind))))
         assert there == job(kind)
         assert isinstance(there.kind, Kind)
         assert isinstance(there.device, Device)
@@ -289,7 +290,7 @@ def test_what_failed_or_had_no_time_is_in_the_json(tmp_path: Path) -> None:
     )
     output = tmp_path / "restart.json"
     for budget_s, why in ((100.0, "no_such_module"), (1e-9, "cold: no time left")):
-        printed(*cache_restart.restart(output, replace(plan, budget_s=budget_s)))
+        printed(*restart.restart(output, replace(plan, budget_s=budget_s)))
         (variant,) = json.loads(output.read_text())["variants"]
         assert why in variant["ended"]
         assert variant["runs"] == {}
@@ -297,28 +298,28 @@ def test_what_failed_or_had_no_time_is_in_the_json(tmp_path: Path) -> None:
 
 def test_a_route_is_summed_up_by_its_median_and_only_one_node_has_a_goal() -> None:
     each = [{"seconds": 0.2, "put_blobs": 0.1}, {"seconds": 0.9, "put_blobs": 0.8}, {"seconds": 0.25, "put_blobs": 0.2}]
-    found = cache_transfer.summed_up("cluster: put, on the actor's node", each)
+    found = transfer.summed_up("cluster: put, on the actor's node", each)
     assert (found["median_s"], found["parts_s"], found["met"]) == (0.25, {"put_blobs": 0.2}, True)
-    apart = cache_transfer.summed_up("cluster: put, from another node", each)
+    apart = transfer.summed_up("cluster: put, from another node", each)
     assert (apart["goal_s"], apart["met"]) == (None, None)
-    text = printed(cache_transfer.table([found, apart]))
+    text = printed(transfer.table([found, apart]))
     assert "≤ 0.3 met" in text
 
 
 def test_a_round_begins_with_a_put_in_each_tier() -> None:
-    assert all([route.puts for route in routes] == [True] + [False] * (len(routes) - 1) for routes in cache_transfer.ROUNDS)
-    names = [route.name for routes in cache_transfer.ROUNDS for route in routes]
+    assert all([route.puts for route in routes] == [True] + [False] * (len(routes) - 1) for routes in transfer.ROUNDS)
+    names = [route.name for routes in transfer.ROUNDS for route in routes]
     assert len(set(names)) == len(names)
 
 
 def test_put_and_get_in_a_folder_time_each_call_of_the_shelf(tmp_path: Path) -> None:
     arguments = (str(tmp_path / "store"), "folder", b"k" * 32, 10_000, 10)
-    figures = cache_transfer.put(*arguments)
+    figures = transfer.put(*arguments)
     assert {"put_blobs", "put_manifest", "present"} < figures.keys()
     assert figures["seconds"] == pytest.approx(sum(value for name, value in figures.items() if name != "seconds"))
-    assert cache_transfer.get(*arguments)["get_blobs"] > 0
+    assert transfer.get(*arguments)["get_blobs"] > 0
     with pytest.raises(RuntimeError, match="10 of 11 artifacts"):
-        cache_transfer.get(*arguments[:-1], 11)
+        transfer.get(*arguments[:-1], 11)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +364,7 @@ def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (variant,) = json.loads(output.read_text())["variants"]
     assert list(variant["runs"])[:3] == ["cold", "warm", "phases"], done.stdout
-    assert ("profile" in variant["runs"]) == (variant["first_step_ratio"] < cache_restart.GOAL)
+    assert ("profile" in variant["runs"]) == (variant["first_step_ratio"] < restart.GOAL)
     runs = variant["runs"]
     assert (runs["cold"]["hits"], runs["warm"]["misses"]) == ({}, {})
     assert sum(runs["warm"]["hits"].values()) == runs["warm"]["cache_hits"] > 0
@@ -382,5 +383,5 @@ def test_artifacts_go_between_two_nodes(tmp_path: Path) -> None:
     done = command("transfer", "--output", str(output), "--mb", "1", "--artifacts", "10", "--rounds", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     routes = {route["name"]: route for route in json.loads(output.read_text())["routes"]}
-    assert list(routes) == [route.name for routes in cache_transfer.ROUNDS for route in routes]
+    assert list(routes) == [route.name for routes in transfer.ROUNDS for route in routes]
     assert all(0 < route["median_s"] < 30 for route in routes.values())

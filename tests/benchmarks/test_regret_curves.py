@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.regret_curves import regret_figure, regret_info
+from benchmarks.search.regret_curves import regret_figure, regret_info
 
 CURVES = {
     "gain": [[(0.1, 0.5), (0.2, 0.99)], [(0.1, 0.5), (0.3, 1.0)], [(0.1, 0.9), (0.2, 1.0)]],

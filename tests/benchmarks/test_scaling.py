@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scaling import MAX_AUTOTUNE, WorkersOptions, _walls, asked, main
-from benchmarks.scaling_tables import of_sweeps, of_workers
+from benchmarks.scaling.__main__ import MAX_AUTOTUNE, WorkersOptions, _walls, asked, main
+from benchmarks.scaling.tables import of_sweeps, of_workers
 from compile_sweep.schema.ddp_settings import OptimizeDdp
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, append

@@ -279,3 +279,16 @@ EXPORTED = (
 )
 
 REPORTED = (CAPTIONING, GAIN, WORKERS)
+
+RECOMMENDED = (
+    "results/h100-resnet",
+    "results/h100-workers/segmentation/workers-2",
+    "results/h200-scaling/workers/workers-1",
+    "results/h200-workloads/decoder",
+    "results/h200-workloads/gpt2-inference-medium",
+    "results/h200-workloads/gpt2-large",
+    "results/h200-workloads/gpt2-xl",
+    "results/search/live-captioning-base-h200/gain",
+    "results/search/live-captioning-tiny-cpu/random",
+)
+"""One sweep of each kind; a fixed list, so that a sweep committed later changes no golden file but that of `table`."""

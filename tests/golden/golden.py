@@ -37,11 +37,11 @@ COMMANDS = {
     "compare": "analysis.compare",
     "export": "analysis.export",
     "picture": "analysis.picture",
+    **{f"benchmarks.{name}": f"benchmarks.{name}.__main__" for name in ("cache", "scaling", "search")},
     **{
         f"benchmarks.{name}": f"benchmarks.{name}"
         for name in (
-            "cache", "contention", "host_queue", "live_search", "regional_recipe", "scaling", "search", "source_tables",
-            "variations", "workers_on_one_gpu",
+            "contention", "host_queue", "live_search", "regional_recipe", "source_tables", "variations", "workers_on_one_gpu",
         )
     },
 }  # fmt: skip

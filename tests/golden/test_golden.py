@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command_lines import ALL, BAD_INPUT, EXPORTED, ON_CPU, ON_GPU, ONE, REPORTED, RESULTS
+from command_lines import ALL, BAD_INPUT, EXPORTED, ON_CPU, ON_GPU, ONE, RECOMMENDED, REPORTED, RESULTS
 from golden import check, normalized, run
 from page_digest import columns_of, data_of, shortened, words_of
 
@@ -37,13 +37,15 @@ def test_what_committed_records_come_to(name: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize(("name", "words", "every"), [("table", "", 1), ("recommend", "--steps 100k", 4)])
-def test_what_committed_sweeps_come_to(
-    results: Path, name: str, words: str, every: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweeps = sorted(log.parent.relative_to(results.parent) for log in results.rglob("trials.jsonl"))[::every]
-    printed = "\n".join(run(f"{name} {sweep} {words}".rstrip(), capsys) for sweep in sweeps)
-    check(f"results/{name}_of_sweeps.txt", printed)
+def test_tables_of_all_committed_sweeps(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweeps = sorted(log.parent.relative_to(results.parent) for log in results.rglob("trials.jsonl"))
+    check("results/table_of_sweeps.txt", "\n".join(run(f"table {sweep}", capsys) for sweep in sweeps))
+
+
+@pytest.mark.usefixtures("results", "no_gpu")
+def test_recommendations_of_committed_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = "\n".join(run(f"recommend {sweep} --steps 100k", capsys) for sweep in RECOMMENDED)
+    check("results/recommend_of_sweeps.txt", printed)
 
 
 @pytest.mark.usefixtures("results", "no_gpu")

@@ -310,7 +310,7 @@ def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | str:
     began = time.monotonic()
     if began >= ends_at:
         return NO_TIME
-    command = [sys.executable, "-m", "benchmarks.cache_restart", json.dumps(asdict(job))]
+    command = [sys.executable, "-m", "benchmarks.cache.restart", json.dumps(asdict(job))]
     log = Path(job.result).with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)

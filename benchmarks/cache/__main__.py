@@ -1,7 +1,7 @@
 """What sharing compile caches is worth: a job's restart, a whole sweep, and moving artifacts. See docs/results.md.
 
-Background: compiling is most of what a sweep spends its GPU hours on. Each command answers one question of that, in a room of its
-own: `cache_restart.py`, `cache_sweeps.py`, `cache_transfer.py`. Whatever is done is in the JSON at once, so a run that is
+Background: compiling is most of what a sweep spends its GPU hours on. Each command answers one question of that, in a file of
+its own: `restart.py`, `sweeps.py`, `transfer.py`. Whatever is done is in the JSON at once, so a run that is
 killed leaves what it had.
 
 Output: a table, and a JSON file.
@@ -25,7 +25,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cache_restart, cache_sweeps, cache_transfer
+from benchmarks.cache import restart, sweeps, transfer
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.base import load_workload
@@ -105,7 +105,7 @@ def _restart(options: RestartOptions) -> list[Table]:
     workload = load_workload(options.workload)(options.size, 0)
     for setting in settings:
         setting.validate_for(workload.max_length)
-    plan = cache_restart.Plan(
+    plan = restart.Plan(
         settings=settings,
         precompile=options.precompile,
         workload=options.workload,
@@ -115,16 +115,16 @@ def _restart(options: RestartOptions) -> list[Table]:
         steps=options.steps,
         budget_s=options.budget_s,
     )
-    return cache_restart.restart(options.output, plan)
+    return restart.restart(options.output, plan)
 
 
 def _sweeps(options: SweepsOptions) -> list[Table | str]:
-    return cache_sweeps.compare(options.output, options.cold, options.shared)
+    return sweeps.compare(options.output, options.cold, options.shared)
 
 
 def _transfer(options: TransferOptions) -> list[Table]:
     _check_positive(options, "mb", "artifacts", "rounds")
-    return cache_transfer.transfer(options.output, mb=options.mb, artifacts=options.artifacts, rounds=options.rounds)
+    return transfer.transfer(options.output, mb=options.mb, artifacts=options.artifacts, rounds=options.rounds)
 
 
 def _check_positive(options: RestartOptions | TransferOptions, *names: str) -> None:

@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 import analysis
-from benchmarks import scaling_tables
 from benchmarks.host_queue import only_gpus
+from benchmarks.scaling import tables
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.ddp_settings import OptimizeDdp
@@ -122,7 +122,7 @@ def workers(options: WorkersOptions) -> Table:
         at_once = max(1, num_gpus // count)
         _run(options, _folder(options, f"workers-{count}"), asked(options, count), ends_at, at_once=at_once, num_workers=count)
         found = {str(n): _records(_folder(options, f"workers-{n}")) for n in counts}
-        table, values = scaling_tables.of_workers({int(n): rows for n, rows in found.items()})
+        table, values = tables.of_workers({int(n): rows for n, rows in found.items()})
         write_json(options.output, {"environment": fingerprint().to_dict(), "workload": options.workload, **values})
     return table
 
@@ -159,7 +159,7 @@ def sweep(options: SweepOptions) -> Table:
     if options.part in ("all", "both"):
         _run(options, _folder(options, "all"), keys, ends_at, at_once=at_once)
     recorded = {name: (_records(_folder(options, name)), _walls(_folder(options, name))) for name in ("one", "all")}
-    table, values = scaling_tables.of_sweeps(recorded["one"], recorded["all"], at_once=at_once, num_settings=len(keys))
+    table, values = tables.of_sweeps(recorded["one"], recorded["all"], at_once=at_once, num_settings=len(keys))
     write_json(options.output, {"environment": fingerprint().to_dict(), "workload": options.workload, **values})
     return table
 

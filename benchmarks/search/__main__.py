@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table as Printed
 
 from analysis.picture import PictureError, draw
-from benchmarks.regret_curves import regret_figure, regret_info
+from benchmarks.search.regret_curves import regret_figure, regret_info
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError
@@ -51,7 +51,7 @@ from orchestrator.search.tables import Table, read_table
 from orchestrator.simulate import Ground, Replay, quartiles, replays
 
 PROG = "python -m benchmarks.search"
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[1] / "tables"
 ALONE = "gain alone"
 LEAST_GAINS = (0.001, 0.005, 0.0075, 0.01)
 """Thresholds of early stopping that are compared; `orchestrator/search/pruning.py` has the one in use."""
