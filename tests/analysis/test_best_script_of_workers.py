@@ -40,8 +40,15 @@ def exported(spelled: str, *, num_workers: int, device: str = "cpu") -> pd.Serie
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spelled", "num_workers"),
-    [("scope=eager,ddp.compression=fp16,ddp.gradient_as_bucket_view=on", 2), ("scope=eager", 1)],
-    ids=["wrapped as measured", "measured with one worker"],
+    [
+        pytest.param("scope=eager,ddp.compression=fp16,ddp.gradient_as_bucket_view=on", 2, id="wrapped as measured"),
+        pytest.param(
+            "scope=eager",
+            1,
+            id="measured with one worker",
+            marks=pytest.mark.nightly("two more processes; the script of two workers is run in `make test`"),
+        ),
+    ],
 )
 def test_two_workers_train_by_the_exported_settings(spelled: str, num_workers: int) -> None:
     trial = exported(spelled, num_workers=num_workers)

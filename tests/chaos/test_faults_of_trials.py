@@ -97,12 +97,13 @@ STUCK_COMPILER = TrialFault(
     how=f"a back-end that loops in C, holds the GIL and has a child process; deadline {COMPILE_DEADLINE_S} s",
     further="scope=full,dynamic=auto,backend=chaos_stuck",
 )
-SHORT = (EXCEPTION, SEGFAULT, KILLED_ONCE, STUCK_COMPILER)
-SHORT_ON_RAY = (SEGFAULT, KILLED_ONCE)
-"""One that Ray sees as a dead worker and that is final, and one that is tried again; what a worker itself reports reaches Ray as
-a result or as an exception."""
+SHORT = (KILLED_ONCE, STUCK_COMPILER)
+"""One that is tried again and one that only a deadline ends; test_local_runner.py has those that end an attempt by themselves."""
 
-TOGETHER = (*SHORT, EXITS, NO_MEMORY, ABORTS)
+SHORT_ON_RAY = (SEGFAULT,)
+"""One that Ray sees as a dead worker; what a worker itself reports reaches Ray as a result or as an exception."""
+
+TOGETHER = (EXCEPTION, SEGFAULT, *SHORT, EXITS, NO_MEMORY, ABORTS)
 
 HANGING_STEP = TrialFault(
     name="step that hangs",

@@ -27,6 +27,7 @@ from workloads.captioning import Captioning
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
+FURTHER = pytest.mark.nightly("one more combination of what others of the list have")
 SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 
@@ -39,25 +40,25 @@ def measured(workload: Workload, spelled: str) -> Measurement:
     ("spelled", "graphs"),
     [
         ("scope=eager,padding=longest,pad_multiple=4", 0),
-        ("scope=full", 1),
+        pytest.param("scope=full", 1, marks=FURTHER),
         ("scope=full,dynamic=mark,pad_multiple=4", 1),
         ("scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager", 2),
-        ("scope=full,dynamic=buckets,bucket_size=8,backend=aot_eager", 2),
-        ("scope=modular", 2),
-        ("scope=modular,dynamic=mark,pad_multiple=4,backend=aot_eager", 2),
+        pytest.param("scope=full,dynamic=buckets,bucket_size=8,backend=aot_eager", 2, marks=FURTHER),
+        pytest.param("scope=modular", 2, marks=FURTHER),
+        pytest.param("scope=modular,dynamic=mark,pad_multiple=4,backend=aot_eager", 2, marks=FURTHER),
         ("scope=regional", 1),
         ("scope=regional,dynamic=mark,pad_multiple=4,backend=aot_eager", 1),
         ("scope=eager,optimizer=fused", 0),
         ("scope=full,fullgraph=on,backend=aot_eager", 1),
         ("scope=full,backend=eager,dynamic=true,pad_multiple=4", 1),
         ("scope=full,dynamic=mark,dynamic_min=8,dynamic_max=16,pad_multiple=4,backend=aot_eager", 1),
-        ("scope=full,dynamic=mark,dynamic_min=8,pad_multiple=4,backend=aot_eager", 1),
-        ("scope=full,dynamic=mark,dynamic_max=16,pad_multiple=4,backend=aot_eager", 1),
+        pytest.param("scope=full,dynamic=mark,dynamic_min=8,pad_multiple=4,backend=aot_eager", 1, marks=FURTHER),
+        pytest.param("scope=full,dynamic=mark,dynamic_max=16,pad_multiple=4,backend=aot_eager", 1, marks=FURTHER),
         ("scope=full,dynamic=buckets,buckets=4/10/16,group_window=2,backend=aot_eager", 3),
         ("scope=full,inductor.epilogue_fusion=off,shape_padding=off,matmul_precision=high", 1),
         ("scope=full,autocast=bf16", 1),
-        ("scope=full,autocast=fp16,backend=aot_eager", 1),
-        ("scope=modular,parts.loss.compile=off", 1),
+        pytest.param("scope=full,autocast=fp16,backend=aot_eager", 1, marks=FURTHER),
+        pytest.param("scope=modular,parts.loss.compile=off", 1, marks=FURTHER),
         ("scope=modular,dynamic=mark,pad_multiple=4,parts.body.mode=max-autotune-no-cudagraphs", 2),
         ("scope=full,static_gradients=on,backend=aot_eager", 1),
         ("scope=eager,optimizer=foreach_map", 1),
@@ -73,7 +74,7 @@ def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled:
     assert judge_measurement(steady, claims_cudagraphs=False).status is Status.OK
 
 
-@pytest.mark.parametrize(("dynamic", "graphs"), [("mark", 1), ("auto", 2), ("true", 1)])
+@pytest.mark.parametrize(("dynamic", "graphs"), [("mark", 1), ("auto", 2), pytest.param("true", 1, marks=FURTHER)])
 def test_lengths_that_are_not_rounded_begin_at_two_where_sizes_may_change(dynamic: str, graphs: int) -> None:
     settings = CompileSettings.parse(f"scope=full,dynamic={dynamic},pad_multiple=1,backend=aot_eager")
     policy = settings.shape_policy(16)
@@ -91,17 +92,17 @@ def test_eager_steps_take_a_length_of_one_as_it_is() -> None:
 
 @pytest.mark.nightly("compiles a graph for each of 16 lengths; test_source.py shows the raised limit in the source")
 def test_more_buckets_than_torchs_limit_run_once_the_limit_is_raised_knowingly() -> None:
-    found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=1,recompile_limit=16")
+    found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=1,recompile_limit=16,backend=aot_eager")
     assert found.graphs == 16
     assert found.recompile_limit_hits == []
 
 
 def test_fullgraph_makes_a_graph_break_an_error() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        measured(BreaksItsGraph("only", 0), "scope=full,fullgraph=on")
+        measured(BreaksItsGraph("only", 0), "scope=full,fullgraph=on,backend=aot_eager")
 
 
-@pytest.mark.parametrize("attention", ["eager", "unmasked"])
+@pytest.mark.parametrize("attention", [pytest.param("eager", marks=FURTHER), "unmasked"])
 def test_captioning_changes_its_attention(attention: str) -> None:
     found = measured(Captioning("tiny", 0), f"scope=regional,backend=aot_eager,attention={attention}")
     assert found.numerics["status"] == "ok", found.numerics
@@ -192,7 +193,7 @@ def test_an_optimizers_update_is_a_cuda_graph(optimizer: str) -> None:
 
 
 def test_regional_captioning_compiles_each_kind_of_block_once_for_all_depths_and_lengths() -> None:
-    found = measured(Captioning("tiny", 0), "scope=regional,dynamic=mark")
+    found = measured(Captioning("tiny", 0), "scope=regional,dynamic=mark,backend=aot_eager")
     assert found.graphs == 2  # the encoder's block and the decoder's
     assert found.recompile_reasons == []
     assert found.numerics["status"] == "ok", found.numerics
@@ -205,18 +206,20 @@ def test_full_captioning_is_one_graph_without_breaks() -> None:
 
 
 def test_a_compiled_nan_is_labelled_and_infeasible() -> None:
-    verdict = judge_measurement(measured(NanWhenCompiled("only", 0), "scope=full").to_dict(), claims_cudagraphs=False)
+    nan = measured(NanWhenCompiled("only", 0), "scope=full,backend=aot_eager")
+    verdict = judge_measurement(nan.to_dict(), claims_cudagraphs=False)
     assert (verdict.status, verdict.label) == (Status.INFEASIBLE, Label.NAN)
 
 
 def test_a_silently_wrong_loss_is_labelled_and_infeasible() -> None:
-    verdict = judge_measurement(measured(WrongWhenCompiled("only", 0), "scope=full").to_dict(), claims_cudagraphs=False)
+    wrong = measured(WrongWhenCompiled("only", 0), "scope=full,backend=aot_eager")
+    verdict = judge_measurement(wrong.to_dict(), claims_cudagraphs=False)
     assert (verdict.status, verdict.label) == (Status.INFEASIBLE, Label.DIVERGES)
 
 
 def test_a_hit_recompile_limit_is_noticed_and_infeasible() -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
-        found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=4")
+        found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=4,backend=aot_eager")
     verdict = judge_measurement(found.to_dict(), claims_cudagraphs=False)
     assert (verdict.status, verdict.label) == (Status.INFEASIBLE, Label.RECOMPILE_LIMIT)
     assert verdict.reason is not None
@@ -224,7 +227,7 @@ def test_a_hit_recompile_limit_is_noticed_and_infeasible() -> None:
 
 
 def test_a_graph_break_is_counted_with_its_reason_and_no_path_of_this_machine() -> None:
-    found = measured(BreaksItsGraph("only", 0), "scope=full")
+    found = measured(BreaksItsGraph("only", 0), "scope=full,backend=aot_eager")
     assert found.graphs == 2
     assert len(found.graph_break_reasons) == 1
     assert "faulty_workloads.py" in found.graph_break_reasons[0]

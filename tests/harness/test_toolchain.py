@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,53 +10,55 @@ from pathlib import Path
 import pytest
 
 WARMS = """
-import subprocess, sys, time
+import json, os, subprocess, sys, time
 import compile_sweep.harness.toolchain as toolchain
 
-folder, code = sys.argv[1], int(sys.argv[2])
-
-def compiles(*words, **options):
-    print("compiles", flush=True)
-    time.sleep(0.5)
-    return subprocess.CompletedProcess(words, code)
-
+folder, rounds = sys.argv[1], json.loads(sys.argv[2])
 toolchain.default_cache_dir = lambda: folder
-toolchain.subprocess = type("Nothing", (), {"run": staticmethod(compiles)})
-print("ready", flush=True)
-sys.stdin.readline()
-toolchain.warm_cpp_headers()
+
+def compiled(code, start):
+    def compiles(*words, **options):
+        os.write(1, b"compiles ")
+        time.sleep(0.5)
+        return subprocess.CompletedProcess(words, code)
+
+    toolchain.subprocess = type("Nothing", (), {"run": staticmethod(compiles)})
+    os.read(start, 1)
+    toolchain.warm_cpp_headers()
+
+for codes in rounds:
+    start, begin = os.pipe()
+    children = []
+    for code in codes:
+        if (child := os.fork()) == 0:
+            try:
+                compiled(code, start)
+            finally:
+                os._exit(int(sys.exc_info()[0] is not None))
+        children.append(child)
+    os.write(begin, b"x" * len(codes))
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(codes)
+    os.write(1, b"| ")
 """
 
 
-def begun(folder: Path, code: int = 0) -> subprocess.Popen[str]:
-    """A process that is about to make the headers; its compile takes half a second and ends with the code."""
-    words = [sys.executable, "-c", WARMS, str(folder), str(code)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def compiles_of(folder: Path, *rounds: list[int]) -> list[int]:
+    """How many processes of each round made the headers.
 
-
-def compiles_of(*processes: subprocess.Popen[str]) -> list[str]:
-    """What each printed, once all are ready and go on together."""
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    said = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes)
-    return said
+    Args:
+        folder: Where the headers are.
+        rounds: Of the processes that begin together, the exit code that the compile of each would have.
+    """
+    command = [sys.executable, "-c", WARMS, str(folder), json.dumps(rounds)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return [one.count("compiles") for one in said.split("|")[:-1]]
 
 
 @pytest.mark.slow
 def test_of_processes_that_begin_together_one_makes_the_headers(tmp_path: Path) -> None:
-    said = compiles_of(*(begun(tmp_path) for _ in range(3)))
-    assert sorted(said) == ["", "", "compiles\n"]
-    assert compiles_of(begun(tmp_path)) == [""]
+    assert compiles_of(tmp_path / "whole", [0, 0, 0], [0]) == [1, 0]
 
 
 @pytest.mark.slow
 def test_headers_that_could_not_be_made_are_tried_again(tmp_path: Path) -> None:
-    for code in (1, -9, 0):
-        assert compiles_of(begun(tmp_path, code)) == ["compiles\n"]
-    assert compiles_of(begun(tmp_path)) == [""]
+    assert compiles_of(tmp_path, [1], [-9], [0], [0]) == [1, 1, 1, 0]

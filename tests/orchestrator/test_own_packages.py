@@ -95,8 +95,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Pat
 
 
 @pytest.mark.slow
-@pytest.mark.ray
-def test_an_installed_wheel_works_in_a_repository_with_packages_of_the_same_names(theirs: Path, installed: Path) -> None:
+@pytest.mark.parametrize(
+    "runner",
+    [
+        "local",
+        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.nightly("with Ray, too; without, the same wheel runs the same")]),
+    ],
+)
+def test_an_installed_wheel_works_in_a_repository_with_packages_of_the_same_names(
+    theirs: Path, installed: Path, runner: str
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NO_COLOR": "1"}
 
     def command(program: str, *words: str) -> str:
@@ -108,8 +116,8 @@ def test_an_installed_wheel_works_in_a_repository_with_packages_of_the_same_name
 
     settings = ["--settings", "scope=eager", "scope=full,backend=aot_eager"]
     swept = command(
-        "compile-sweep", "sweep", "--workload", "workloads.mine:Mine", *settings, "--no-warm-start", "--no-confirm",
-        "--cache", "none", "--output", "swept",
+        "compile-sweep", "sweep", "--runner", runner, "--workload", "workloads.mine:Mine", *settings, "--no-warm-start",
+        "--no-confirm", "--cache", "none", "--output", "swept",
     )  # fmt: skip
     assert "trials: 2 ok" in swept
     report = theirs / "swept" / "report.html"

@@ -35,6 +35,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=2, visits=1, min_passes=1, max_passes=1, cpu_window_s=0.0, eager_batches=0)
 
+FURTHER = pytest.mark.nightly("the same workload otherwise; once each is compiled in `make test`")
+
 OWN = sorted(set(BUILT_IN) - {"captioning"})
 
 
@@ -51,15 +53,15 @@ def first_inputs(workload: Workload) -> dict[str, torch.Tensor]:
     ("name", "spelled"),
     [
         ("layers", "scope=regional"),
-        ("layers-inference", "scope=full,workload.grad_mode=no_grad"),
+        pytest.param("layers-inference", "scope=full,workload.grad_mode=no_grad", marks=FURTHER),
         ("gpt2", "scope=regional,workload.batch_size=3"),
         ("gpt2-inference", "scope=full,dynamic=mark,pad_multiple=16,workload.weights=bf16"),
-        ("gpt2-inference", "scope=full,workload.weights=frozen,autocast=bf16"),
+        pytest.param("gpt2-inference", "scope=full,workload.weights=frozen,autocast=bf16", marks=FURTHER),
         ("decoder", "scope=modular"),
-        ("decoder", "scope=full"),
+        pytest.param("decoder", "scope=full", marks=FURTHER),
         ("segmentation", "scope=full,workload.ema=on"),
         ("detection", "scope=full"),
-        ("detection", "scope=full,workload.matching=greedy"),
+        pytest.param("detection", "scope=full,workload.matching=greedy", marks=FURTHER),
     ],
 )
 def test_compiled_it_is_one_graph_a_piece_and_right(name: str, spelled: str) -> None:

@@ -74,7 +74,14 @@ def test_nothing_speaks_against_a_sound_workload(spelled: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scope", ["full", "regional", "modular"])
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "regional",
+        pytest.param("full", marks=pytest.mark.nightly("test_apply.py compiles captioning as one graph, too")),
+        pytest.param("modular", marks=pytest.mark.nightly("as regional, of which `make test` shows it")),
+    ],
+)
 def test_blocks_of_a_library_that_wraps_their_forwards_are_seen_to_be_compiled(scope: str) -> None:
     found = watched(Captioning("tiny", 0), f"scope={scope},{QUICK}")
     assert (found.fallbacks, found.graph_break_reasons) == ([], [])
@@ -298,7 +305,14 @@ print(len(found.graph_break_reasons), len(found.recompile_reasons), found.graphs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("logs", ["", "perf_hints", "+dynamo,recompiles_verbose"])
+@pytest.mark.parametrize(
+    "logs",
+    [
+        pytest.param("", marks=pytest.mark.nightly("every other test of the file has it so")),
+        pytest.param("perf_hints", marks=pytest.mark.nightly("a process of its own; one with more logs runs in `make test`")),
+        "+dynamo,recompiles_verbose,perf_hints",
+    ],
+)
 def test_findings_do_not_depend_on_what_torch_is_told_to_log(logs: str, repository: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(repository), "TORCH_LOGS": logs}
     if not logs:

@@ -28,7 +28,8 @@ import json, os, torch
 from torch._dynamo.utils import counters
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
 torch.manual_seed(0)
-torch.compile(model)(torch.randn(4, 8)).sum().backward()
+with torch.no_grad():
+    torch.compile(model)(torch.randn(4, 8))
 print(json.dumps({**counters["inductor"], **counters["aot_autograd"]}))
 """
 
@@ -103,6 +104,7 @@ def compiled(folder: Path, url: str, program: str = COMPILES) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.nightly("two processes that compile; with signatures, as a sweep has it, `make test` shows the same")
 @pytest.mark.slow
 def test_a_process_finds_in_redis_what_another_compiled(redis_url: str, tmp_path: Path) -> None:
     first = compiled(tmp_path / "1", redis_url)
@@ -139,6 +141,7 @@ def test_what_somebody_puts_on_the_server_is_never_unpickled(
     assert mark.exists(), "torch by itself does unpickle it, so this test tests something"
 
 
+@pytest.mark.nightly("a process that compiles; test_nothing_leaks.py sweeps with a server that is not there")
 @pytest.mark.slow
 def test_a_server_that_is_not_there_costs_no_compile(tmp_path: Path) -> None:
     counts = compiled(tmp_path, f"redis://127.0.0.1:{free_port()}")
