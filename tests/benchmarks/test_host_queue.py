@@ -19,8 +19,6 @@ from compile_sweep.contract.base import load_workload
 from orchestrator.config import AUTO, SweepCommand
 from orchestrator.plan.recipes import find_recipe
 
-pytestmark = pytest.mark.alone
-
 SHOW_CORES = 'import os; print("cores", sorted(os.sched_getaffinity(0)))'
 
 
@@ -148,4 +146,5 @@ def test_the_projects_own_list_asks_for_what_there_is(repository: Path, tmp_path
             if config.recipe is not None:
                 find_recipe(config.recipe)
         else:
-            assert (repository / f"{module.replace('.', '/')}.py").exists() or module == "pytest", module
+            path = repository / module.replace(".", "/")
+            assert module == "pytest" or path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module

@@ -19,9 +19,8 @@ from compile_sweep.harness.measurement import Measurement, Protocol
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
-pytestmark = pytest.mark.alone
-
 CPU = torch.device("cpu")
+OTHERS = pytest.mark.nightly("compiles cold up to three times; another setting does so in `make test`")
 
 
 @pytest.fixture
@@ -135,8 +134,13 @@ def test_spans_that_cpus_never_see_have_their_phase(now: list[float], span: str,
 
 @pytest.mark.parametrize(
     ("spelled", "graphs"),
-    [("scope=full", 1), ("scope=regional,dynamic=auto,pad_multiple=4", 2), ("scope=eager,optimizer=compiled", 1)],
+    [
+        pytest.param("scope=full", 1, marks=OTHERS),
+        ("scope=regional,dynamic=auto,pad_multiple=4", 2),
+        pytest.param("scope=eager,optimizer=compiled", 1, marks=OTHERS),
+    ],
 )
+@pytest.mark.alone
 @pytest.mark.slow
 def test_at_least_nine_tenths_of_a_real_compile_have_a_name(spelled: str, graphs: int, tmp_path: Path) -> None:
     for attempt in range(3):

@@ -50,7 +50,9 @@ def test_wrong_numbers_a_recompile_limit_and_a_silent_fallback_are_no_winners_an
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "sweep"
-    records = swept(output, "--workload", "faulty_workloads:Deceptive", "--settings", SOUND, JUMPS, *FAULTS.values())
+    records = swept(
+        output, "--workload", "faulty_workloads:Deceptive", "--cache", "none", "--settings", SOUND, JUMPS, *FAULTS.values()
+    )
     sound, jumps, *faulty = records
     by_label = {record["label"]: record for record in faulty}
     assert set(by_label) == set(FAULTS), [(record["settings_key"], record["label"], record["reason"]) for record in records]

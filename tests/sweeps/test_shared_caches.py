@@ -14,16 +14,17 @@ from samples import REPOSITORY, TESTS
 
 import analysis
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.alone]  # it compares how long compiles took
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # it compares how long compiles took
 
 SETTINGS = ("scope=eager", "scope=full")
 
 
 def sweep(output: Path, *words: str) -> str:
     """What a sweep of the toy that pays printed."""
-    command = [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--workload", "toy_workloads:Paying"]
+    command = [sys.executable, "-m", "orchestrator.sweep", "--output", str(output)]
+    command += [] if "--resume" in words else ["--workload", "toy_workloads:Paying", "--settings", *SETTINGS]
     done = subprocess.run(
-        [*command, "--settings", *SETTINGS, *words],
+        [*command, *words],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COMPILE_SWEEP_CACHE_KEY": "ab" * 32},
         capture_output=True,
@@ -44,8 +45,18 @@ def front(output: Path) -> list[str]:
     return list(analysis.expected_front(analysis.load(output))["settings_key"])
 
 
-def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(tmp_path: Path) -> None:
-    printed = sweep(tmp_path / "cold")
+@pytest.mark.parametrize(
+    "runner",
+    [
+        "local",
+        pytest.param(
+            "ray",
+            marks=[pytest.mark.ray, pytest.mark.nightly("with Ray, too; test_cluster_memory.py shares what is compiled on Ray")],
+        ),
+    ],
+)
+def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(runner: str, tmp_path: Path) -> None:
+    printed = sweep(tmp_path / "cold", "--runner", runner)
     eager, full = records_of(tmp_path / "cold")
     assert [(r["status"], r["caches"]) for r in (eager, full)] == [("ok", "cold")] * 2, (eager, full)
     assert (eager["cache_made"], eager["cache_misses"]) == (None, None)
@@ -63,7 +74,7 @@ def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(tmp_pa
     assert "starting 1 member of the front in a fresh process each, from its own artifacts: full, default" in printed
     assert "warm start: full, default, static" in printed
 
-    printed = sweep(tmp_path / "shared", "--caches", "shared", "--no-warm-start")
+    printed = sweep(tmp_path / "shared", "--runner", runner, "--caches", "shared", "--no-warm-start")
     eager, warm = records_of(tmp_path / "shared")
     assert [(r["status"], r["caches"]) for r in (eager, warm)] == [("ok", "cold"), ("ok", "warm")], (eager, warm)
     assert warm["cache_restored"] == full["cache_made"]

@@ -16,8 +16,6 @@ from samples import REPOSITORY
 
 from orchestrator.guard.cores import CpuLocation, cpu_share, hold_slot, split_cpus
 
-pytestmark = pytest.mark.alone
-
 HOLDER = """
 import sys, time
 from pathlib import Path

@@ -14,8 +14,6 @@ from samples import REPOSITORY
 from orchestrator.guard import cpu_pressure as module
 from orchestrator.guard.cpu_pressure import CONTENDED_ABOVE, PressureGauge, interval_pressure, is_contended
 
-pytestmark = pytest.mark.alone
-
 FIGHT = """
 import os, subprocess, sys, time
 from orchestrator.guard.cpu_pressure import PressureGauge
@@ -60,6 +58,7 @@ def test_children_that_fight_for_a_core_are_seen_from_their_parent() -> None:
     assert 0.5 < float(printed) <= 1.0
 
 
+@pytest.mark.alone
 def test_a_process_that_sleeps_waits_for_no_core() -> None:
     gauge = PressureGauge(cores=1)
     gauge.start()
@@ -78,6 +77,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.alone
 def test_the_hosts_pressure_is_taken_where_threads_are_not_accounted_for(proc: Path) -> None:
     (proc / "pressure").mkdir()
     text = "some avg10=0.00 avg60=0.29 avg300=1.23 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"

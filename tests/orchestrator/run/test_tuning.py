@@ -109,7 +109,6 @@ def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     return write_record
 
 
-@pytest.mark.alone
 @pytest.mark.ray
 @pytest.mark.slow
 def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:
