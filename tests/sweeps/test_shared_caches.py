@@ -56,6 +56,35 @@ def front(output: Path) -> list[str]:
     ],
 )
 def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(runner: str, tmp_path: Path) -> None:
+    cold_and_shared(tmp_path, runner)
+
+
+@pytest.mark.nightly("goes on from two sweeps with a third; test_stages.py decides what is measured again, cold")
+@pytest.mark.parametrize("runner", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_what_was_measured_warm_is_measured_again_cold_if_it_is_on_the_front(runner: str, tmp_path: Path) -> None:
+    full, warm = cold_and_shared(tmp_path, runner)
+    printed = sweep(tmp_path / "shared", "--caches", "auto", "--resume")
+    _, _, cold = records_of(tmp_path / "shared")
+    assert (cold["status"], cold["caches"], cold["settings_key"]) == ("ok", "cold", full["settings_key"])
+    assert cold["compile_s"] > warm["compile_s"]
+    assert cold["cache_hits"] == 0
+    assert "measuring 1 member of the front again, cold" in printed
+    frame = analysis.load(tmp_path / "shared")
+    assert list(analysis.pareto_front(frame)["settings_key"]) == front(tmp_path / "cold")
+    best = analysis.summary(frame).best
+    assert best is not None
+    assert best.trial["compile_s"] == pytest.approx(cold["compile_s"])
+    (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")  # which was put off
+    assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"])
+    assert "warm start s" in printed
+
+    sweep(tmp_path / "shared", "--caches", "auto", "--resume")
+    assert len(records_of(tmp_path / "shared")) == 3  # nothing is left
+    assert records_of(tmp_path / "shared", "warm_starts.jsonl") == [start]
+
+
+def cold_and_shared(tmp_path: Path, runner: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sweeps into `cold`, then into `shared`; returns the compiled setting's record of each."""
     printed = sweep(tmp_path / "cold", "--runner", runner)
     eager, full = records_of(tmp_path / "cold")
     assert [(r["status"], r["caches"]) for r in (eager, full)] == [("ok", "cold")] * 2, (eager, full)
@@ -90,22 +119,4 @@ def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(runner
     assert front(tmp_path / "shared") == front(tmp_path / "cold") == [eager["settings_key"], full["settings_key"]]
     known = analysis.pareto_front(analysis.load(tmp_path / "shared"))
     assert list(known["settings_key"]) == [eager["settings_key"]]  # an estimate is not among cold figures
-
-    printed = sweep(tmp_path / "shared", "--caches", "auto", "--resume")
-    _, _, cold = records_of(tmp_path / "shared")
-    assert (cold["status"], cold["caches"], cold["settings_key"]) == ("ok", "cold", full["settings_key"])
-    assert cold["compile_s"] > warm["compile_s"]
-    assert cold["cache_hits"] == 0
-    assert "measuring 1 member of the front again, cold" in printed
-    frame = analysis.load(tmp_path / "shared")
-    assert list(analysis.pareto_front(frame)["settings_key"]) == front(tmp_path / "cold")
-    best = analysis.summary(frame).best
-    assert best is not None
-    assert best.trial["compile_s"] == pytest.approx(cold["compile_s"])
-    (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")  # which was put off
-    assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"])
-    assert "warm start s" in printed
-
-    sweep(tmp_path / "shared", "--caches", "auto", "--resume")
-    assert len(records_of(tmp_path / "shared")) == 3  # nothing is left
-    assert records_of(tmp_path / "shared", "warm_starts.jsonl") == [start]
+    return full, warm
