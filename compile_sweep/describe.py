@@ -105,8 +105,9 @@ def answer(question: Mapping[str, Any]) -> Any:
 
     Args:
         question: `ask`, one of `facts`, `foreach_map_refusal`, `model`, `padding`, `source`, `list`, `inductor_options`,
-            `backends` and `ddp_arguments`. The first five are about a workload: `workload`, `size` (None for the first with a
-            GPU and the last without), `seed` and `has_gpu`. `source` also takes `settings`, a key, `device` and `num_workers`.
+            `config_options` of a `module`, `backends` and `ddp_arguments`. The first five are about a workload: `workload`,
+            `size` (None for the first with a GPU and the last without), `seed` and `has_gpu`. `source` also takes `settings`, a
+            key, `device` and `num_workers`.
 
     Raises:
         WorkloadError: no such workload, or its own code failed.
@@ -119,6 +120,8 @@ def answer(question: Mapping[str, Any]) -> Any:
             return [[name, *_listed(name)] for name in sorted(named_workloads())]
         case "inductor_options":
             return LoadedTorch().inductor_options()
+        case "config_options":
+            return LoadedTorch().config_options(question["module"])
         case "backends":
             return list(LoadedTorch().backends())
         case "ddp_arguments":

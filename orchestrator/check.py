@@ -133,7 +133,7 @@ def _to_try(options: Options, target: Target, *, has_regions: bool) -> list[Comp
     candidates: list[dict[str, Any]] = []
     for scope in options.scopes:
         compiled = scope is not Scope.EAGER
-        if scope is Scope.REGIONAL and not has_regions:
+        if scope in (Scope.REGIONAL, Scope.NESTED) and not has_regions:
             continue
         dynamic = {"dynamic": "mark"} if compiled and target.max_length > 8 else {}
         candidates.append({"scope": scope, **dynamic, **({"backend": options.backend} if compiled and options.backend else {})})

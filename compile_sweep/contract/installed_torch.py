@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Protocol, get_origin
 
 from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import Scalar, format_value, suggest
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.setting_text import Value, format_value, suggest
+from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 
 ANY = "any"
 """Stands for the type of an option whose values torch does not check."""
@@ -21,6 +22,9 @@ class InstalledTorch(Protocol):
 
     def inductor_options(self) -> Mapping[str, str]:
         """Returns Inductor's options with the names of their types; `ANY` where torch checks none."""
+
+    def config_options(self, module: str) -> Mapping[str, str]:
+        """Returns the settings of one of torch's configuration modules, such as `torch._dynamo.config`, as `inductor_options`."""
 
     def backends(self) -> Sequence[str]:
         """Returns the back-ends of `torch.compile`."""
@@ -39,6 +43,12 @@ class LoadedTorch:
 
         types: dict[str, Any] = {name: config.get_type(name) for name in torch._inductor.list_options()}  # type: ignore[attr-defined]
         return {name: _type_name(kind) for name, kind in types.items()}
+
+    def config_options(self, module: str) -> Mapping[str, str]:
+        """Returns the settings of one of torch's configuration modules, such as `torch._dynamo.config`, as `inductor_options`."""
+        config: Any = import_module(module)
+        names = [name for name in config._config if not name.startswith("_") and name != "TYPE_CHECKING"]
+        return {name: _type_name(config.get_type(name)) for name in names}
 
     def backends(self) -> Sequence[str]:
         """Returns the back-ends of `torch.compile`."""
@@ -70,8 +80,16 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
     known = installed.inductor_options() if settings.options else {}
     for name, value in settings.options or ():
         if name not in known:
-            raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, list(known))}")
-        _refuse_other_type(name, value, known[name])
+            every = "torch._inductor.list_options() names them"
+            raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, list(known), every)}")
+        _refuse_other_type(f"inductor.{name}", value, known[name])
+    for field, module in CONFIG_MODULES.items():
+        known = installed.config_options(module) if getattr(settings, field) else {}
+        for name, value in getattr(settings, field) or ():
+            if name not in known:
+                every = f"{module} has them"
+                raise SettingsError(f"{module} has no setting {name!r}; {_nearest_of_many(name, list(known), every)}")
+            _refuse_other_type(f"{field}.{name}", value, known[name])
     backends = installed.backends() if settings.backend else ()
     if settings.backend and settings.backend not in backends:
         raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {suggest(settings.backend, backends)}")
@@ -92,17 +110,18 @@ _WRITTEN = {
     "int": (int, "use a whole number"),
     "float": (float, "use a number with a point, such as 1.0"),
     "str": (str, "use text that is no number and no switch"),
+    "tuple": (tuple, "use a list such as 16/32"),
 }
 """Types of options whose values a setting can write, with how a person writes one."""
 
 
-def _refuse_other_type(name: str, value: Scalar, wanted: str) -> None:
+def _refuse_other_type(name: str, value: Value, wanted: str) -> None:
     """Refuses a value that `torch.compile` would refuse, which it does in the middle of a trial."""
     kind, able = _WRITTEN.get(wanted, (None, f"leave it out: a setting spells no {wanted}"))
     if wanted != ANY and (kind is None or not isinstance(value, kind)):
-        raise SettingsError(f"inductor.{name}={format_value(value)} is none of what Inductor takes there; {able}")
+        raise SettingsError(f"{name}={format_value(value)} is not a value that torch takes there; {able}")
 
 
-def _nearest_of_many(name: str, known: list[str]) -> str:
+def _nearest_of_many(name: str, known: list[str], every: str) -> str:
     hint = suggest(name, known)
-    return hint if hint.startswith("did you mean") else "torch._inductor.list_options() names them"
+    return hint if hint.startswith("did you mean") else every

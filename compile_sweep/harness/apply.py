@@ -12,8 +12,9 @@ import hashlib
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -148,6 +149,7 @@ def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimiz
         undo.enter_context(preserve_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
         undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
+        undo.enter_context(config_put_back(settings.config))
         undo.enter_context(reducing_put_back())
         undo.callback(_put_back, model, optimizer)
         with reducing_as_usual() if settings.scope is Scope.EAGER else nullcontext():
@@ -198,6 +200,17 @@ def _called_where_it_runs(
             return compile_model(model)
 
     return called
+
+
+@contextmanager
+def config_put_back(names: Iterable[str]) -> Iterator[None]:
+    """Puts back process-wide settings of torch, by their full names, when the block ends."""
+    with ExitStack() as undo:
+        for name in names:
+            module, _, setting = name.rpartition(".")
+            config: Any = import_module(module)
+            undo.enter_context(config.patch({setting: getattr(config, setting)}))
+        yield
 
 
 @contextmanager

@@ -35,14 +35,29 @@ def modules_of_scope(scope: Scope, workload: Workload, model: nn.Module) -> Sequ
     """
     if scope is Scope.EAGER:
         return []
-    if scope is Scope.FULL:
+    if scope in (Scope.FULL, Scope.NESTED):
         return [""]
     if scope is Scope.MODULAR:
         return workload.parts()
+    return _blocks(f"scope={scope}", "use scope=full", workload, model)
+
+
+def _blocks(setting: str, instead: str, workload: Workload, model: nn.Module) -> Sequence[str]:
     blocks = workload.regions(unwrap_ddp(model))
     if not blocks:
-        raise SettingsError(f"scope=regional: the model of {type(workload).__name__} has no repeated blocks; use scope=full")
+        raise SettingsError(f"{setting}: the model of {type(workload).__name__} has no repeated blocks; {instead}")
     return blocks
+
+
+def blocks_of(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
+    """Dotted names of the repeated blocks to which the settings do something other than compile each apart.
+
+    Raises:
+        SettingsError: the model has none.
+    """
+    if settings.activation_checkpointing is not None:
+        return _blocks(f"activation_checkpointing={settings.activation_checkpointing}", "leave it out", workload, model)
+    return _blocks("scope=nested", "use scope=full", workload, model) if settings.scope is Scope.NESTED else ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -118,6 +133,7 @@ class Prepared:
             average_decay=workload.average_decay if workload.trains else None,
             num_workers=self.num_workers,
             process_statements=tuple(workload.process_statements()),
+            blocks=tuple(blocks_of(self.settings, workload, model)),
         )
 
     def source(self, model: nn.Module) -> str:

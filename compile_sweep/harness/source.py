@@ -67,6 +67,8 @@ class Facts:
     """That train together."""
     process_statements: Sequence[str] = ()
     """The workload's own process-wide settings."""
+    blocks: Sequence[str] = ()
+    """Repeated blocks by dotted name, where something is done to each that is not compiling it apart."""
 
     @property
     def reduces(self) -> bool:
@@ -112,10 +114,13 @@ def _imports(code: str) -> Iterator[str]:
         yield "from typing import Any"
     yield ""
     yield "import torch"
-    if "torch._inductor.config." in code:
-        yield "import torch._inductor.config"
+    for module in ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config", "torch.compiler.config"):
+        if f"{module}." in code:
+            yield f"import {module}"
     if "mark_dynamic" in code:
         yield "from torch._dynamo import mark_dynamic"
+    if "checkpoint(" in code:
+        yield "from torch.utils.checkpoint import checkpoint"
     if "foreach_map(" in code:
         yield "from torch._higher_order_ops.foreach_map import foreach_map"
     if "list_mode_options" in code:
@@ -135,6 +140,7 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield from facts.process_statements
     if settings.recompile_limit is not None:
         yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
+    yield from (f"{name} = {_quoted(value)}" for name, value in settings.config.items())
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
     if facts.reduces:
@@ -163,7 +169,9 @@ def _constants(settings: CompileSettings, facts: Facts) -> Iterator[str]:
             )
         else:
             yield f"BLOCKS = {_names(list(facts.targets))}"
-    elif settings.scope is Scope.FULL and settings.marks:
+    elif facts.blocks:
+        yield f"BLOCKS = {_names(facts.blocks)}"
+    if settings.compiles_whole and settings.marks:
         yield f'DIMS = {_dictionary(facts.targets[""])}\n"""Dimensions of the model\'s inputs that change from batch to batch."""'
 
 
@@ -207,11 +215,18 @@ def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 def _compile_model(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "def compile_model(model: torch.nn.Module) -> Any:"
     yield '    """Compiles the model, or modules inside it, and returns what to call in its place."""'
-    if facts.attention or settings.scope in (Scope.REGIONAL, Scope.MODULAR):
+    if facts.attention or facts.blocks or settings.scope in (Scope.REGIONAL, Scope.MODULAR):
         yield "    inner = model.module if isinstance(model, DistributedDataParallel) else model"
     if facts.attention:
         yield f"    {facts.attention}"
-    if settings.scope is Scope.FULL:
+    if facts.blocks:
+        yield "    for name in BLOCKS:"
+        yield "        module = inner.get_submodule(name)"
+        if settings.activation_checkpointing is not None:
+            yield "        module.forward = MethodType(checkpointed, module)"
+        if settings.scope is Scope.NESTED:
+            yield "        module.forward = nested(module)"
+    if settings.compiles_whole:
         yield f"    return torch.compile(model{_arguments(settings, facts)})"
         return
     if settings.scope is Scope.REGIONAL:
@@ -277,7 +292,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "    def step(inputs: dict[str, Any], before_update: Callable[[], None] | None = None) -> torch.Tensor:"
     if settings.memory_format is not None:
         yield f"        inputs = in_memory_format(inputs, torch.{settings.memory_format}, ndim={settings.memory_format.ndim})"
-    if settings.scope is Scope.FULL and settings.marks:
+    if settings.compiles_whole and settings.marks:
         yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
         yield "        torch.compiler.cudagraph_mark_step_begin()"
@@ -311,7 +326,7 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "    def step(inputs: dict[str, Any]) -> Any:"
     if settings.memory_format is not None:
         yield f"        inputs = in_memory_format(inputs, torch.{settings.memory_format}, ndim={settings.memory_format.ndim})"
-    if settings.scope is Scope.FULL and settings.marks:
+    if settings.compiles_whole and settings.marks:
         yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
         yield "        torch.compiler.cudagraph_mark_step_begin()"

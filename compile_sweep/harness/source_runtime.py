@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo import mark_dynamic
 from torch._higher_order_ops.foreach_map import foreach_map
+from torch.utils.checkpoint import checkpoint
 
 
 def with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +34,29 @@ def with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 OWN_CODE: dict[Any, Any] = {}
+
+
+def checkpointed(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a module's class; what it computes is not kept for the backward pass, which computes it again."""
+    return checkpoint(type(module).forward, module, *args, use_reentrant=False, **kwargs)
+
+
+def nested(module: torch.nn.Module) -> Callable[..., Any]:
+    """The module's forward as a region that modules of one class share when the model around them is compiled.
+
+    The region is given the module as an argument: of bound methods, torch 2.13 uses the first module's weights in all.
+    """
+    method = module.forward
+    function = method.__func__ if isinstance(method, MethodType) else type(module).forward
+    region = REGIONS.setdefault((type(module), function), torch.compiler.nested_compile_region(function))
+
+    def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return region(module, *args, **kwargs)
+
+    return MethodType(forward, module)  # a deep copy of the module then runs its own weights
+
+
+REGIONS: dict[Any, Any] = {}
 
 
 def mark(arguments: dict[str, Any], dims: dict[str, tuple[int, ...]], **bounds: int) -> None:
@@ -59,7 +83,7 @@ def value_at(arguments: dict[str, Any], name: str) -> Any:
 
 def marked_forward(module: torch.nn.Module, compiled: Callable[..., Any], dims: dict[str, tuple[int, ...]]) -> Callable[..., Any]:
     """A forward that marks its arguments before the compiled one sees them: marks do not work inside what is compiled."""
-    signature = inspect.signature(module.forward)
+    signature = inspect.signature(MethodType(type(module).forward, module))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         mark(signature.bind(*args, **kwargs).arguments, dims)

@@ -17,6 +17,7 @@ class Scope(StrEnum):
     FULL = "full"
     REGIONAL = "regional"
     MODULAR = "modular"
+    NESTED = "nested"
 
 
 class Mode(StrEnum):
@@ -114,6 +115,13 @@ class SdpaKernel(StrEnum):
     CUDNN = "cudnn"
     EFFICIENT = "efficient"
     MATH = "math"
+
+
+class ActivationCheckpointing(StrEnum):
+    """Whose activations are computed again in the backward pass in place of being kept (`torch.utils.checkpoint`)."""
+
+    BLOCKS = "blocks"
+    """Those inside each repeated block; its inputs are kept."""
 
 
 class Pipeline(StrEnum):

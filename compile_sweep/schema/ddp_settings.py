@@ -195,7 +195,7 @@ def check_ddp_with_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | No
         if scope is Scope.EAGER and getattr(ddp, name) is not None:
             raise SettingsError(f"ddp.{name} controls the compiler, and scope=eager compiles nothing; leave it out")
     if ddp.around is Around.WRAPPER:
-        if scope is not Scope.FULL:
+        if scope not in (Scope.FULL, Scope.NESTED):
             raise SettingsError(f"ddp.around=wrapper compiles the whole model, scope={scope} only parts of it; use scope=full")
         if fullgraph:
             raise SettingsError(

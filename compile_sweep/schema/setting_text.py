@@ -12,6 +12,8 @@ from urllib.parse import quote, unquote
 from compile_sweep.schema.errors import SettingsError
 
 Scalar = str | int | float | bool
+Value = Scalar | tuple[int, ...]
+"""The value of an option of torch's. A tuple is a list of two or more whole numbers, which some of its options take."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _INT64_LIMIT = 2**63
@@ -60,6 +62,21 @@ def parse_count(name: str, value: object, unit: str) -> int:
     return value
 
 
+def parse_fraction(name: str, value: object) -> float:
+    """Parses a number from 0 to 1, also from text.
+
+    Raises:
+        SettingsError: anything else.
+    """
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise SettingsError(f"{name}={truncate(value)} is not a fraction; use a number from 0 to 1")
+    return number
+
+
 def parse_lengths(name: str, value: object) -> tuple[int, ...]:
     """Parses ascending lengths in tokens, from a list or from text such as 32/64/256.
 
@@ -90,6 +107,19 @@ def parse_option(value: object) -> Scalar:
     raise SettingsError(f"{quote_value(value)} is not a valid option value; use on, off, a number, or one line of text")
 
 
+def parse_torch_option(value: object) -> Value:
+    """Parses the value of an option of torch's: as `parse_option`, and 16/32/64 is a list of whole numbers.
+
+    Raises:
+        SettingsError: as `parse_option`.
+    """
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}(/\d{1,18})+", value.strip(), re.ASCII):
+        value = [int(number) for number in value.split("/")]
+    if isinstance(value, list | tuple) and len(value) > 1 and all(type(number) is int for number in value):
+        return tuple(value)
+    return parse_option(value)
+
+
 def parse_options(name: str, value: object) -> tuple[tuple[str, Scalar], ...] | None:
     """Parses options, from a mapping or pairs, into pairs sorted by name; None if there are none.
 
@@ -97,6 +127,14 @@ def parse_options(name: str, value: object) -> tuple[tuple[str, Scalar], ...] | 
         SettingsError: not a mapping, or an invalid name or value.
     """
     found = {str(option): parse_option(given) for option, given in as_mapping(name, value).items()}
+    for option in found:
+        check_name(name, option)
+    return tuple(sorted(found.items())) or None
+
+
+def parse_torch_options(name: str, value: object) -> tuple[tuple[str, Value], ...] | None:
+    """As `parse_options`, for options of torch's, whose values may be lists."""
+    found = {str(option): parse_torch_option(given) for option, given in as_mapping(name, value).items()}
     for option in found:
         check_name(name, option)
     return tuple(sorted(found.items())) or None
@@ -157,7 +195,7 @@ def quote_value(value: object) -> str:
     return truncate(repr(value))
 
 
-def _read(text: str) -> str | int | float | bool:
+def _read(text: str) -> Scalar:
     if text in ("on", "off", "true", "false", "True", "False"):
         return text in ("on", "true", "True")
     for number in (int, float):

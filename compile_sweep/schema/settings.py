@@ -15,6 +15,7 @@ from typing import Any
 
 from compile_sweep.schema.choices import (
     WITHOUT_CUDAGRAPHS,
+    ActivationCheckpointing,
     Attention,
     Autocast,
     Dynamic,
@@ -32,22 +33,25 @@ from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import PartSettings, parse_parts, to_json_value
 from compile_sweep.schema.setting_text import (  # fmt: skip
     Scalar,
+    Value,
     check_name,
     flatten,
     format_value,
     group_by_field,
     parse_choice,
     parse_count,
+    parse_fraction,
     parse_lengths,
     parse_options,
     parse_pairs,
     parse_switch,
+    parse_torch_options,
 )
 from compile_sweep.schema.shapes import ShapePolicy, make_policy
 
 __all__ = [
-    "RECOMPILE_LIMIT", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision", "MemoryFormat", "Mode",
-    "OptimizerKind", "Padding", "PartSettings", "Scope", "SdpaKernel",
+    "RECOMPILE_LIMIT", "ActivationCheckpointing", "Attention", "Autocast", "CompileSettings", "Dynamic", "MatmulPrecision",
+    "MemoryFormat", "Mode", "OptimizerKind", "Padding", "PartSettings", "Scope", "SdpaKernel",
 ]  # fmt: skip
 
 RECOMPILE_LIMIT = 8
@@ -81,6 +85,7 @@ def _setting(
     compiles: bool = False,
     inductor: bool = False,
     inductor_option: str | None = None,
+    config: str | None = None,
     in_label: bool = False,
 ) -> Any:
     """Declares a field of `CompileSettings` whose default is None. Everything that is specific to the field is said here.
@@ -92,6 +97,7 @@ def _setting(
         compiles: acts only on compiled code, so scope=eager refuses it.
         inductor: acts only with the Inductor backend.
         inductor_option: the option of `torch.compile` that the value is passed on as.
+        config: the process-wide setting of torch that holds the value, as `dynamo.NAME`, `functorch.NAME` or `compiler.NAME`.
         in_label: the label names the field and its value.
     """
     parse: Parse
@@ -107,6 +113,7 @@ def _setting(
         "compiles": compiles,
         "inductor": inductor or inductor_option is not None,
         "inductor_option": inductor_option,
+        "config": config,
         "in_label": in_label,
     }
     return field(default=None, metadata=metadata)
@@ -125,8 +132,20 @@ def _parse_ddp(name: str, value: Any) -> DdpSettings | None:
     return parse_ddp(value)
 
 
-_DOTTED = {INDUCTOR: "options", "options": "options", "parts": "parts", "workload": "workload", "ddp": "ddp"}
+CONFIG_MODULES = {"dynamo": "torch._dynamo.config", "functorch": "torch._functorch.config", "compiler": "torch.compiler.config"}
+"""Fields that hold process-wide settings of torch by name, and the module that each sets."""
+
+_DOTTED = {INDUCTOR: "options"} | {
+    name: name for name in ("options", "parts", "workload", "ddp", "dynamo", "functorch", "compiler")
+}
 """First component of a dotted name, and the field that takes the rest."""
+
+_CONFIG_THAT_IS_FIELDS = {
+    "dynamo.recompile_limit": "recompile_limit",
+    "dynamo.cache_size_limit": "recompile_limit",
+    "dynamo.optimize_ddp": "ddp.optimize_ddp",
+    "functorch.activation_memory_budget": "activation_memory_budget",
+}
 
 _OPTIONS_THAT_ARE_FIELDS = {
     "triton.cudagraphs": "cudagraphs",
@@ -178,7 +197,7 @@ def _describe(settings: CompileSettings) -> str:
             words.append((name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}")
     words += [
         f"{name.rpartition('.')[2]}={format_value(value)}"
-        for name, value in (*(settings.options or ()), *(settings.workload or ()))
+        for name, value in (*(settings.options or ()), *settings.written_config, *(settings.workload or ()))
     ]
     if settings.ddp is not None:
         words.append(settings.ddp.label)
@@ -197,7 +216,8 @@ class CompileSettings:
     """
 
     scope: Scope = Scope.FULL
-    """eager: nothing; full: model and loss together; regional: each repeated block; modular: encoder, decoder, loss apart."""
+    """eager: nothing; full: model and loss together; regional: each repeated block; modular: encoder, decoder, loss apart;
+    nested: as full, with each repeated block compiled once inside it (`torch.compiler.nested_compile_region`)."""
 
     mode: Mode | None = _setting(Mode, compiles=True, inductor=True)
     """`torch.compile`'s mode. None for eager and for backends other than Inductor, otherwise `default`."""
@@ -266,8 +286,30 @@ class CompileSettings:
     sdpa_kernel: SdpaKernel | None = _setting(SdpaKernel, in_label=True)
     """The kernel that `scaled_dot_product_attention` uses on a GPU, where it can. None for the workload's or torch's choice."""
 
-    options: tuple[tuple[str, Scalar], ...] | None = _setting(parse_options, compiles=True, inductor=True)
+    activation_memory_budget: float | None = _setting(
+        parse_fraction,
+        torch_default=1.0,
+        compiles=True,
+        inductor=True,
+        config="functorch.activation_memory_budget",
+        in_label=True,
+    )
+    """Share of the activations' memory that compiled code may keep for the backward pass, from 0 (recompute what can be) to 1."""
+
+    activation_checkpointing: ActivationCheckpointing | None = _setting(ActivationCheckpointing, in_label=True)
+    """blocks: the activations inside each repeated block are computed again in the backward pass, eager or compiled."""
+
+    options: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True, inductor=True)
     """More Inductor options by name (`torch._inductor.list_options`), written `inductor.NAME=value`."""
+
+    dynamo: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True)
+    """Settings of `torch._dynamo.config` by name, written `dynamo.NAME=value`."""
+
+    functorch: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True)
+    """Settings of `torch._functorch.config`, AOTAutograd's, by name, written `functorch.NAME=value`."""
+
+    compiler: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True)
+    """Settings of `torch.compiler.config` by name, written `compiler.NAME=value`."""
 
     workload: tuple[tuple[str, Scalar], ...] | None = _setting(parse_options)
     """Variations of the workload itself (`Workload.options`), written `workload.NAME=value`. None for its default form."""
@@ -292,6 +334,9 @@ class CompileSettings:
         else:
             self._settle_backend()
             self._settle_mode()
+            for name, _ in self.written_config:
+                if (field_name := _CONFIG_THAT_IS_FIELDS.get(name)) is not None:
+                    raise SettingsError(f"{name} has its own setting; use {field_name}")
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
             if self.parts is not None and self.scope is not Scope.MODULAR:
                 raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
@@ -342,6 +387,29 @@ class CompileSettings:
         return _describe(self)
 
     @property
+    def compiles_whole(self) -> bool:
+        """Whether the model is compiled as a whole, with its loss."""
+        return self.scope in (Scope.FULL, Scope.NESTED)
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether something is done to each repeated block of the model."""
+        return self.scope in (Scope.REGIONAL, Scope.NESTED) or self.activation_checkpointing is not None
+
+    @property
+    def written_config(self) -> list[tuple[str, Value]]:
+        """Process-wide settings of torch that were written by name, such as `dynamo.assume_static_by_default`."""
+        return [(f"{module}.{name}", value) for module in CONFIG_MODULES for name, value in getattr(self, module) or ()]
+
+    @property
+    def config(self) -> dict[str, Value]:
+        """Process-wide settings of torch by their full names in torch; those that a field stands for included."""
+        by_field = [(one.metadata["config"], getattr(self, one.name)) for one in _DECLARED if one.metadata["config"]]
+        found = [*self.written_config, *((name, value) for name, value in by_field if value is not None)]
+        split = [(*name.partition("."), value) for name, value in found]
+        return {f"{CONFIG_MODULES[module]}.{name}": value for module, _, name, value in split}
+
+    @property
     def claims_cudagraphs(self) -> bool:
         """Whether any part of the step should be replayed as CUDA graphs."""
         return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
@@ -368,7 +436,7 @@ class CompileSettings:
         return max(self.dynamic_min or 1, least)
 
     @property
-    def inductor_options(self) -> dict[str, Scalar]:
+    def inductor_options(self) -> dict[str, Value]:
         """Inductor's options that the fields stand for, by Inductor's names; those written `inductor.NAME=value` included."""
         by_field = {
             one.metadata["inductor_option"]: getattr(self, one.name) for one in _DECLARED if one.metadata["inductor_option"]
@@ -503,7 +571,7 @@ class CompileSettings:
                 continue
             if not self.marks:
                 raise SettingsError(f"{name} is a bound for dynamic=mark, not dynamic={self.dynamic}; leave it out")
-            if self.scope is not Scope.FULL:
+            if not self.compiles_whole:
                 others = f"with scope={self.scope} other dimensions change with it, such as twice the length"
                 raise SettingsError(f"{name} bounds the length of a batch, but {others}; leave it out, or use scope=full")
         if self.dynamic_min and self.dynamic_max and self.dynamic_min >= self.dynamic_max:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS
-from compile_sweep.harness.source_runtime import marked_forward, with_own_code
+from compile_sweep.harness.source_runtime import checkpointed, marked_forward, nested, with_own_code
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -73,6 +74,9 @@ def process_wide(settings: CompileSettings) -> None:
 
     They stay in force: the process is the script's.
     """
+    for name, value in settings.config.items():
+        module, _, setting = name.rpartition(".")
+        setattr(import_module(module), setting, value)
     if settings.sdpa_kernel is not None:
         kernels = dict.fromkeys((getattr(SDPBackend, SDPA_BACKENDS[settings.sdpa_kernel]), SDPBackend.MATH))
         UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
@@ -95,6 +99,12 @@ def apply_to_modules(
         for target in targets:
             refuse_memory_format(settings, target.module)
             target.module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
+    if settings.activation_checkpointing is not None or settings.scope is Scope.NESTED:
+        for block in _blocks(settings, targets):
+            if settings.activation_checkpointing is not None:
+                block.forward = MethodType(checkpointed, block)
+            if settings.scope is Scope.NESTED:
+                block.forward = nested(block)
     if settings.scope is Scope.EAGER:
         return
     arguments = compile_arguments(settings)
@@ -152,14 +162,21 @@ def _compiled_apart(
     settings: CompileSettings, targets: Sequence[Target], block_shapes: Mapping[nn.Module, list[Shapes]]
 ) -> Iterator[tuple[nn.Module, dict[str, tuple[int, ...]]]]:
     """Modules whose forward is compiled, each with the dimensions of its arguments that change."""
-    if settings.scope is Scope.FULL:
+    if settings.compiles_whole:
         yield from ((target.module, target.changing()) for target in targets)
         return
+    yield from ((block, changing(block_shapes.get(block, []))) for block in _blocks(settings, targets))
+
+
+def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> list[nn.Module]:
     blocks = [target.module.get_submodule(name) for target in targets for name in target.blocks]
     if not blocks:
         names = ", ".join(type(target.module).__name__ for target in targets)
-        raise ScriptError(f"scope=regional: {names or 'the script'} has no repeated blocks; use scope=full")
-    yield from ((block, changing(block_shapes.get(block, []))) for block in blocks)
+        by_scope = settings.scope in (Scope.REGIONAL, Scope.NESTED)
+        setting = f"scope={settings.scope}" if by_scope else f"activation_checkpointing={settings.activation_checkpointing}"
+        instead = "use scope=full" if by_scope else "leave it out"
+        raise ScriptError(f"{setting}: {names or 'the script'} has no repeated blocks; {instead}")
+    return blocks
 
 
 def calling(module: nn.Module, forward: Call) -> Call:

@@ -132,15 +132,15 @@ def apply(
     if chosen.compile_loss:
         warnings.warn("compile_loss: apply() is not given the loss function; compile it with torch.compile", stacklevel=2)
     target = Target(called=model, module=unwrapped(model), name=type(unwrapped(model)).__name__)
-    if chosen.scope is Scope.REGIONAL and not target.blocks:
-        warnings.warn(f"{target.name} has no repeated blocks for scope=regional, and runs eagerly", stacklevel=2)
+    if chosen.needs_blocks and not target.blocks:
+        warnings.warn(f"{target.name} has no repeated blocks for {chosen.label!r}, and runs eagerly", stacklevel=2)
         return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
     if chosen.dynamic is Dynamic.MARK:
         for module in _compiled_modules(chosen, target):
             vars(module)["_compiled_call_impl"] = calling(module, _marked_once_known(module, chosen))
     else:
         apply_to_modules(chosen, [target], {})
-    names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.scope is Scope.FULL else []
+    names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
 
 

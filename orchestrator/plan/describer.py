@@ -112,6 +112,10 @@ class Describer:
         options: Mapping[str, str] = self.ask("inductor_options")
         return options
 
+    def config_options(self, module: str) -> Mapping[str, str]:
+        options: Mapping[str, str] = self.ask("config_options", module=module)
+        return options
+
     def backends(self) -> Sequence[str]:
         backends: Sequence[str] = self.ask("backends")
         return backends

@@ -174,7 +174,7 @@ def every_candidate(bucket_sizes: Iterable[int], pad_multiples: Iterable[int]) -
         yield {"scope": Scope.EAGER, "padding": Padding.MAX, "optimizer": optimizer}
         for multiple in pad_multiples:
             yield {"scope": Scope.EAGER, "padding": Padding.LONGEST, "pad_multiple": multiple, "optimizer": optimizer}
-    compiled = [scope for scope in Scope if scope is not Scope.EAGER]
+    compiled = [scope for scope in Scope if scope not in (Scope.EAGER, Scope.NESTED)]
     for scope, dynamic, mode, optimizer in product(compiled, Dynamic, Mode, GRID_OPTIMIZERS):
         common: Candidate = {"scope": scope, "mode": mode, "dynamic": dynamic, "optimizer": optimizer}
         if dynamic is Dynamic.STATIC:

@@ -30,6 +30,10 @@ VALUES: dict[str, list[Any]] = {
     "matmul_precision": [None, "highest", "high"],
     "autocast": [None, "bf16", "fp16", "off"],
     "attention": [None, "sdpa", "eager", "flex", "unmasked"],
+    "activation_memory_budget": [None, 1.0, 0.25],
+    "activation_checkpointing": [None, "blocks"],
+    "dynamo": [None, {"specialize_float": True}],
+    "compiler": [None, {"sizes": [16, 32]}, {"name": "1/2/x"}],
     "options": [None, {}, {"coordinate_descent_tuning": True, "max_autotune_gemm_backends": "ATEN,TRITON"}, {"b": 1.5}],
 }
 

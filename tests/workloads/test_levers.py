@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.functional import scaled_dot_product_attention
 
 from compile_sweep import WorkloadFromModel, load_workload
@@ -138,3 +139,180 @@ def test_quickstart_tries_channels_last_eager_and_compiled_for_convolutions_alon
     convolutions = Target(max_length=1, has_gpu=has_gpu, memory_format=MemoryFormat.CHANNELS_LAST)
     assert tried(convolutions) == [("eager", None), ("full", None), *graphs]
     assert tried(Target(max_length=1, has_gpu=has_gpu)) == []
+
+
+class Residual(nn.Module):
+    """A block with dropout, which counts the runs of its forward."""
+
+    runs = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            Residual.runs += 1
+        update = self.down(nn.functional.gelu(self.up(self.norm(hidden))))
+        return hidden + nn.functional.dropout(update, 0.1, self.training)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+        self.head = nn.Linear(8, 20)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), ids.flatten())
+
+
+def token_batch(number: int) -> dict[str, torch.Tensor]:
+    return {"ids": torch.randint(20, (4, 16 - 8 * (number % 2)))}
+
+
+def loss_of(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    loss: torch.Tensor = model(batch["ids"])
+    return loss
+
+
+def gradients_of(text: str) -> dict[str, torch.Tensor]:
+    """Of one step of the stack, by parameter."""
+    torch._dynamo.reset()
+    workload = WorkloadFromModel(Stack, token_batch, loss_of, num_batches=2)()
+    prepared = prepare(workload, CompileSettings.parse(text), CPU)
+    model = workload.build_model()
+    found: dict[str, torch.Tensor] = {}
+
+    def look() -> None:
+        found.update({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
+
+    with applied(prepared, model, prepared.optimizer(model)) as step:
+        torch.manual_seed(1)
+        step(prepared.workload.pool(prepared.policy, rank=0, device=CPU)[0], before_update=look)
+    assert not any("forward" in vars(module) for module in model.modules())
+    return found
+
+
+@pytest.fixture(scope="module")
+def eager_gradients() -> dict[str, torch.Tensor]:
+    return gradients_of("scope=eager")
+
+
+EAGER_BACKEND = "backend=aot_eager"
+"""Draws the random numbers that eager does, so that gradients can be compared."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scope=eager,activation_checkpointing=blocks",
+        f"scope=full,activation_checkpointing=blocks,{EAGER_BACKEND}",
+        f"scope=regional,activation_checkpointing=blocks,{EAGER_BACKEND}",
+        f"scope=regional,dynamic=mark,activation_checkpointing=blocks,{EAGER_BACKEND}",
+        f"scope=nested,{EAGER_BACKEND}",
+        f"scope=nested,dynamic=mark,{EAGER_BACKEND}",
+        f"scope=nested,activation_checkpointing=blocks,{EAGER_BACKEND}",
+    ],
+)
+def test_recomputed_and_nested_blocks_have_eagers_gradients(text: str, eager_gradients: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(gradients_of(text), eager_gradients)
+
+
+def test_checkpointed_blocks_run_their_forward_twice() -> None:
+    for text, runs in (("scope=eager", 3), ("scope=eager,activation_checkpointing=blocks", 6)):
+        Residual.runs = 0
+        gradients_of(text)
+        assert Residual.runs == runs
+
+
+def test_nested_blocks_are_one_region_of_one_graph() -> None:
+    workload = WorkloadFromModel(Stack, token_batch, loss_of, num_batches=2)()
+    prepared = prepare(workload, CompileSettings.parse("scope=nested,backend=aot_eager"), CPU)
+    model = workload.build_model()
+    regions: list[list[str]] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        regions.append([str(node.args[0].target) for node in graph.graph.nodes if "invoke_subgraph" in str(node.target)])
+        return aot_eager(graph, inputs)
+
+    torch._dynamo.register_backend(look, name="look_at_regions")
+    settings = CompileSettings.parse("scope=nested,backend=look_at_regions")
+    with applied(prepared.with_settings(settings), model, prepared.optimizer(model)) as step:
+        step(prepared.workload.pool(prepared.policy, rank=0, device=CPU)[0])
+    assert [len(calls) for calls in regions] == [3]
+    assert len(set(regions[0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scope=nested", "scope=nested: the model of .* has no repeated blocks; use scope=full"),
+        ("scope=eager,activation_checkpointing=blocks", "activation_checkpointing=blocks: .* no repeated blocks; leave it out"),
+    ],
+)
+def test_blocks_that_are_not_there_are_said_to_be_missing(text: str, message: str) -> None:
+    workload = WorkloadFromModel(lambda: nn.Linear(4, 4), lambda number: {"x": torch.ones(2, 4)}, square, num_batches=2)()
+    with pytest.raises(SettingsError, match=message):
+        one_step(workload, text, workload.build_model())
+
+
+def square(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    loss: torch.Tensor = model(batch["x"]).square().mean()
+    return loss
+
+
+def test_torchs_configuration_is_set_while_settings_are_applied_and_put_back() -> None:
+    workload = WorkloadFromModel(lambda: nn.Linear(4, 4), lambda number: {"x": torch.ones(2, 4)}, square, num_batches=2)()
+    text = (
+        "scope=full,backend=eager,dynamo.specialize_float=on,functorch.treat_parameters_as_free_to_save=off,"
+        "compiler.force_disable_caches=on"
+    )
+    prepared = prepare(workload, CompileSettings.parse(text), CPU)
+    before = configuration()
+    model = workload.build_model()
+    with applied(prepared, model, prepared.optimizer(model)) as step:
+        assert configuration() == (True, False, True)
+        assert "torch._dynamo.config.specialize_float = True" in step.source
+    assert configuration() == before != (True, False, True)
+
+
+def configuration() -> tuple[bool, bool, bool]:
+    return (
+        torch._dynamo.config.specialize_float,
+        torch._functorch.config.treat_parameters_as_free_to_save,
+        torch.compiler.config.force_disable_caches,
+    )
+
+
+def test_a_memory_budget_is_torchs_own_setting() -> None:
+    workload = WorkloadFromModel(Stack, token_batch, loss_of, num_batches=2)()
+    prepared = prepare(workload, CompileSettings.parse("scope=full,activation_memory_budget=0.5"), CPU)
+    assert "torch._functorch.config.activation_memory_budget = 0.5\n" in prepared.source(workload.build_model())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "dynamo.specialise_float=on",
+            r"torch\._dynamo\.config has no setting 'specialise_float'; did you mean specialize_float",
+        ),
+        ("functorch.nothing_like_it=1", r"torch\._functorch\.config has no setting 'nothing_like_it'"),
+        ("dynamo.specialize_float=3", "dynamo.specialize_float=3 is not a value that torch takes there; use on or off"),
+        ("inductor.triton.cudagraph_trees=1/2", "inductor.triton.cudagraph_trees=1/2 is not a value that torch takes there"),
+    ],
+)
+def test_configuration_that_the_installed_torch_lacks_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        prepare(Layers("tiny", 0), CompileSettings.parse(text), CPU)
+
+
+def test_a_list_of_sizes_reaches_inductor_as_one() -> None:
+    settings = CompileSettings.parse("inductor.triton.cudagraph_capture_sizes=16/32/64")
+    prepared = prepare(Layers("tiny", 0), settings, CPU)
+    assert '"triton.cudagraph_capture_sizes": (16, 32, 64)' in prepared.source(Layers("tiny", 0).build_model())

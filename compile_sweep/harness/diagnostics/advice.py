@@ -173,7 +173,7 @@ def _compiled(found: Mapping[str, Any], settings: CompileSettings, targets: Sequ
     graphs = _number(found["graphs"], "graph")
     if settings.scope is Scope.EAGER:
         yield f"{graphs}: scope=eager compiles no part of the model"
-    elif settings.scope is Scope.FULL:
+    elif settings.compiles_whole:
         yield f"{graphs} of the model and its loss as one"
     else:
         yield f"{graphs} of {_number(len(targets), 'module')}: {_shown(targets)}"
