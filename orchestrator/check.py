@@ -61,7 +61,7 @@ class Options:
     """One of the workload's sizes; by default its first with a GPU and its last without."""
     device: Device | None = None
     """cpu or cuda; by default cuda if this machine has a GPU."""
-    scopes: tuple[Scope, ...] = tuple(Scope)
+    scopes: tuple[Scope, ...] = (Scope.EAGER, Scope.FULL, Scope.REGIONAL, Scope.MODULAR)
     """Scopes to try."""
     backend: str | None = None
     """A back-end of torch.compile other than Inductor; aot_eager is quick and finds breaks and recompiles all the same."""

@@ -126,6 +126,20 @@ def test_convolutions_are_ordered_as_settings_say(run: Run) -> None:
     assert weights.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_blocks_of_a_script_are_nested_in_one_graph_and_recomputed(run: Run) -> None:
+    losses = []
+    changed = "scope=nested,backend=aot_eager,activation_checkpointing=blocks"
+    for settings, kind in ((changed, Kind.MEASURED), ("scope=eager", Kind.EAGER)):
+        session, error = run("char_lm.py", settings, kind=kind)
+        assert error is session.error is None
+        assert session.trajectory is not None
+        losses.append(session.trajectory.losses)
+        if kind is Kind.MEASURED:
+            assert measured.measurement(session).graphs == 1
+            assert "forward" in vars(session.found.targets[0].module.get_submodule("h.0"))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_a_script_that_compiles_itself_keeps_its_names_and_runs_eagerly_under_eager(run: Run) -> None:
     session, error = run("char_lm.py", "scope=eager")
     assert error is None
