@@ -22,6 +22,10 @@ ALLOWED = {
     ("compile_sweep/__init__.py", "import_module"): "the same",
     ("orchestrator/cli.py", "import_module"): "the module of one of its commands, by a name that stands in the file",
     ("compile_sweep/script/callbacks.py", "import_module"): "Lightning, by one of its two names",
+    (
+        "compile_sweep/contract/installed_torch.py",
+        "import_module",
+    ): "torch's configuration modules, by names that stand in the source",
     ("compile_sweep/contract/names.py", "import_module"): "the workload that the command line names",
     (
         "compile_sweep/harness/compile_cache/bundles.py",

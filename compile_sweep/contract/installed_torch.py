@@ -46,7 +46,7 @@ class LoadedTorch:
 
     def config_options(self, module: str) -> Mapping[str, str]:
         """Returns the settings of one of torch's configuration modules, such as `torch._dynamo.config`, as `inductor_options`."""
-        config: Any = import_module(module)
+        config = config_module(module)
         names = [name for name in config._config if not name.startswith("_") and name != "TYPE_CHECKING"]
         return {name: _type_name(config.get_type(name)) for name in names}
 
@@ -61,6 +61,12 @@ class LoadedTorch:
         from torch.nn.parallel import DistributedDataParallel
 
         return list(inspect.signature(DistributedDataParallel.__init__).parameters)
+
+
+def config_module(name: str) -> Any:
+    """One of torch's configuration modules, by the names that `CONFIG_MODULES` has for them."""
+    assert name in CONFIG_MODULES.values()
+    return import_module(name)
 
 
 def _type_name(kind: Any) -> str:

@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch
+from compile_sweep.contract.installed_torch import config_module
 from compile_sweep.harness.outputs import digest, tensors_of
 from compile_sweep.harness.precision import preserve_precision
 from compile_sweep.harness.prepare import Prepared
@@ -208,7 +208,7 @@ def config_put_back(names: Iterable[str]) -> Iterator[None]:
     with ExitStack() as undo:
         for name in names:
             module, _, setting = name.rpartition(".")
-            config: Any = import_module(module)
+            config = config_module(module)
             undo.enter_context(config.patch({setting: getattr(config, setting)}))
         yield
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
+from compile_sweep.contract.installed_torch import config_module
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS
@@ -76,7 +76,7 @@ def process_wide(settings: CompileSettings) -> None:
     """
     for name, value in settings.config.items():
         module, _, setting = name.rpartition(".")
-        setattr(import_module(module), setting, value)
+        setattr(config_module(module), setting, value)
     if settings.sdpa_kernel is not None:
         kernels = dict.fromkeys((getattr(SDPBackend, SDPA_BACKENDS[settings.sdpa_kernel]), SDPBackend.MATH))
         UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
