@@ -28,7 +28,8 @@ sweep: $(VENV)/.installed
 	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
 
 quick: $(VENV)/.installed-dev
-	@$(PYTEST) -q -n logical --maxprocesses 4 --dist loadgroup -m "not (slow or ray or alone or nightly or gpu or browser)" \
+	@$(PYTEST) -q -n logical --maxprocesses 4 --dist loadgroup --examples 20 \
+	  -m "not (slow or ray or alone or nightly or gpu or browser)" \
 	  $(addprefix --ignore=tests/,sweeps chaos cluster fuzz browser golden) $(ARGS)
 
 test: lint
@@ -36,7 +37,7 @@ test: lint
 
 nightly test-all: export FUZZ_CASES ?= 2000
 nightly test-all: lint
-	$(call run_tests,--nightly)
+	$(call run_tests,--nightly --examples 1000)
 
 # Side by side what may be, then, if those passed, the rest. 5 says that ARGS chose no test: of one part, nothing wrong.
 define run_tests

@@ -40,7 +40,17 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also tests marked nightly, and every fault of tests/chaos")
+    parser.addoption("--examples", type=int, help="how many cases each property test draws; 100 by default")
     parser.addoption("--alone", choices=("no", "only"), help="none of the tests that `make test` runs alone, or only those")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets the number of examples before any test is imported, which is when they read it."""
+    if examples := config.getoption("--examples"):
+        from hypothesis import settings  # takes a second, and only if a test asks
+
+        settings.register_profile("asked for", max_examples=examples)
+        settings.load_profile("asked for")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

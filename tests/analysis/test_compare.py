@@ -50,6 +50,8 @@ def several(rate: float = 1.0, *, compiles: float = 1.0, runs: Sequence[float] =
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "compiles"), [(0.97, 1.0), (0.8, 1.0), (0.1, 1.0), (1.0, 1.25), (1.0, 10.0)])
 def test_a_change_of_all_settings_alike_is_no_noise(
     two: MakeTwo, capsys: pytest.CaptureFixture[str], rate: float, compiles: float
@@ -92,6 +94,7 @@ def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys:
     assert "FAILS" not in told[told.index("from 16") :]
 
 
+@pytest.mark.slow
 def test_a_repeat_is_another_sweep_of_the_same_work(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = map(str, two(several(), several()))
     other, _ = map(str, two(several(), several(), {"config": {"workload": "captioning", "size": "tiny"}}, name="tiny"))

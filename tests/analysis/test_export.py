@@ -96,6 +96,7 @@ def test_a_run_in_a_fresh_process_is_compared_with_the_recorded_interval(make_sw
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_throughput_outside_of_the_interval_is_said_and_still_offered(
     make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_loss_that_is_not_finite_fails(make_sweep: MakeSweep) -> None:
     assert "not finite" in came.sentence
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_after_its_figures_is_not_said_to_have_a_loss_that_is_not_finite(make_sweep: MakeSweep) -> None:
     script = (
         """import json, sys; print(json.dumps({"finite": True, "samples_per_s": 1.0, "device": "cpu"})); sys.exit("no more")"""
@@ -144,6 +146,7 @@ def test_a_run_that_does_not_end_is_given_up(make_sweep: MakeSweep) -> None:
     assert "did not end within 3.00 s" in came.sentence
 
 
+@pytest.mark.slow
 def test_a_time_longer_than_any_timer_is_no_trouble(make_sweep: MakeSweep) -> None:
     quick = row(make_sweep, toy(source="raise SystemExit(1)\n"))
     assert rerun(quick, "raise SystemExit(1)\n", timeout_s=1e300).outcome is Outcome.FAILED

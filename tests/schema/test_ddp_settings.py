@@ -47,7 +47,7 @@ def source(spelled: str, **fields: Any) -> str:
     scope=st.sampled_from(["eager", "full", "regional"]),
     values=st.fixed_dictionaries({name: st.sampled_from(options) for name, options in VALUES.items()}),
 )
-@settings(max_examples=500, deadline=None)
+@settings(deadline=None)
 def test_what_is_accepted_is_read_back_equal_and_written_as_source(scope: str, values: dict[str, Any]) -> None:
     try:
         made = CompileSettings(scope=scope, ddp=values)  # type: ignore[arg-type]

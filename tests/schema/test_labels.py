@@ -332,7 +332,7 @@ def test_an_exception_whose_text_begins_with_an_empty_line_keeps_its_message() -
 
 
 @given(text=st.text(), phase=st.sampled_from(["starting", "building", "warming-up", "steady", "checking"]), raised=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_a_reason_is_one_readable_line_whatever_the_error_said(text: str, phase: str, raised: bool) -> None:
     error_type = "builtins.RuntimeError" if raised else None
     reasons = [

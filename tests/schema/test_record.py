@@ -152,7 +152,7 @@ HOSTILE = st.text() | st.sampled_from(["a\nb\r\nc", "\u2028\u2029\x85\x0b\x0c", 
 
 
 @given(text=HOSTILE, number=st.floats())
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_any_text_and_number_stay_one_line_and_survive(text: str, number: float) -> None:
     written = record(reason=text, recompile_reasons=[text], numerics={text: text}, bounds={"compile_s": number})
     line = written.to_json()
@@ -166,7 +166,7 @@ def test_any_text_and_number_stay_one_line_and_survive(text: str, number: float)
 
 
 @given(numbers=st.lists(st.floats(), min_size=4, max_size=4), times=st.lists(st.floats(allow_nan=False, allow_infinity=False)))
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_any_figure_is_read_back_as_it_was_or_refused_in_one_line(numbers: list[float], times: list[float]) -> None:
     one, low, high, bound = numbers
     written = record(compile_s=one, step_ms_ci95=(low, high), bounds={"compile_s": bound}, wall_s=sum(times[:1]), step_ms=times)
@@ -258,6 +258,7 @@ def test_a_folder_without_a_log_has_no_records(tmp_path: Path) -> None:
     assert read(tmp_path) == []
 
 
+@pytest.mark.slow
 def _append_many(folder: Path, writer: int, count: int) -> None:
     for number in range(count):
         append(folder, record(f"{writer}-{number}", reason="×" * 5_000))  # above a pipe's and a page's atomic size

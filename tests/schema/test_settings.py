@@ -207,7 +207,7 @@ def test_a_refusal_is_the_projects_error_and_a_value_error() -> None:
 
 
 @given(text=st.text(max_size=60) | st.from_regex(r"(scope|mode|dynamic|bucket_size|colour)=[a-z0-9 ,=-]{0,20}", fullmatch=True))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_any_text_is_read_or_refused_and_nothing_else(text: str) -> None:
     try:
         made = CompileSettings.parse(text)
@@ -217,7 +217,7 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str) -> None:
 
 
 @given(max_length=st.integers(1, 4096), bucket_size=st.integers(1, 4096))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_more_buckets_than_the_recompile_limit_are_refused_with_a_size_that_works(max_length: int, bucket_size: int) -> None:
     buckets = -(-max_length // bucket_size)
     made = CompileSettings(dynamic=Dynamic.BUCKETS, bucket_size=bucket_size)

@@ -40,7 +40,7 @@ VALUES: dict[str, list[Any]] = {
 
 @pytest.mark.slow
 @given(values=st.fixed_dictionaries({name: st.sampled_from(options) for name, options in VALUES.items()}))
-@settings(max_examples=1500, deadline=None)
+@settings(deadline=None)
 def test_what_is_accepted_is_read_back_equal_from_key_dictionary_and_pickle(values: dict[str, Any]) -> None:
     try:
         made = CompileSettings(**values)

@@ -39,7 +39,7 @@ def policies(draw: st.DrawFn) -> tuple[ShapePolicy, int]:
 
 
 @given(policies())
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_a_padded_length_holds_the_longest_row_and_is_one_the_policy_announced(given_policy: tuple[ShapePolicy, int]) -> None:
     policy, max_length = given_policy
     announced = policy.lengths()
@@ -52,7 +52,7 @@ def test_a_padded_length_holds_the_longest_row_and_is_one_the_policy_announced(g
 
 
 @given(policies(), st.integers(1, 100))
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_a_row_above_the_maximum_is_an_error_not_a_cut(given_policy: tuple[ShapePolicy, int], excess: int) -> None:
     policy, max_length = given_policy
     with pytest.raises(ValueError, match=f"{max_length + excess} tokens does not fit the maximum of {max_length}"):
@@ -93,7 +93,7 @@ def test_policies_of_equal_lengths_are_equal() -> None:
     batch_size=st.integers(1, 9),
     window=st.integers(1, 12),
 )
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_grouping_uses_each_row_at_most_once_and_never_pads_more(row_lengths: list[int], batch_size: int, window: int) -> None:
     plain, grouped = (PadToLongest(max_length=64, window=w).batches(row_lengths, batch_size) for w in (1, window))
     rows = [row for batch in grouped for row in batch]
@@ -115,7 +115,7 @@ def test_grouping_uses_each_row_at_most_once_and_never_pads_more(row_lengths: li
     count=st.integers(1, 5),
     multiple=st.sampled_from([1, 2, 4]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_the_best_buckets_are_those_that_trying_all_finds(batches: dict[int, int], count: int, multiple: int) -> None:
     def padded_tokens(buckets: tuple[int, ...]) -> int:
         policy = PadToBuckets(buckets=buckets)
@@ -137,7 +137,7 @@ def test_a_lower_bound_lengthens_short_batches() -> None:
 
 
 @given(policies(), st.integers(1, 200))
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_of_batches_with_a_shortest_length_exactly_the_lengths_they_are_padded_to_are_announced(
     given_policy: tuple[ShapePolicy, int], least: int
 ) -> None:

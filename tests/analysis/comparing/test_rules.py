@@ -132,6 +132,7 @@ def test_a_rule_that_nothing_can_be_judged_by_is_refused(two: MakeTwo) -> None:
         check(found, [Rule.parse("warm_start_s>+10%")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -65,6 +65,7 @@ def test_with_many_trials_the_front_stays_and_the_fastest_of_the_others(make_swe
     assert {bar.trial_id for bar in info.bars if not bar.on_front} == {f"beaten {n}" for n in range(26, 31)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "records",
     [
@@ -82,6 +83,7 @@ def test_without_phases_there_are_no_bars_and_no_section(make_sweep: MakeSweep, 
     assert "Where the compile time goes" not in analysis.write_report(folder).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_report_shows_the_bars_below_the_front_and_above_the_table(make_sweep: MakeSweep) -> None:
     page = analysis.write_report(make_sweep()).read_text()

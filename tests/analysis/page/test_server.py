@@ -45,6 +45,7 @@ def serving(folder: Path) -> Iterator[ReportServer]:
             thread.join()
 
 
+@pytest.mark.slow
 def get(server: ReportServer, path: str, *, host: str | None = None, method: str = "GET") -> Answer:
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=30)
     try:
@@ -98,6 +99,7 @@ def test_the_version_and_the_page_change_with_a_record(make_sweep: MakeSweep) ->
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_record_that_cannot_be_read_leaves_the_page_that_was_and_its_version_and_says_why(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     with serving(folder) as server:
@@ -138,6 +140,7 @@ def test_a_state_that_cannot_be_read_is_not_tried_again_and_again(make_sweep: Ma
     assert len(tries) == 1
 
 
+@pytest.mark.slow
 def damage(folder: Path, *, undo: bool = False) -> None:
     """Begins a record and does not end it, as a tenth line; or takes that back."""
     log = folder / "trials.jsonl"

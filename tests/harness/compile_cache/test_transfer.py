@@ -133,6 +133,7 @@ def test_what_was_restored_and_is_gathered_again_loses_nothing(cold: Ran, other:
     assert {(artifact.kind, artifact.key): artifact.cost_s for artifact in warm.artifacts} == costs
 
 
+@pytest.mark.nightly("one more process that compiles; the graphs are hit through AOTAutograd's cache in `make test`")
 @pytest.mark.slow
 def test_without_autograds_cache_the_graphs_alone_are_hit_and_counted(compiler: Compiler, cold: Ran) -> None:
     graphs_only = compiler("relu", restored=(cold,), autograd_cache=False)
@@ -142,6 +143,7 @@ def test_without_autograds_cache_the_graphs_alone_are_hit_and_counted(compiler: 
     assert 0 < graphs_only.saved_s < costs[ArtifactKind.AOT_AUTOGRAD]
 
 
+@pytest.mark.nightly("one more process that compiles; test_cache_command.py restores an export in a production job")
 @pytest.mark.slow
 def test_a_bundle_serves_a_process_that_imports_only_torch(cold: Ran, tmp_path: Path) -> None:
     file = tmp_path / "bundle"

@@ -163,7 +163,7 @@ def test_a_hit_recompile_limit_names_the_function_the_limit_and_the_guard() -> N
 @pytest.mark.slow
 def test_torchs_performance_hints_are_collected_once_each() -> None:
     with fresh_cache():  # what is taken from a cache is not compiled, and says nothing
-        found = watched(Toy("only", 0), "scope=modular")
+        found = watched(Toy("only", 0), "scope=regional")
     assert found.perf_hints == ["Skip comprehensive padding on CPU"]
 
 

@@ -156,7 +156,7 @@ def test_a_long_list_in_a_hint_is_cut_to_its_number() -> None:
 
 
 @given(text=st.text() | st.text(alphabet="\n -:()Hint Explanation:'\"/.py0123"))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_whatever_torch_writes_is_read_and_cut(text: str) -> None:
     found = [
         parse_graph_break(f"Graph Break Reason: {text}").text,

@@ -295,7 +295,7 @@ def test_an_eager_run_is_always_ok_beside_itself(values: list[float], draws: boo
 
 
 @given(anything, anything, anything)
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_what_is_not_finite_is_never_ok(losses: list[float], norms: list[float], steady: list[float]) -> None:
     compiled = replace(RIGHT, losses=losses, gradients={**RIGHT.gradients, "decoder": norms})
     verdict = judged(compiled, steady=steady)

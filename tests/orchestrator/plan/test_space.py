@@ -76,7 +76,7 @@ def test_a_machine_without_a_gpu_is_not_asked_for_cuda_graphs() -> None:
     candidates=st.lists(st.sampled_from(CANDIDATES), max_size=60),
     target=st.builds(Target, max_length=st.integers(1, 400), has_gpu=st.booleans()),
 )
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_nothing_is_proposed_that_cannot_work_and_nothing_is_lost(candidates: list[Candidate], target: Target) -> None:
     chosen = choose(candidates, target)
     assert len(set(chosen.settings)) == len(chosen.settings)
