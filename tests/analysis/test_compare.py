@@ -50,8 +50,6 @@ def several(rate: float = 1.0, *, compiles: float = 1.0, runs: Sequence[float] =
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "compiles"), [(0.97, 1.0), (0.8, 1.0), (0.1, 1.0), (1.0, 1.25), (1.0, 10.0)])
 def test_a_change_of_all_settings_alike_is_no_noise(
     two: MakeTwo, capsys: pytest.CaptureFixture[str], rate: float, compiles: float
@@ -67,6 +65,7 @@ def test_a_change_of_all_settings_alike_is_no_noise(
     assert all(pair.changes[name].is_significant for pair in compare(*frames).pairs), "nor without every attempt"
 
 
+@pytest.mark.slow
 def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of one setting differ by 10 % in A and in B, and the two sweeps by 5 %, which is then nothing."""
     folders = two(several(runs=(1.1, 1.0)), several(0.95, runs=(1.1, 1.0)))
@@ -80,6 +79,7 @@ def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, ca
     assert main([*map(str, once), "--fail-on", "samples_per_s<-3%"]) == 1
 
 
+@pytest.mark.slow
 def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     """Eight settings, 6 % slower: a change if runs scatter by 0.5 % as usual, and none where a repeat was 8 % off."""
     before, after = map(str, two(several(), several(0.94)))
@@ -94,7 +94,6 @@ def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys:
     assert "FAILS" not in told[told.index("from 16") :]
 
 
-@pytest.mark.slow
 def test_a_repeat_is_another_sweep_of_the_same_work(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = map(str, two(several(), several()))
     other, _ = map(str, two(several(), several(), {"config": {"workload": "captioning", "size": "tiny"}}, name="tiny"))
@@ -110,6 +109,7 @@ def test_a_repeat_is_another_sweep_of_the_same_work(two: MakeTwo, capsys: pytest
         assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_text_the_table_and_the_page_say_where_the_noise_is_from(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     folders = two(several(), several())
     told = (

@@ -96,7 +96,6 @@ def test_a_run_in_a_fresh_process_is_compared_with_the_recorded_interval(make_sw
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_throughput_outside_of_the_interval_is_said_and_still_offered(
     make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +109,7 @@ def test_a_throughput_outside_of_the_interval_is_said_and_still_offered(
     assert told["job"]["steps"] == 1000
 
 
+@pytest.mark.slow
 def test_what_fails_is_not_offered_and_an_earlier_one_goes(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep([toy(workload="toy_workloads:NoSuch")])
     (folder / "best.py").write_text("of an earlier sweep")
@@ -129,7 +129,6 @@ def test_a_loss_that_is_not_finite_fails(make_sweep: MakeSweep) -> None:
     assert "not finite" in came.sentence
 
 
-@pytest.mark.slow
 def test_a_run_that_breaks_after_its_figures_is_not_said_to_have_a_loss_that_is_not_finite(make_sweep: MakeSweep) -> None:
     script = (
         """import json, sys; print(json.dumps({"finite": True, "samples_per_s": 1.0, "device": "cpu"})); sys.exit("no more")"""
@@ -139,6 +138,7 @@ def test_a_run_that_breaks_after_its_figures_is_not_said_to_have_a_loss_that_is_
     assert came.sentence.endswith("failed: exit code 1: no more")
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_end_is_given_up(make_sweep: MakeSweep) -> None:
     stuck = row(make_sweep, toy(source=SOURCE + "\nimport time\n\ntime.sleep(600)\n"))
     came = rerun(stuck, best_script(stuck, seed=0), timeout_s=3)
@@ -146,12 +146,12 @@ def test_a_run_that_does_not_end_is_given_up(make_sweep: MakeSweep) -> None:
     assert "did not end within 3.00 s" in came.sentence
 
 
-@pytest.mark.slow
 def test_a_time_longer_than_any_timer_is_no_trouble(make_sweep: MakeSweep) -> None:
     quick = row(make_sweep, toy(source="raise SystemExit(1)\n"))
     assert rerun(quick, "raise SystemExit(1)\n", timeout_s=1e300).outcome is Outcome.FAILED
 
 
+@pytest.mark.slow
 def test_another_device_is_not_run_and_said(make_sweep: MakeSweep) -> None:
     elsewhere = row(make_sweep, toy(device="NVIDIA Imaginary"))
     came = rerun(elsewhere, best_script(elsewhere, seed=0))

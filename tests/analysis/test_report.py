@@ -46,6 +46,7 @@ def test_the_report_names_every_trial_and_why_some_are_not_usable(make_sweep: Ma
     assert page.index("compile-deadline") < page.index("worker-died")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [[], [trial("scope=full", status=Status.FAILED)], [trial("scope=eager", 500, 0)]])
 def test_a_sweep_with_little_in_it_has_a_report_too(make_sweep: MakeSweep, records: list[TrialRecord]) -> None:
     assert "Verdict" in page_without_scripts(analysis.write_report(make_sweep(records)))
@@ -86,6 +87,7 @@ def test_the_head_counts_what_was_stopped_early_where_something_was(make_sweep: 
     assert "stopped early" not in page_without_scripts(analysis.write_report(make_sweep(name="none")))
 
 
+@pytest.mark.slow
 def test_without_an_eager_trial_break_even_says_what_its_multiples_are_of(make_sweep: MakeSweep) -> None:
     compiled = [trial("scope=full", 900, 60), trial("scope=regional", 800, 9)]
     note = "Lower is better: 1 is what the {} takes."
@@ -96,6 +98,7 @@ def test_without_an_eager_trial_break_even_says_what_its_multiples_are_of(make_s
     assert note.format("best eager setting") in page_without_scripts(with_eager)
 
 
+@pytest.mark.slow
 def test_memory_is_said_to_be_that_of_the_worst_worker(make_sweep: MakeSweep) -> None:
     record = trial("scope=full", 900, 60, num_workers=2, peak_memory_bytes=2**34, peak_memory_bytes_by_rank=[2**33, 2**34])
     folder = make_sweep([record])
@@ -109,6 +112,7 @@ def test_memory_is_said_to_be_that_of_the_worst_worker(make_sweep: MakeSweep) ->
         assert "worker 0" not in words
 
 
+@pytest.mark.slow
 def test_hostile_text_stays_text(make_sweep: MakeSweep) -> None:
     records = [
         trial("scope=full", 700, 50, trial_id=HOSTILE, numerics={"status": HOSTILE, "worst": HOSTILE}, environment_key=HOSTILE),
@@ -171,6 +175,7 @@ def test_an_interval_has_as_many_digits_as_its_width_needs(low: float, high: flo
     assert interval(low, None) == ""
 
 
+@pytest.mark.slow
 def test_a_log_is_linked_only_where_its_folder_is(make_sweep: MakeSweep) -> None:
     folder = make_sweep(
         [
@@ -185,6 +190,7 @@ def test_a_log_is_linked_only_where_its_folder_is(make_sweep: MakeSweep) -> None
     assert page.count("no log kept") == 2
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_finished_leaves_the_old_one(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_sweep()
     (folder / "report.html").write_text("old")
@@ -199,6 +205,7 @@ def test_a_report_that_cannot_be_finished_leaves_the_old_one(make_sweep: MakeSwe
     assert not list(folder.glob(".report*"))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_path(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep()
     assert report.main([str(folder)]) == 0
@@ -213,6 +220,7 @@ def test_the_command_refuses_bad_input_in_one_sentence(tmp_path: Path) -> None:
     assert "holds no trials.jsonl" in done.stderr
 
 
+@pytest.mark.slow
 def test_importing_analysis_brings_in_neither_plotly_nor_torch_nor_ray() -> None:
     code = "import sys, analysis; sys.exit(bool({'plotly', 'torch', 'ray'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -94,6 +94,7 @@ def test_text_of_a_record_ends_no_cell_and_begins_no_mark_up(make_sweep: MakeSwe
     assert row.endswith(r"infeasible: a \| b \<img src=x> \`c\` \[d](e) \*f\* \\ |")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_nothing_else(make_sweep: MakeSweep, repository: Path) -> None:
     folder = make_sweep()
     command = [sys.executable, "-W", "error", "-m", "analysis.table", str(folder)]

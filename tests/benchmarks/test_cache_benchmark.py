@@ -277,6 +277,7 @@ def test_precompile_does_every_setting_again() -> None:
     assert list(plan.variants()) == [(full, False), (regional, False), (full, True), (regional, True)]
 
 
+@pytest.mark.slow
 def test_what_failed_or_had_no_time_is_in_the_json(tmp_path: Path) -> None:
     plan = Plan(
         settings=(CompileSettings.parse(FULL),),

@@ -133,6 +133,7 @@ def test_a_list_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.C
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_projects_own_list_asks_for_what_there_is(repository: Path, tmp_path: Path) -> None:
     jobs = read_jobs(repository / "benchmarks" / "gpu.jobs")
     assert len(jobs) > 20

@@ -72,6 +72,7 @@ class Windowed(nn.Module):
         return self.first(hidden.mT)
 
 
+@pytest.mark.slow
 def test_lengths_below_the_shortest_batch_are_neither_warmed_up_nor_padded_to() -> None:
     workload = WorkloadFromModel(Windowed, rows_of(6, 9, 7), loss_of, num_batches=3)("only", 0)
     assert (workload.min_length, workload.max_length) == (6, 9)

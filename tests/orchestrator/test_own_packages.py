@@ -62,6 +62,7 @@ def run(folder: Path, repository: Path, *words: str, timeout_s: float) -> subpro
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_in_a_repository_with_an_analysis_of_its_own(theirs: Path, repository: Path) -> None:
     planned = run(theirs, repository, "orchestrator.sweep", "--script", "train.py", "--dry-run", timeout_s=120)
     assert planned.returncode == 0, planned.stderr

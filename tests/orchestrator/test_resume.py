@@ -89,6 +89,7 @@ def test_what_was_recorded_when_ray_gave_a_sweep_up_reaches_its_trackers(theirs:
     assert logged == ["002-b", "closed"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_starts", "no_gpu")
 def test_paths_and_what_libraries_say_are_printed_with_their_brackets(
     theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -119,6 +120,7 @@ def test_whether_the_end_is_left_out_is_said_to_each_run(resumed: Any) -> None:
     assert (config.confirm, config.warm_starts) == (True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [(), ("--max-concurrent", "2"), ("--max-concurrent", "2", "--no-confirm", "--no-warm-start"), ("--searcher", "random")],

@@ -258,12 +258,12 @@ def test_a_folder_without_a_log_has_no_records(tmp_path: Path) -> None:
     assert read(tmp_path) == []
 
 
-@pytest.mark.slow
 def _append_many(folder: Path, writer: int, count: int) -> None:
     for number in range(count):
         append(folder, record(f"{writer}-{number}", reason="×" * 5_000))  # above a pipe's and a page's atomic size
 
 
+@pytest.mark.slow
 def test_processes_that_append_at_once_leave_whole_lines(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     writers = [spawn.Process(target=_append_many, args=(tmp_path, writer, 25)) for writer in range(4)]

@@ -167,6 +167,7 @@ def test_casts_that_are_kept_are_those_of_the_first_step(cache: str, sees_the_ch
     assert torch.autocast_decrement_nesting() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weights", "products"), [("float32", 2), ("frozen", 0)])
 def test_frozen_weights_are_cast_when_compiled_and_not_in_each_call(weights: str, products: int) -> None:
     frozen = tiny("gpt2-inference").under(CompileSettings.parse(f"scope=full,workload.weights={weights}"))

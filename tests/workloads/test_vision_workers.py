@@ -52,16 +52,15 @@ def trained(meeting: Path, repository: Path, *case: str) -> list[dict[str, Any]]
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
+@pytest.mark.nightly(
+    "two processes that compile; test_distributed.py trains on two workers, test_built_in_workloads.py tells their samples apart"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "spelled"),
     [
         ("segmentation", "scope=full,backend=aot_eager,workload.ema=on,workload.batch_size=3"),
-        pytest.param(
-            "detection",
-            "scope=regional,backend=aot_eager",
-            marks=pytest.mark.nightly("two more processes that compile; segmentation trains on two workers in `make test`"),
-        ),
+        ("detection", "scope=regional,backend=aot_eager"),
     ],
 )
 def test_two_workers_train_right_on_samples_of_their_own(name: str, spelled: str, tmp_path: Path, repository: Path) -> None:

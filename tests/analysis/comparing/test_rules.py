@@ -132,7 +132,6 @@ def test_a_rule_that_nothing_can_be_judged_by_is_refused(two: MakeTwo) -> None:
         check(found, [Rule.parse("warm_start_s>+10%")])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -150,6 +149,7 @@ def test_a_rule_that_is_none_is_refused(words: str, complaint: str) -> None:
         Rule.parse(words)
 
 
+@pytest.mark.slow
 def test_the_gate_is_an_exit_code_with_reasons(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = two([trial(FULL, 800, 60)], [trial(FULL, 700, 60)])
     assert main([str(before), str(after), "--fail-on", "samples_per_s<-3%"]) == 1

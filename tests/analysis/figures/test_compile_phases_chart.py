@@ -84,7 +84,6 @@ def test_without_phases_there_are_no_bars_and_no_section(make_sweep: MakeSweep, 
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_report_shows_the_bars_below_the_front_and_above_the_table(make_sweep: MakeSweep) -> None:
     page = analysis.write_report(make_sweep()).read_text()
     places = [

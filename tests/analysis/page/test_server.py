@@ -45,7 +45,6 @@ def serving(folder: Path) -> Iterator[ReportServer]:
             thread.join()
 
 
-@pytest.mark.slow
 def get(server: ReportServer, path: str, *, host: str | None = None, method: str = "GET") -> Answer:
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=30)
     try:
@@ -56,6 +55,7 @@ def get(server: ReportServer, path: str, *, host: str | None = None, method: str
         connection.close()
 
 
+@pytest.mark.slow
 def test_it_serves_the_report_on_this_machine_only(make_sweep: MakeSweep) -> None:
     with serving(make_sweep()) as server:
         assert server.server_address[0] == "127.0.0.1"
@@ -99,7 +99,6 @@ def test_the_version_and_the_page_change_with_a_record(make_sweep: MakeSweep) ->
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_record_that_cannot_be_read_leaves_the_page_that_was_and_its_version_and_says_why(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     with serving(folder) as server:
@@ -123,6 +122,7 @@ def test_a_record_that_cannot_be_read_leaves_the_page_that_was_and_its_version_a
         assert "not up to date" not in page.partition("<nav")[0]
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_read_is_not_tried_again_and_again(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_sweep()
     live = LivePage(folder)
@@ -140,7 +140,6 @@ def test_a_state_that_cannot_be_read_is_not_tried_again_and_again(make_sweep: Ma
     assert len(tries) == 1
 
 
-@pytest.mark.slow
 def damage(folder: Path, *, undo: bool = False) -> None:
     """Begins a record and does not end it, as a tenth line; or takes that back."""
     log = folder / "trials.jsonl"
@@ -148,6 +147,7 @@ def damage(folder: Path, *, undo: bool = False) -> None:
     log.write_text(log.read_text().removesuffix(half) if undo else log.read_text() + half)
 
 
+@pytest.mark.slow
 def test_logs_are_text_and_nothing_outside_them_is_served(make_sweep: MakeSweep) -> None:
     folder = make_sweep([trial("scope=full", status=Status.FAILED, trial_id="a b")])
     (folder / "logs" / "a b").mkdir(parents=True)

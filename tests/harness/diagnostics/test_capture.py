@@ -88,6 +88,7 @@ def test_blocks_of_a_library_that_wraps_their_forwards_are_seen_to_be_compiled(s
     assert found.graphs > 0
 
 
+@pytest.mark.slow
 def test_a_graph_break_names_the_models_line_its_code_and_what_torch_advises() -> None:
     found = watched(BreaksItsGraph("only", 0), f"scope=full,{QUICK}")
     assert found.graphs == 2
@@ -100,6 +101,7 @@ def test_a_graph_break_names_the_models_line_its_code_and_what_torch_advises() -
     assert found.fallbacks == []  # both halves are compiled
 
 
+@pytest.mark.slow
 def test_a_break_that_keeps_a_function_from_being_compiled_is_a_fallback_too() -> None:
     found = watched(BreaksInALoop("only", 0), f"scope=full,{QUICK}")
     line = line_of(BreaksInALoop.model_class.forward, "graph_break()")

@@ -343,6 +343,7 @@ def is_clean(found: Diagnostics) -> bool:
     return not (found.graph_break_reasons or found.recompile_limit_hits or found.fallbacks) and found.graphs in (1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BREAKS, ids=lambda case: f"{case.cause}: {case.before.__name__}")
 def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     found = run(case.before)
@@ -372,6 +373,7 @@ GUARDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GUARDS, ids=lambda case: case.cause)
 def test_a_recompile_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     found = run(case.before, dynamic=False)

@@ -149,6 +149,7 @@ def test_gradients_that_are_all_off_by_one_factor_are_found() -> None:
     assert len(found.layers) >= 7
 
 
+@pytest.mark.slow
 def test_with_autocast_twenty_per_cent_are_found_and_right_gradients_are_never_called_wrong() -> None:
     for seed in range(5):
         model = net(0.1)

@@ -34,6 +34,7 @@ for number in range(10_000):
 """
 
 
+@pytest.mark.slow
 def test_a_publisher_killed_at_any_time_leaves_whole_manifests_and_contents(tmp_path: Path, key: SigningKey) -> None:
     environ = {**os.environ, KEY_VARIABLE: key.secret.hex()}
     for delay_s in (0.02, 0.05, 0.09):

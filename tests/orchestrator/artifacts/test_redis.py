@@ -104,7 +104,7 @@ def compiled(folder: Path, url: str, program: str = COMPILES) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.nightly("two processes that compile; with signatures, as a sweep has it, `make test` shows the same")
+@pytest.mark.nightly("two processes that compile; test_redis_sealed.py shows that signed values are found")
 @pytest.mark.slow
 def test_a_process_finds_in_redis_what_another_compiled(redis_url: str, tmp_path: Path) -> None:
     first = compiled(tmp_path / "1", redis_url)
@@ -115,30 +115,44 @@ def test_a_process_finds_in_redis_what_another_compiled(redis_url: str, tmp_path
     assert "fxgraph_cache_miss" not in second
 
 
-@pytest.mark.slow
-def test_what_somebody_puts_on_the_server_is_never_unpickled(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes sign what they leave, and torch's keys are this test's own."""
     monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
     monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "sealed")
+
+
+def poison(redis_url: str, mark: Path) -> None:
+    """Puts a bomb in the place of every value."""
+    client = redis.Redis.from_url(redis_url)
+    names = list(client.keys())
+    assert names
+    for name in names:
+        client.set(name, json.dumps({"data": base64.b64encode(pickle.dumps(Bomb(mark))).decode()}).encode())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sealed")
+def test_what_somebody_puts_on_the_server_is_never_unpickled(redis_url: str, tmp_path: Path) -> None:
+    compiled(tmp_path / "1", redis_url, SEALS + COMPILES)
+    poison(redis_url, tmp_path / "mark")
+    attacked = compiled(tmp_path / "2", redis_url, SEALS + COMPILES)
+    assert attacked["fxgraph_cache_miss"] >= 1
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.nightly("four processes that compile; test_redis_sealed.py reads what was sealed without a compile")
+@pytest.mark.slow
+@pytest.mark.usefixtures("sealed")
+def test_what_was_sealed_is_found_and_torch_alone_would_unpickle_anything(redis_url: str, tmp_path: Path) -> None:
     compiled(tmp_path / "1", redis_url, SEALS + COMPILES)
     again = compiled(tmp_path / "2", redis_url, SEALS + COMPILES)
     assert again["autograd_cache_hit"] >= 1
     assert "fxgraph_cache_miss" not in again
-    client, mark = redis.Redis.from_url(redis_url), tmp_path / "mark"
-    poison = json.dumps({"data": base64.b64encode(pickle.dumps(Bomb(mark))).decode()}).encode()
-    names = list(client.keys())
-    assert names
-    for name in names:
-        client.set(name, poison)
-    attacked = compiled(tmp_path / "3", redis_url, SEALS + COMPILES)
-    assert attacked["fxgraph_cache_miss"] >= 1
-    assert not mark.exists()
-    for name in names:
-        client.set(name, poison)
+    poison(redis_url, tmp_path / "mark")
     with suppress(subprocess.CalledProcessError):  # and may trip over what it got
-        compiled(tmp_path / "4", redis_url)
-    assert mark.exists(), "torch by itself does unpickle it, so this test tests something"
+        compiled(tmp_path / "3", redis_url)
+    assert (tmp_path / "mark").exists(), "or the test of sealed values tests nothing"
 
 
 @pytest.mark.nightly("a process that compiles; test_nothing_leaks.py sweeps with a server that is not there")

@@ -52,6 +52,7 @@ def test_an_interval_without_length_has_none() -> None:
     assert interval_pressure(0.0, 0.0, 0.0, 4) == 0.0
 
 
+@pytest.mark.slow
 def test_children_that_fight_for_a_core_are_seen_from_their_parent() -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     printed = subprocess.check_output([sys.executable, "-c", FIGHT], env=environment, text=True, timeout=120)

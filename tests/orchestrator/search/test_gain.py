@@ -174,6 +174,7 @@ def test_a_noisy_result_is_no_failure_and_counts_with_the_low_end_of_its_interva
     assert noisy != expected(samples_per_s=1200.0, stable=True, samples_per_s_ci95=(1000.0, 1500.0))
 
 
+@pytest.mark.slow
 def test_it_needs_a_quarter_of_the_cost_on_tables_like_recorded_ones_and_less_than_chance(
     tmp_path: Path,
 ) -> None:

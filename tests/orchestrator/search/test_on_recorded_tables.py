@@ -59,6 +59,7 @@ def test_with_four_objectives_no_search_finds_more_than_there_is() -> None:
         assert volumes[-1] == 1
 
 
+@pytest.mark.slow
 def test_early_stopping_saves_half_and_loses_next_to_nothing(ground: Ground) -> None:
     runs = replays(ground, Searcher.GAIN, 4, prune=ground.pruning(patience_with(Searcher.GAIN)))
     ends = [replay.steps[-1] for replay in runs]

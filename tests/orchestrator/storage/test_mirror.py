@@ -242,6 +242,7 @@ def test_a_new_sweep_is_not_copied_over_another(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_copied_with_its_report_and_goes_on_from_its_storage_alone(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

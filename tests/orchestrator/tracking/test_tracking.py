@@ -108,6 +108,7 @@ def test_what_names_no_place_is_refused_in_a_sentence(text: str) -> None:
         Destination.parse(text)
 
 
+@pytest.mark.slow
 def test_a_password_is_in_no_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     place = "mlflow:http://me:hunter2@127.0.0.1:9"
@@ -153,6 +154,7 @@ def test_mlflow_holds_a_run_for_each_trial_below_the_sweeps(sweep: Path, tmp_pat
     assert runs["warm-start002-def"].data.metrics["warm_start_s"] == 9.5
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_resumed_goes_on_in_its_mlflow_run(sweep: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
