@@ -69,6 +69,7 @@ def test_a_plan_is_made_in_a_repository_with_an_analysis_of_its_own(theirs: Path
     assert "as the script has it" in planned.stdout
 
 
+@pytest.mark.nightly("a sweep of its own; a plan is made of the script, and an installed wheel sweeps in the same repository")
 @pytest.mark.slow
 def test_a_script_is_swept_in_a_repository_with_packages_of_the_same_names(theirs: Path, repository: Path) -> None:
     settings = ["--settings", "scope=full,dynamic=auto,backend=aot_eager"]
