@@ -126,6 +126,7 @@ class Prepared:
             device_type=self.device.type,
             torch_version=(int(major), int(minor)),
             max_length=workload.max_length,
+            one_shape=workload.min_length == workload.max_length,
             targets=self.modules(model),
             autocast=None if dtype is None else str(dtype).removeprefix("torch."),
             attention=None if self.settings.attention is None else workload.attention_statement(self.settings.attention),

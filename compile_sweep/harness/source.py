@@ -65,6 +65,8 @@ class Facts:
     """Of a moving average of the weights; None for none."""
     num_workers: int = 1
     """That train together."""
+    one_shape: bool = False
+    """Whether every batch has the same shape, so that none is padded."""
     process_statements: Sequence[str] = ()
     """The workload's own process-wide settings."""
     blocks: Sequence[str] = ()
@@ -89,7 +91,7 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
     body = [*wrap, *_compile_model(settings, facts), "", "", *step]
     text = "\n".join(body)
     fragments = list(_fragments(text))
-    code = "\n\n\n".join(["\n".join(_batching(settings, facts)), *fragments, text])
+    code = "\n\n\n".join([*filter(None, ["\n".join(_batching(settings, facts))]), *fragments, text])
     settled = "\n".join(_process_wide(settings, facts))
     head = [f'"""{settings.label}: compile settings for the workload {facts.workload}.', "", f"{settings.key}", '"""']
     parts = ["\n".join(head), "\n".join(_imports(settled + code)), *filter(None, [settled]), *_constants(settings, facts)]
@@ -197,6 +199,8 @@ def _batching(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     if settings.group_window is not None:
         yield f"# Batches: rows = group_by_length(row_lengths, batch_size, window={settings.group_window})"
         yield inspect.getsource(group_by_length).rstrip() + "\n\n"
+    if facts.one_shape:
+        return
     lengths = settings.shape_policy(facts.max_length).lengths()
     yield "def padded_length(longest: int) -> int:"
     yield '    """Tokens to pad a batch to whose longest row has `longest` tokens."""'

@@ -7,7 +7,7 @@ Two spellings of the same thing are equal: `mode=default, cudagraphs=on` is `mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial
 from operator import attrgetter
@@ -184,7 +184,8 @@ def _describe(settings: CompileSettings) -> str:
     elif settings.dynamic is not None:
         words.append(f"dynamic={settings.dynamic}" if settings.dynamic is Dynamic.TRUE else settings.dynamic)
     words += [f"{name} {part.label}" for name, part in settings.parts or ()]
-    if settings.scope is Scope.EAGER or settings.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
+    eager_pads = settings.scope is Scope.EAGER and settings.padding is not Padding.MAX
+    if eager_pads or settings.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
         words.append(f"pad to {settings.padding}" + (f" ×{settings.pad_multiple}" if settings.pad_multiple else ""))
     if settings.optimizer is not OptimizerKind.FOREACH:
         words.append(f"{settings.optimizer} optimizer")
@@ -477,7 +478,8 @@ class CompileSettings:
             return 0
         if self.dynamic is Dynamic.BUCKETS:
             return len(self.shape_policy(max_length, min_length).lengths())
-        return 2 if self.dynamic is Dynamic.AUTO else 1  # auto builds a static graph first, then a dynamic one
+        # auto builds a static graph first, then, once a length has changed, a dynamic one
+        return 2 if self.dynamic is Dynamic.AUTO and min_length < max_length else 1
 
     def validate_for(self, max_length: int, min_length: int = 1) -> None:
         """Checks that the settings can work with batches of `min_length` to `max_length` tokens.
@@ -485,6 +487,9 @@ class CompileSettings:
         Raises:
             SettingsError: more buckets than the recompile limit, or a length that does not go with the sequences.
         """
+        if min_length == max_length:
+            self._refuse_lengths()
+            return
         limit = self.recompile_limit or RECOMPILE_LIMIT
         if self.scope is not Scope.EAGER and (graphs := self.num_graphs(max_length, min_length)) > limit:
             smallest = -(-max_length // limit)
@@ -500,6 +505,21 @@ class CompileSettings:
             raise SettingsError(f"dynamic_max={self.dynamic_max} is below the workload's {max_length} tokens; use at least that")
         if self.buckets is not None and self.buckets[-1] != max_length:
             raise SettingsError(f"buckets={format_value(self.buckets)} must end with the workload's {max_length} tokens")
+
+    def for_one_shape(self) -> CompileSettings:
+        """The same settings for batches that all have one shape, which no padding changes."""
+        padding = Padding.MAX if self.scope is Scope.EAGER else self.padding
+        return replace(self, padding=padding, pad_multiple=None)
+
+    def _refuse_lengths(self) -> None:
+        one_shape = "every batch of this workload has one shape"
+        if self.marks or self.dynamic is Dynamic.BUCKETS:
+            name = Dynamic.BUCKETS if self.dynamic is Dynamic.BUCKETS else Dynamic.MARK
+            raise SettingsError(
+                f"dynamic={name} is for lengths that change, and {one_shape}; use auto, torch's default, or static"
+            )
+        if self.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
+            raise SettingsError(f"pad_multiple={self.pad_multiple} pads lengths, and {one_shape}; leave it out")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # frozen for everyone but the constructor

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from rich.console import Console
 
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
 
@@ -46,7 +46,8 @@ def recipes() -> Iterator[Line]:
 
 def settings() -> Iterator[Line]:
     """Fields of `CompileSettings`, as the strings under them say; those that hold others by their spelling."""
-    written = {"options": "inductor.NAME", "workload": "workload.NAME", "ddp": "ddp.NAME", "parts": "parts.NAME.FIELD"}
+    written = {name: f"{name}.NAME" for name in ("workload", "ddp", *CONFIG_MODULES)}
+    written |= {"options": "inductor.NAME", "parts": "parts.NAME.FIELD"}
     said = dict(_documented(CompileSettings))
     yield from ((written.get(field.name, field.name), said.get(field.name, "")) for field in fields(CompileSettings))
 

@@ -41,7 +41,7 @@ def quickstart(target: Target) -> Iterator[Candidate]:
     if target.has_gpu:
         yield {"scope": "regional", "dynamic": "auto"}
         yield {"scope": "full", "mode": "reduce-overhead"}
-    else:
+    elif target.min_length < target.max_length:
         yield {"scope": "full", "dynamic": "mark"}
 
 
@@ -244,6 +244,20 @@ RECIPES: dict[str, Recipe] = {
     "vision": vision,
     "grid": grid,
 }
+
+
+def candidates(recipe: str, target: Target) -> Iterator[Candidate]:
+    """What the recipe would like to try, in order.
+
+    Where every batch has one shape, what is compiled without a word on lengths is `torch.compile` as it comes, dynamic=None:
+    dynamic=False would also make constants of Python numbers that change.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    for candidate in find_recipe(recipe)(target):
+        is_default = target.min_length == target.max_length and candidate.get("scope") != "eager" and "dynamic" not in candidate
+        yield {**candidate, "dynamic": "auto"} if is_default else candidate
 
 
 def find_recipe(name: str) -> Recipe:

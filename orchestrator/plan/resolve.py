@@ -15,7 +15,7 @@ from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import AUTO, HIDDEN, NONE, REDIS, Device, Run, RunnerKind, SearchConfig, SweepConfig, expanded, shown
 from orchestrator.environment import Environment
-from orchestrator.plan.recipes import find_recipe
+from orchestrator.plan.recipes import candidates, find_recipe
 from orchestrator.plan.scripts import with_baseline
 from orchestrator.plan.space import Candidate, Choice, Target, candidate_text, choose, refuse_several_jobs, varied
 from orchestrator.search import Searcher
@@ -160,7 +160,7 @@ def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: T
                 f"--num-trials {wanted} is more than the {kept} settings that the sweep kept; name its recipe or --settings again"
             )
         return str(before.recipe), Choice(settings=before.settings, excluded=())
-    return config.recipe, choose(varied(find_recipe(config.recipe)(target), _axes(run.vary)), target)
+    return config.recipe, choose(varied(candidates(config.recipe, target), _axes(run.vary)), target)
 
 
 def refuse_misspelled(option: str, spelled: Sequence[str], vary: Sequence[str]) -> None:

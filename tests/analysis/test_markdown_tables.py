@@ -27,7 +27,7 @@ def test_the_recommendation_is_a_row_a_length_and_a_line_a_flip(
     headings, rule, *rows = rows_of(printed)
     assert len({len(row) for row in (headings, rule, *rows)}) == 1
     assert [row[:2] for row in rows] == [
-        ["1,000", "eager, pad to max"],
+        ["1,000", "eager"],
         *([steps, "regional, default, mark"] for steps in ("10,000", "100,000", "1,000,000")),
     ]
     assert rows[0][5] == "—"

@@ -111,7 +111,7 @@ def test_the_command_prints_a_recommendation_for_each_length_and_the_flips(
 ) -> None:
     assert main([str(make_sweep(RECORDS)), "--steps", "100", "1M", "--restarts", "2", "--price-per-gpu-hour", "4"]) == 0
     out = capsys.readouterr().out
-    assert "For 100 steps of 64 samples a worker, 2 restarts, every start cold: “eager, pad to max”." in out
+    assert "For 100 steps of 64 samples a worker, 2 restarts, every start cold: “eager”." in out
     assert "For 1,000,000 steps" in out
     assert "in money, against the best eager setting" in out
     assert f"--settings '{RECORDS[3].settings_key}'" in out

@@ -114,8 +114,15 @@ def test_batches_of_one_size_have_one_length() -> None:
     workload = made(rows_of(3))
     assert (workload.max_length, workload.batch_changes.length) == (1, {})
     assert workload.dynamic_dims("model.stages.0.1") == {}
-    with pytest.raises(SettingsError, match="above the workload's 1 tokens"):
-        workload.validate(CompileSettings.parse("scope=full,dynamic=mark"))
+    for text, message in (
+        ("scope=full,dynamic=mark", "dynamic=mark is for lengths that change, and every batch of this workload has one shape"),
+        ("scope=full,dynamic=buckets", "dynamic=buckets is for lengths that change"),
+        ("scope=eager,padding=longest,pad_multiple=16", "pad_multiple=16 pads lengths, and every batch"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            workload.validate(CompileSettings.parse(text))
+    workload.validate(CompileSettings.parse("scope=full,dynamic=auto"))
+    assert "padded_length" not in prepare(workload, CompileSettings.parse("scope=full"), CPU).source(workload.build_model())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.plan.recipes import find_recipe
-from orchestrator.plan.space import Target
+from orchestrator.plan.recipes import candidates, find_recipe
+from orchestrator.plan.space import Target, choose
 from workloads.layers import Layers
 from workloads.resnet import ResNet
 
@@ -113,6 +113,20 @@ def test_kernels_of_gpus_are_refused_on_a_cpu(kernel: str) -> None:
 def test_a_memory_format_is_proposed_where_convolutions_hold_the_weights(name: str, expected: str | None) -> None:
     workload = load_workload(name)(size="tiny", seed=0)
     assert workload.memory_format() == expected
+
+
+def test_batches_of_one_shape_are_compiled_as_torch_compile_comes_and_have_one_eager_setting() -> None:
+    target = Target(max_length=1, has_gpu=False, memory_format=MemoryFormat.CHANNELS_LAST)
+    chosen = choose(candidates("quickstart", target), target)
+    assert chosen.excluded == ()
+    assert [setting.label for setting in chosen.settings] == [
+        "eager",
+        "eager, memory format channels_last",
+        "full, default, auto, memory format channels_last",
+        "regional, default, auto",
+        "full, default, auto",
+    ]
+    assert {setting.num_graphs(1) for setting in chosen.settings} == {0, 1}
 
 
 def test_looking_for_convolutions_leaves_the_models_weights_real() -> None:

@@ -58,7 +58,7 @@ def test_the_list_names_what_equals_each_member_and_what_else_may_be_on_the_fron
     df = analysis.load(make_sweep(records))
     found = front_list(df, summary(df), analysis.uncertain_front(df).trials)
     names = [entry.settings_label for entry in found.entries]
-    assert names == ["eager, pad to max", "regional, default, static", "modular, default, static", "full, default, static"]
+    assert names == ["eager", "regional, default, static", "modular, default, static", "full, default, static"]
     assert [len(entry.equals) for entry in found.entries][:2] == [0, 1]
     assert found.entries[1].equals[0].startswith("regional, default, static, fused optimizer (may be on the front: ")
     assert found.others == []

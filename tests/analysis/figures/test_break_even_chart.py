@@ -37,7 +37,7 @@ def test_settings_that_never_win_are_not_drawn_but_torch_compile_as_it_comes_is(
     lines = break_even_figure(break_even_info(analysis.load(make_sweep(records)))).data
     names = [line.name for line in lines if line.visible]
     assert len(lines) == 4
-    assert names == ["regional, default, mark", "full, default, static", "eager, pad to max"]
+    assert names == ["regional, default, mark", "full, default, static", "eager"]
 
 
 def test_a_page_gets_warm_starts_only_where_they_were_measured(make_sweep: MakeSweep) -> None:

@@ -115,7 +115,7 @@ def test_noisy_settings_are_on_the_front_by_the_low_end_of_their_interval_and_ar
     ]
     df = analysis.load(make_sweep(records))
     assert set(analysis.pareto_front(df)["settings_label"]) == {
-        "eager, pad to max", "regional, default, static", "full, default, static",
+        "eager", "regional, default, static", "full, default, static",
     }  # fmt: skip
     (note,) = cautions(df, SweepInfo())
     assert note.startswith("“regional, default, static” (700 to 900 samples/s) is on the front though noisy, by the low end")
@@ -183,7 +183,7 @@ def test_an_eager_setting_of_a_quicker_host_does_not_beat_what_was_compiled_else
         trial("scope=full", 600, 50, environment_key="slow"),
     ]
     assert judge(make_sweep, records) == (
-        "The fastest setting is an eager one, “eager, pad to max”, at 900 samples/s. The best compiled one, “full, default, "
+        "The fastest setting is an eager one, “eager”, at 900 samples/s. The best compiled one, “full, default, "
         "static”, reaches 600 samples/s: 1.50× the best eager setting of the same environment, workers and pipeline (“eager, pad "
         "to longest ×8”, 400 samples/s)."
     )
@@ -204,7 +204,7 @@ def test_a_setting_behind_by_the_low_end_of_its_interval_is_said_so(make_sweep: 
     words = judge(
         make_sweep, [trial("scope=eager", 1000, 0.5), noisy("scope=full", 1500, 900, 50), trial("scope=regional", 890, 9)]
     )
-    assert words.startswith("No compiled setting beats eager: the fastest is “eager, pad to max”, at 1,000 samples/s.")
+    assert words.startswith("No compiled setting beats eager: the fastest is “eager”, at 1,000 samples/s.")
     assert "“full, default, static”, reaches 1,500 samples/s, but by the low end of its interval 900 samples/s." in words
 
 
@@ -218,7 +218,7 @@ def test_the_best_compiled_setting_beside_eager_is_so_by_what_is_sure(make_sweep
 def test_an_eager_setting_behind_by_the_low_end_of_its_interval_is_said_so(make_sweep: MakeSweep) -> None:
     words = judge(make_sweep, [noisy("scope=eager", 1000, 900, 0.5), trial("scope=full", 950, 50)])
     assert words.startswith(
-        "The fastest setting is “full, default, static”, at 950 samples/s. The best eager one, “eager, pad to max”, reaches "
+        "The fastest setting is “full, default, static”, at 950 samples/s. The best eager one, “eager”, reaches "
         "1,000 samples/s, but by the low end of its interval 900 samples/s. It costs 50.0 s"
     )
 
