@@ -1,6 +1,6 @@
 """The values that fields of `CompileSettings` take, with torch's own names where torch has one.
 
-`resolve_mode` reconciles the two ways to ask for CUDA graphs, `mode` and `cudagraphs`.
+`resolve_mode` reconciles the two ways to ask for CUDA graphs, `mode` and `cudagraphs`; `resolve_padding` does so for padding and `dynamic`.
 """
 
 from __future__ import annotations
@@ -160,3 +160,33 @@ def resolve_mode(given: Mode | None, cudagraphs: bool | None) -> tuple[Mode, boo
             raise SettingsError("mode=reduce-overhead is CUDA graphs and contradicts cudagraphs=off; say mode=default")
         return WITHOUT_CUDAGRAPHS[mode], False
     return mode, cudagraphs
+
+
+_DEFAULT_PADDING = {
+    Dynamic.STATIC: Padding.MAX,
+    Dynamic.AUTO: Padding.LONGEST,
+    Dynamic.MARK: Padding.LONGEST,
+    Dynamic.TRUE: Padding.LONGEST,
+    Dynamic.BUCKETS: Padding.BUCKETS,
+}
+
+_PADDING_CONFLICTS = {
+    Padding.MAX: "dynamic={dynamic} compiles one graph per length, too many with padding={padding}; use dynamic=buckets",
+    Padding.LONGEST: "padding={padding} with dynamic={dynamic} leaves nothing dynamic; use dynamic=static or buckets",
+    Padding.BUCKETS: "dynamic={dynamic} pads to its buckets, which padding={padding} contradicts; leave padding out",
+}
+
+
+def resolve_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None) -> Padding:
+    """Returns the padding to use, or the default for the dynamic strategy if none is given.
+
+    Raises:
+        SettingsError: the padding and the strategy contradict each other.
+    """
+    default = Padding.MAX if dynamic is None else _DEFAULT_PADDING[dynamic]
+    padding = given or default
+    if scope is Scope.EAGER and padding is Padding.BUCKETS:
+        raise SettingsError("scope=eager compiles no graph per bucket; use padding=longest with, say, pad_multiple=32")
+    if scope is not Scope.EAGER and padding is not default:
+        raise SettingsError(_PADDING_CONFLICTS[default].format(dynamic=dynamic, padding=padding))
+    return padding

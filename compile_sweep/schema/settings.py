@@ -27,6 +27,7 @@ from compile_sweep.schema.choices import (
     Scope,
     SdpaKernel,
     resolve_mode,
+    resolve_padding,
 )
 from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_with_scope, parse_ddp
 from compile_sweep.schema.errors import SettingsError
@@ -60,20 +61,6 @@ RECOMPILE_LIMIT = 8
 DEFAULT_PAD_MULTIPLE = 8
 DEFAULT_BUCKET_SIZE = 32
 INDUCTOR = "inductor"
-
-_DEFAULT_PADDING = {
-    Dynamic.STATIC: Padding.MAX,
-    Dynamic.AUTO: Padding.LONGEST,
-    Dynamic.MARK: Padding.LONGEST,
-    Dynamic.TRUE: Padding.LONGEST,
-    Dynamic.BUCKETS: Padding.BUCKETS,
-}
-
-_PADDING_CONFLICTS = {
-    Padding.MAX: "dynamic={dynamic} compiles one graph per length, too many with padding={padding}; use dynamic=buckets",
-    Padding.LONGEST: "padding={padding} with dynamic={dynamic} leaves nothing dynamic; use dynamic=static or buckets",
-    Padding.BUCKETS: "dynamic={dynamic} pads to its buckets, which padding={padding} contradicts; leave padding out",
-}
 
 Parse = Callable[[str, Any], Any]
 
@@ -153,21 +140,6 @@ _OPTIONS_THAT_ARE_FIELDS = {
     "max_autotune": "mode",
     "freezing": "workload.weights=frozen where the workload has that option",  # Dynamo reads it from the process's configuration
 }
-
-
-def resolve_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None) -> Padding:
-    """Returns the padding to use, or the default for the dynamic strategy if none is given.
-
-    Raises:
-        SettingsError: the padding and the strategy contradict each other.
-    """
-    default = Padding.MAX if dynamic is None else _DEFAULT_PADDING[dynamic]
-    padding = given or default
-    if scope is Scope.EAGER and padding is Padding.BUCKETS:
-        raise SettingsError("scope=eager compiles no graph per bucket; use padding=longest with, say, pad_multiple=32")
-    if scope is not Scope.EAGER and padding is not default:
-        raise SettingsError(_PADDING_CONFLICTS[default].format(dynamic=dynamic, padding=padding))
-    return padding
 
 
 def _describe(settings: CompileSettings) -> str:

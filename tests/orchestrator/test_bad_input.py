@@ -71,7 +71,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--settings"], "--settings has no value; give one or more, or leave it out"),
         (["--settings", "--num-trials", "3"], "--settings has no value; give one or more, or leave it out"),
         (["--settings", ""], "--settings '' is no setting; write it like scope=regional,dynamic=auto"),
-        (["--settings", "scope=regionl"], "scope=regionl is not one of eager, full, regional, modular; did you mean regional?"),
+        (
+            ["--settings", "scope=regionl"],
+            "scope=regionl is not one of eager, full, regional, modular, nested; did you mean regional?",
+        ),
         (["--settings", "dynamic=true,cudagraphs=on"], "dynamic=true makes every size symbolic"),
         (["--settings", "dynamic=buckets,bucket_size=1"], "above torch's recompile limit of 8"),
         (["captioning", "--settings", "scope=full"], "--settings replaces a recipe's settings"),
