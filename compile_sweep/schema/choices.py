@@ -1,6 +1,7 @@
 """The values that fields of `CompileSettings` take, with torch's own names where torch has one.
 
-`resolve_mode` reconciles the two ways to ask for CUDA graphs, `mode` and `cudagraphs`; `resolve_padding` does so for padding and `dynamic`.
+`resolve_mode` reconciles the two ways to ask for CUDA graphs, `mode` and `cudagraphs`; `resolve_padding` reconciles padding and
+`dynamic`.
 """
 
 from __future__ import annotations
