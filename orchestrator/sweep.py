@@ -110,6 +110,8 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
     commit = None if target.folder is None else git_commit(target.folder)
     with folder.held(output):
         (folder.resume if run.resume else folder.begin)(output, config, environment, commit)
+        for line in record.recover(output):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         stages = Stages(
             config=config,
             output=output,

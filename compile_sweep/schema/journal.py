@@ -1,15 +1,21 @@
-"""Append-only logs: one strict JSON object a line, each the fields of one frozen dataclass.
+"""Append-only logs: one strict JSON object a line, each the fields of one frozen dataclass, and a checksum of them.
 
-A line is written with a single `write` under a lock and fsynced, so a killed writer leaves whole lines.
+A line is written with a single `write` under a lock and fsynced. A writer that is killed within that call, or a power failure,
+can leave part of a line. No line break ends that part, so readers leave it out; the next `append`, or `recover`, sets it aside.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin
@@ -24,6 +30,11 @@ _INTERVAL = tuple[float, float] | None
 _MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int}, int: {int}}
 """Of lists and objects, the types whose values JSON may hold, by the type of their members."""
 _DEEPEST = 16
+_CHECKSUM = re.compile(r',"checksum":"([0-9a-f]{8})"\}$')
+_TORN = ".torn"
+"""Ends the name of the file that keeps what was torn off the end of a log."""
+
+_BLOCK_BYTES = 1 << 20
 
 
 def written(values: Mapping[str, Any]) -> str:
@@ -31,12 +42,32 @@ def written(values: Mapping[str, Any]) -> str:
     return json.dumps(_writable(redact.redact_json(values)), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
+def sealed(text: str) -> str:
+    """The JSON object with one more field, the CRC-32 of its text before."""
+    return f'{text[:-1]},"checksum":"{zlib.crc32(text.encode()):08x}"}}'
+
+
+def unsealed(line: str) -> str:
+    """The JSON object as `sealed` was given it. A line without a checksum is returned as it is: an older version wrote it.
+
+    Raises:
+        RecordsError: The text is not the one that the checksum was made of.
+    """
+    if (found := _CHECKSUM.search(line)) is None:
+        return line
+    text = line[: found.start()] + "}"
+    if sealed(text) != line:
+        raise RecordsError("its checksum does not match; if the line was edited on purpose, remove the checksum")
+    return text
+
+
 def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a line, less its schema version.
 
     Raises:
-        RecordsError: not JSON, another schema version, or a field that is none.
+        RecordsError: not JSON, not what was written, another schema version, or a field that is none.
     """
+    line = unsealed(line)
     try:
         values = json.loads(line, parse_constant=_refuse, parse_int=_integer)
     except (ValueError, RecursionError) as error:
@@ -70,12 +101,25 @@ def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def append(path: Path, text: str) -> None:
-    """Adds a line to the log, durable when this returns; safe from several processes of one host."""
-    line = text.encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+def append(path: Path, text: str, unique: str = "") -> None:
+    """Adds a line to the log, durable when this returns; safe from several processes of one host.
+
+    Args:
+        path: The log.
+        text: A JSON object.
+        unique: A part of the text that no line of the log may have yet.
+
+    Raises:
+        RecordsError: A line of the log has that part, or the log is no regular file.
+    """
+    line = sealed(text).encode() + b"\n"
+    is_new = not path.exists()
+    descriptor = _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _set_torn_end_aside(path, descriptor)
+        if unique and _holds(descriptor, unique.encode()):
+            raise RecordsError(f"{path} already has a record with {unique}, so none is added")
         count = os.write(descriptor, line)
         try:
             if count != len(line):
@@ -84,8 +128,40 @@ def append(path: Path, text: str) -> None:
         except OSError:  # take it back, so that the log stays whole lines, and one a record if the caller tries again
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
             raise
+        if is_new:
+            sync_folder(path.parent)
     finally:
         os.close(descriptor)
+
+
+def recover(path: Path) -> str | None:
+    """Sets aside what a killed writer or a power failure left at the end of the log.
+
+    Returns:
+        A sentence for the user; None if the log is whole, or there is none.
+
+    Raises:
+        RecordsError: The log is no regular file.
+        OSError: It cannot be written.
+    """
+    if not path.exists():
+        return None
+    descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return _set_torn_end_aside(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes durable that files were made in the folder or renamed; not all file systems can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
@@ -102,12 +178,13 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
     try:
         if not path.exists():
             return []
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as log:
+        with os.fdopen(_opened(path, os.O_RDONLY), encoding="utf-8", errors="replace", newline="\n") as log:
             fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
             text = log.read()
     except OSError as error:
         raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
-    return list(_records(path, text, parse, what))
+    *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
+    return list(_records(path, [*lines, rest] if _is_whole(rest) else lines, parse, what))
 
 
 class Tail(Generic[Record]):
@@ -131,20 +208,86 @@ class Tail(Generic[Record]):
         """
         if not self._path.exists() or self._path.stat().st_size == self._offset:
             return []
-        with self._path.open("rb") as log:
+        with os.fdopen(_opened(self._path, os.O_RDONLY), "rb") as log:
             fcntl.flock(log, fcntl.LOCK_SH)
             log.seek(self._offset)
             added = log.read()
+        added = added[: added.rfind(b"\n") + 1]  # the rest is no line yet
         self._offset += len(added)
-        return list(_records(self._path, added.decode("utf-8", "replace"), self._parse, self._what))
+        return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
 
 
-def _records(path: Path, text: str, parse: Callable[[str], Record], what: str) -> Iterator[Record]:
-    *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
-    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
+def _opened(path: Path, flags: int) -> int:
+    """A descriptor of the log. Does not wait for the other end of a pipe, as `open` would.
+
+    Raises:
+        RecordsError: It is a pipe, a device or the like.
+        OSError: It cannot be opened, or is a folder.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise RecordsError(f"{path} is not a regular file; name a folder that a sweep wrote")
+
+
+def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
+    """Makes the log end with a line break; the log is locked. Returns what was done."""
+    size = os.fstat(descriptor).st_size
+    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
+        return None
+    begin = _begin_of_last_line(descriptor, size)
+    rest = os.pread(descriptor, size - begin, begin)
+    if _is_whole(rest.decode("utf-8", "replace")):  # only its line break is missing
+        os.write(descriptor, b"\n")
+        os.fsync(descriptor)
+        return None
+    aside = path.with_name(path.name + _TORN)
+    copy = _opened(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(copy, rest + b"\n")
+        os.fsync(copy)
+    finally:
+        os.close(copy)
+    os.ftruncate(descriptor, begin)
+    os.fsync(descriptor)
+    sync_folder(path.parent)
+    return f"{path} ended in the middle of a line, which is now in {aside.name}; the lines before it are intact"
+
+
+def _begin_of_last_line(descriptor: int, size: int) -> int:
+    end = size
+    while end > 0:
+        begin = max(0, end - _BLOCK_BYTES)
+        if (found := os.pread(descriptor, end - begin, begin).rfind(b"\n")) >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def _holds(descriptor: int, part: bytes) -> bool:
+    offset, before = 0, b""
+    while block := os.pread(descriptor, _BLOCK_BYTES, offset):
+        if part in before + block:
+            return True
+        offset, before = offset + len(block), block[1 - len(part) :]
+    return False
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line without a line break is a JSON object all the same: part of one never is."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _records(path: Path, lines: Sequence[str], parse: Callable[[str], Record], what: str) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=1):
         try:
-            if number > len(lines):  # the next record would be written behind it, into the same line
-                raise RecordsError("it does not end with a line break")
             yield parse(line)
         except RecordsError as error:
             raise RecordsError(

@@ -281,8 +281,27 @@ class WarmStart:
 
 
 def append(folder: Path, record: TrialRecord | WarmStart) -> None:
-    """Adds the record to its log in the folder, durable when this returns; safe from several processes of one host."""
-    journal.append(folder / (TRIALS_FILE if isinstance(record, TrialRecord) else WARM_STARTS_FILE), record.to_json())
+    """Adds the record to its log in the folder, durable when this returns; safe from several processes of one host.
+
+    Raises:
+        RecordsError: a trial with this trial_id is recorded already.
+    """
+    if isinstance(record, TrialRecord):
+        named = json.dumps({"trial_id": record.trial_id}, ensure_ascii=False, separators=(",", ":"))[1:-1]
+        journal.append(folder / TRIALS_FILE, record.to_json(), unique=named)
+    else:
+        journal.append(folder / WARM_STARTS_FILE, record.to_json())
+
+
+def recover(folder: Path) -> list[str]:
+    """Sets aside what a killed writer or a power failure left at the end of the folder's logs; returns a sentence for each.
+
+    Raises:
+        RecordsError: a log is no regular file.
+        OSError: one cannot be written.
+    """
+    said = (journal.recover(folder / name) for name in (TRIALS_FILE, WARM_STARTS_FILE))
+    return [sentence for sentence in said if sentence is not None]
 
 
 def read(folder: Path) -> list[TrialRecord]:

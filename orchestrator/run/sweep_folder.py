@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from compile_sweep.schema import record, redact
+from compile_sweep.schema import journal, record, redact
 from compile_sweep.schema.errors import ConfigError, RecordsError, SettingsError, SweepFolderError
 from compile_sweep.schema.setting_text import quote_value
 from orchestrator.config import IDENTITY, Device, SweepConfig
@@ -62,6 +62,8 @@ def begin(folder: Path, config: SweepConfig, environment: Environment, commit: s
     with _in_a_sentence(folder):
         write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
         (folder / record.TRIALS_FILE).touch()  # second: without sweep.json it would look like a sweep that cannot be resumed
+        journal.sync_folder(folder)
+        journal.sync_folder(folder.absolute().parent)
     return []
 
 
@@ -160,6 +162,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
             os.fsync(file.fileno())
             os.chmod(file.name, 0o644)
             os.replace(file.name, path)
+            journal.sync_folder(path.parent)
         except BaseException:
             os.unlink(file.name)
             raise

@@ -176,7 +176,7 @@ def test_parts_of_sweep_json_that_are_missing_or_odd_are_empty(make_sweep: MakeS
     ("damage", "said"),
     [
         (lambda folder: (folder / "trials.jsonl").unlink(), "holds no trials.jsonl"),
-        (lambda folder: (folder / "trials.jsonl").write_text('{"trial_id":'), "line 1"),
+        (lambda folder: (folder / "trials.jsonl").write_text('{"trial_id":\n'), "line 1"),
         (lambda folder: (folder / "warm_starts.jsonl").mkdir(), "warm_starts.jsonl cannot be read \\(Is a directory\\)"),
         (lambda folder: (folder / "sweep.json").unlink(), "holds no sweep.json"),
         (lambda folder: (folder / "sweep.json").write_text("{"), "is not JSON"),

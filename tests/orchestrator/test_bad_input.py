@@ -264,7 +264,7 @@ def test_a_sweep_that_is_running_is_not_taken_up_beside_itself(theirs: Path, cap
 
 def test_a_damaged_last_record_stops_a_resume_and_is_kept(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (theirs / TRIALS_FILE).open("a") as log:
-        log.write('{"schema_version": 1, "trial_id": "002')
+        log.write('{"schema_version": 1, "trial_id": "002\n')
     before = contents(theirs)
     sentence = refused(capsys, "--resume", "--output", str(theirs))
     assert f"{theirs / TRIALS_FILE} line 2 is no trial record" in sentence

@@ -14,7 +14,7 @@ from compile_sweep import command_line
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import SessionError
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.record import TrialRecord, append
+from compile_sweep.schema.record import TRIALS_FILE, TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
 from orchestrator.config import EACH_RUN, Device, SearchConfig, SweepCommand, SweepConfig
@@ -104,6 +104,21 @@ def test_paths_and_what_libraries_say_are_printed_with_their_brackets(
     said = capsys.readouterr().out
     assert "OSError: cannot write [/mnt/x]" in said
     assert f"report: {output / 'report.html'}\n" in said
+
+
+def test_half_a_record_of_a_killed_driver_is_set_aside_and_said_once(
+    theirs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Stages, "run", lambda *arguments: False)
+    whole = (theirs / TRIALS_FILE).read_bytes()
+    with (theirs / TRIALS_FILE).open("ab") as log:
+        log.write(b'{"schema_version":2,"trial_id":"002-abc')
+    words = ["--resume", "--output", str(theirs)]
+    assert sweep.main(words) == 0
+    assert f"{TRIALS_FILE} ended in the middle of a line, which is now in {TRIALS_FILE}.torn" in capsys.readouterr().out
+    assert (theirs / TRIALS_FILE).read_bytes() == whole
+    assert sweep.main(words) == 0
+    assert "ended in the middle" not in capsys.readouterr().out
 
 
 def test_more_trials_than_a_list_was_cut_to_need_the_list_again(resumed: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,10 @@ import math
 import multiprocessing
 import os
 import resource
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +34,10 @@ from compile_sweep.schema.record import (
     TrialRecord,
     WarmStart,
     append,
+    follow,
     read,
     read_warm_starts,
+    recover,
     standing,
     why_impossible,
 )
@@ -214,8 +218,10 @@ def test_a_record_that_cannot_be_true_is_refused_with_what_is_wrong(tmp_path: Pa
 
 
 def test_a_trial_that_is_recorded_twice_is_refused_by_line(tmp_path: Path) -> None:
-    for name in ("1", "2", "1"):
+    for name in ("1", "2"):
         append(tmp_path, record(name))
+    with (tmp_path / TRIALS_FILE).open("a") as log:
+        log.write(record("1").to_json() + "\n")
     with pytest.raises(RecordsError, match=r"line 3 repeats the trial_id '1' of line 1; remove one of the two"):
         read(tmp_path)
 
@@ -419,25 +425,125 @@ def test_a_damaged_line_in_the_middle_is_named_too(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("kept", [-1, -2, -100])
-def test_a_last_line_cut_anywhere_is_never_taken_for_whole(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("kept", [-2, -100])
+def test_a_last_line_cut_anywhere_is_no_record_and_is_set_aside_by_the_next_append(tmp_path: Path, kept: int) -> None:
     append(tmp_path, record("1"))
     append(tmp_path, record("2"))
     log = tmp_path / TRIALS_FILE
-    log.write_bytes(log.read_bytes()[:kept])
-    with pytest.raises(RecordsError, match=r"line 2 is no trial record.*the 1 before it are intact"):
-        read(tmp_path)
+    torn = log.read_bytes()[:kept]
+    log.write_bytes(torn)
+    assert [r.trial_id for r in read(tmp_path)] == ["1"]
+    append(tmp_path, record("3"))
+    assert [r.trial_id for r in read(tmp_path)] == ["1", "3"]
+    assert (tmp_path / f"{TRIALS_FILE}.torn").read_bytes() == torn.partition(b"\n")[2] + b"\n"
 
 
-def test_a_log_read_without_complaint_can_be_appended_to(tmp_path: Path) -> None:
+def test_a_torn_end_is_recovered_and_said_once(tmp_path: Path) -> None:
+    assert recover(tmp_path) == []
+    append(tmp_path, record("1", reason="×" * (3 << 20)))  # of several blocks
+    append(tmp_path, record("2", reason="×" * (3 << 20)))
     log = tmp_path / TRIALS_FILE
-    log.write_text(record("1").to_json())  # edited by hand, and no line break at the end
-    try:
-        read(tmp_path)
-    except RecordsError:
-        return
+    log.write_bytes(log.read_bytes()[:-5])
+    (sentence,) = recover(tmp_path)
+    assert sentence == f"{log} ended in the middle of a line, which is now in {TRIALS_FILE}.torn; the lines before it are intact"
+    assert recover(tmp_path) == []
+    assert [r.trial_id for r in read(tmp_path)] == ["1"]
+
+
+@pytest.mark.parametrize("has_checksum", [True, False])
+def test_a_last_line_that_lacks_only_its_line_break_is_a_record(tmp_path: Path, has_checksum: bool) -> None:
+    log = tmp_path / TRIALS_FILE
+    append(tmp_path, record("1"))
+    log.write_text(log.read_text().rstrip("\n") if has_checksum else record("1").to_json())
+    assert [r.trial_id for r in read(tmp_path)] == ["1"]
     append(tmp_path, record("2"))
     assert [r.trial_id for r in read(tmp_path)] == ["1", "2"]
+    assert not (tmp_path / f"{TRIALS_FILE}.torn").exists()
+
+
+def test_what_follows_a_log_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    followed = follow(tmp_path)
+    assert [r.trial_id for r in followed.fresh()] == ["1"]
+    with (tmp_path / TRIALS_FILE).open("a") as log:
+        log.write(record("2").to_json()[:50])
+    assert followed.fresh() == []
+    append(tmp_path, record("3"))
+    assert [r.trial_id for r in followed.fresh()] == ["3"]
+
+
+def test_a_line_that_was_changed_does_not_match_its_checksum_and_one_without_is_read(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    log = tmp_path / TRIALS_FILE
+    log.write_text(log.read_text().replace('"wall_s":61.5', '"wall_s":62.5'))
+    with pytest.raises(RecordsError, match="line 1 is no trial record: its checksum does not match"):
+        read(tmp_path)
+    log.write_text(record("1", wall_s=62.5).to_json() + "\n")  # as an older version wrote it
+    assert read(tmp_path)[0].wall_s == 62.5
+
+
+def test_an_id_is_recorded_once(tmp_path: Path) -> None:
+    append(tmp_path, record("1", reason='its "trial_id":"2", and\n"trial_id":"2"'))
+    append(tmp_path, record("2"))
+    with pytest.raises(RecordsError, match='already has a record with "trial_id":"2"'):
+        append(tmp_path, record("2"))
+    append(tmp_path, record("22"))
+    assert [r.trial_id for r in read(tmp_path)] == ["1", "2", "22"]
+
+
+@pytest.mark.parametrize("act", [read, recover, lambda folder: append(folder, record())])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_log_that_is_no_regular_file_is_refused_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], object], act: Callable[[Path], object]
+) -> None:
+    make(tmp_path / TRIALS_FILE)
+    with pytest.raises(RecordsError, match="is not a regular file"):
+        act(tmp_path)
+
+
+KILLS = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from compile_sweep.schema.record import TRIALS_FILE, TrialRecord, append, recover
+folder, kills, number, torn = Path(sys.argv[1]), int(sys.argv[2]), 0, 0
+log = folder / TRIALS_FILE
+for kill in range(kills):
+    reason = "x" * random.choice([2_000, 20_000, 4_000_000])
+    told, tell = os.pipe()
+    if (writer := os.fork()) == 0:
+        while True:
+            append(folder, TrialRecord(trial_id=str(number), settings={}, settings_key="k", status="failed", reason=reason))
+            os.write(tell, b"%d " % number)
+            number += 1
+    os.close(tell)
+    time.sleep(random.random() * 0.03)
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    appended = [int(one) for one in os.fdopen(told).read().split()]
+    torn += len(recover(folder))
+    lines = log.read_text().split("\\n") if log.exists() else [""]
+    assert lines.pop() == ""
+    found = [int(json.loads(line)["trial_id"]) for line in lines]
+    assert found == list(range(len(found))), "lost, doubled or out of order"
+    assert found[number : number + len(appended)] == appended, "what was recorded is not there"
+    assert len(found) <= number + len(appended) + 1
+    number = len(found)
+    if number and log.stat().st_size > 20_000_000:
+        log.unlink()
+        number = 0
+print(torn)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [60, pytest.param(1000, marks=pytest.mark.nightly("a minute of kills; `make test` has 60"))])
+def test_of_a_writer_killed_at_any_time_no_record_is_lost_or_doubled(tmp_path: Path, kills: int) -> None:
+    """What it was told is recorded is there, in order, and at most the record that it was adding besides."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(tmp_path), str(kills)], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    print(f"{done.stdout.strip()} of {kills} kills left part of a line")
 
 
 def warm_start(**fields: Any) -> WarmStart:

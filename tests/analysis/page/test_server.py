@@ -141,9 +141,9 @@ def test_a_state_that_cannot_be_read_is_not_tried_again_and_again(make_sweep: Ma
 
 
 def damage(folder: Path, *, undo: bool = False) -> None:
-    """Begins a record and does not end it, as a tenth line; or takes that back."""
+    """Writes half a record as a tenth line; or takes that back."""
     log = folder / "trials.jsonl"
-    half = '{"schema_version": 2, "trial_id"'
+    half = '{"schema_version": 2, "trial_id"\n'
     log.write_text(log.read_text().removesuffix(half) if undo else log.read_text() + half)
 
 

@@ -205,7 +205,7 @@ def test_a_head_that_only_drives_may_have_another_processor(tmp_path: Path, devi
 
 def test_damaged_records_stop_a_resume_and_stay_as_they_are(begun: Path) -> None:
     with (begun / TRIALS_FILE).open("a") as log:
-        log.write('{"schema_version": 1, "trial')
+        log.write('{"schema_version": 1, "trial\n')
     before = contents(begun)
     with pytest.raises(RecordsError, match=r"line 2 .*the 1 before it are intact"):
         resume(begun, config(), H200, None)
