@@ -33,6 +33,7 @@ from compile_sweep.schema.errors import ConfigError, SweepFolderError
 from compile_sweep.schema.objectives import Constraint
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SWEEP_FILE
+from compile_sweep.schema.visible_text import spreadsheet_cell
 
 PROG = "python -m analysis.export"
 
@@ -74,8 +75,14 @@ class Options(JobOptions):
 
 
 def to_csv(df: pd.DataFrame, path: Path) -> None:
-    """Every trial and column but the single steps, as CSV: lists and mappings are JSON in a cell, what is missing is empty."""
-    _plain(df.drop(columns=list(_EVERY_STEP)), also=list).to_csv(path, index=False)
+    """Every trial and column but the single steps, as CSV: lists and mappings are JSON in a cell, what is missing is empty.
+
+    Text that a spreadsheet would take for a formula has an apostrophe before it.
+    """
+    plain = _plain(df.drop(columns=list(_EVERY_STEP)), also=list)
+    texts = plain.select_dtypes(["string", "object", "category"])
+    cells = {name: [spreadsheet_cell(cell) if isinstance(cell, str) else cell for cell in texts[name]] for name in texts}
+    plain.assign(**cells).to_csv(path, index=False)
 
 
 def to_parquet(df: pd.DataFrame, path: Path) -> None:

@@ -19,6 +19,7 @@ from compile_sweep.schema.objectives import INTERVALS
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.visible_text import visible, visible_values
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
 _COLD_OR_WARM = ("compile_s", "first_step_s", "warmup_s")
@@ -94,8 +95,8 @@ def load_sweep(folder: str | Path) -> SweepInfo:
         raise RecordsError(f"{path} is not a JSON object; {_SWEPT}")
     planned = values.get("planned")
     return SweepInfo(
-        config=_mapping(values.get("config")),
-        environment=_mapping(values.get("environment")),
+        config=visible_values(_mapping(values.get("config"))),
+        environment=visible_values(_mapping(values.get("environment"))),
         environment_key=_text(values.get("environment_key")),
         started_at=_text(values.get("started_at")),
         planned=tuple(_text(key) for key in planned) if isinstance(planned, list) else (),
@@ -168,6 +169,8 @@ def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
 
 def _column(name: str, values: list[Any]) -> pd.Series:
     dtype = COLUMNS[name].dtype
+    if name != "source":  # which is code, to be run as it is
+        values = [visible_values(value) for value in values]
     try:
         if dtype is TIMESTAMP:
             moments = pd.to_datetime(pd.Series(values, dtype="string"), utc=True, errors="coerce", format="ISO8601")
@@ -184,4 +187,4 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else visible(str(value))

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compile_sweep.schema import redact
+from compile_sweep.schema.visible_text import visible
 
 
 class CompileSweepError(Exception):
@@ -33,7 +34,6 @@ class WorkloadError(CompileSweepError):
     """A workload that does not exist, does not import, or breaks its contract."""
 
 
-_LONGEST = 4000
 _SHOWN = 200
 
 
@@ -80,6 +80,4 @@ def check_utf8(words: Iterable[str]) -> None:
 
 def one_line_message(error: BaseException) -> str:
     """Formats an error as one line for a terminal, with secrets redacted and unprintable characters escaped."""
-    words = " ".join(redact.redact_text(str(error)).split())
-    seen = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in words)
-    return seen if len(seen) <= _LONGEST else f"{seen[:_LONGEST]}…"
+    return visible(" ".join(redact.redact_text(str(error)).split()))

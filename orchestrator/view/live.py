@@ -23,6 +23,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.visible_text import visible
 from orchestrator.guard.progress import Progress
 
 _POLL_S = 0.5
@@ -190,7 +191,7 @@ class LiveView:
             on_front = "on the front" if record.settings_key in self._state.front else ""
             if on_front and record.contended:
                 on_front += ", compiled beside others"
-            outcome = on_front if record.status is Status.OK else f"{record.status}: {record.label}"
+            outcome = on_front if record.status is Status.OK else visible(f"{record.status}: {record.label}")
             table.add_row(
                 escape(_label(record.settings_key)),
                 _figure(record.samples_per_s),
@@ -203,10 +204,10 @@ class LiveView:
 def outcome_of(record: TrialRecord) -> str:
     """How an attempt ended, as a line."""
     label = _label(record.settings_key)
-    again = f" (at try {record.tries}; before, {record.retry_reasons[-1]})" if record.retry_reasons else ""
+    again = visible(f" (at try {record.tries}; before, {record.retry_reasons[-1]})") if record.retry_reasons else ""
     if record.status is Status.OK:
         return f"ok: {label}: {_figure(record.samples_per_s)} samples/s{_noise(record)}, {_compiled(record)}{again}"
-    return f"{record.status} ({record.label}): {label}: {record.reason}{again}"
+    return f"{visible(f'{record.status} ({record.label}): {label}: {record.reason}')}{again}"
 
 
 def _noise(record: TrialRecord) -> str:
@@ -225,7 +226,7 @@ def _compiled(record: TrialRecord) -> str:
 def _start_outcome(start: WarmStart) -> str:
     label = _label(start.settings_key)
     if start.status is not Status.OK:
-        return f"warm start {start.status} ({start.label}): {label}: {start.reason}"
+        return visible(f"warm start {start.status} ({start.label}): {label}: {start.reason}")
     restored = "" if start.restore_s is None else f"restored in {_figure(start.restore_s)} s, "
     return f"warm start: {label}: {_figure(start.warm_start_s)} s ({restored}first step {_figure(start.first_step_s)} s)"
 

@@ -1,0 +1,49 @@
+r"""Text of somebody else, made safe to show: what a terminal would obey or a reader would not see is spelled out.
+
+Background: the reason of a failure, a device's name or a record copied from elsewhere may hold ESC sequences, which change
+a terminal's title, colors or contents, NUL, and the marks by which Unicode changes the direction of text ("Trojan Source",
+CVE-2021-42574).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST = 4000
+"""Characters that are shown of one text."""
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    r"""Returns the text with control, format and unassigned characters written as `\x1b` or `\u202e`, cut to `LONGEST`.
+
+    Args:
+        text: What anybody may have written.
+        keep: Characters that stay as they are, such as a line break.
+    """
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() or one in keep or _is_space(one) else ascii(one)[1:-1] for one in text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def visible_values(value: Any) -> Any:
+    """Returns a JSON value with all its text as `visible` shows it, but for line breaks, which stay."""
+    if isinstance(value, str):
+        return visible(value, keep="\n")
+    if isinstance(value, Mapping):
+        return {visible_values(name): visible_values(member) for name, member in value.items()}
+    if isinstance(value, list | tuple) and not all(isinstance(member, int | float) for member in value):
+        return [visible_values(member) for member in value]
+    return value
+
+
+def spreadsheet_cell(text: str) -> str:
+    """Returns the text so that a spreadsheet takes it for text: with an apostrophe before it if it would be a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _is_space(one: str) -> bool:
+    return unicodedata.category(one) == "Zs"
