@@ -80,9 +80,9 @@ def to_csv(df: pd.DataFrame, path: Path) -> None:
     Text that a spreadsheet would take for a formula has an apostrophe before it.
     """
     plain = _plain(df.drop(columns=list(_EVERY_STEP)), also=list)
-    texts = plain.select_dtypes(["string", "object", "category"])
-    cells = {name: [spreadsheet_cell(cell) if isinstance(cell, str) else cell for cell in texts[name]] for name in texts}
-    plain.assign(**cells).to_csv(path, index=False)
+    for name in plain.select_dtypes(["string", "object", "category"]):
+        plain[name] = [spreadsheet_cell(cell) if isinstance(cell, str) else cell for cell in plain[name]]
+    plain.to_csv(path, index=False)
 
 
 def to_parquet(df: pd.DataFrame, path: Path) -> None:
