@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro import _errors as complaints  # private, so pyproject.toml names the versions of tyro that are known to have it
@@ -236,7 +236,8 @@ def run(command: Callable[[], int]) -> int:
     try:
         with _ending_in_order():
             code = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None where it was closed at the start
+            sys.stdout.flush()
     except CompileSweepError as error:
         print(f"error: {one_line_message(error)}", file=sys.stderr)
         return USAGE_ERROR
@@ -251,12 +252,58 @@ def run(command: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM, which `timeout` sends, raises while the block lasts, so that what a command started ends with it."""
+    """SIGTERM, which `timeout` sends, and SIGHUP of a closed terminal raise, so that what a command started ends with it."""
     if threading.current_thread() is not threading.main_thread():  # of others Python takes no handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in kept.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def optional_output() -> Iterator[None]:
+    """Lets a command go on while nobody can read what it prints: a full disk, a closed terminal, a reader that has gone."""
+    kept = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        streams = [_Optional(stream, nowhere) for stream in kept]
+        sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for stream in streams:
+                stream.flush()
+            sys.stdout, sys.stderr = kept
+
+
+class _Optional:
+    """A stream whose failures to write are ignored.
+
+    Args:
+        stream: Where to write; None, which Python has for a stream that was closed at the start, for nowhere.
+        nowhere: The null device.
+    """
+
+    def __init__(self, stream: TextIO | None, nowhere: TextIO) -> None:
+        self._stream, self._nowhere = stream or nowhere, nowhere
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # or what could not be written is tried again, at the latest at exit
+                os.dup2(self._nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -53,7 +53,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         prog: how a person calls it.
     """
     find_own_packages("analysis")
-    return command_line.run(lambda: _sweep(prog, *split_arguments(command_line.words_of(arguments))))
+
+    def swept() -> int:
+        with command_line.optional_output():  # what counts is in the sweep's folder
+            return _sweep(prog, *split_arguments(command_line.words_of(arguments)))
+
+    return command_line.run(swept)
 
 
 def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> int:

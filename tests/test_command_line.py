@@ -11,7 +11,7 @@ from typing import Annotated
 import pytest
 import tyro
 
-from compile_sweep.command_line import UsageError, flags, parse, parse_known, run
+from compile_sweep.command_line import UsageError, flags, optional_output, parse, parse_known, run
 from compile_sweep.schema.errors import CompileSweepError, ConfigError, SettingsError
 
 PROG = "python -m orchestrator.sweep"
@@ -195,6 +195,19 @@ def test_what_an_encoding_cannot_show_is_spelled_out(encoding: str, monkeypatch:
 def test_a_stream_that_has_no_encoding_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert run(lambda: 0) == 0
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_output_that_is_optional_may_fail_in_every_way(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = io.StringIO()
+    gone.close()
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        for stream in (None, gone, full):
+            monkeypatch.setattr(sys, closed, stream)
+            with optional_output():
+                print("said", file=getattr(sys, closed), flush=True)
+                print("said again", file=getattr(sys, closed))
+            assert getattr(sys, closed) is stream
 
 
 def test_a_fault_of_ours_is_not_hidden() -> None:

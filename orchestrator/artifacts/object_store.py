@@ -8,6 +8,7 @@ hits/<manifest's name>/<count>-<random>    empty: what a listing shows is all th
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from pyarrow.fs import FileInfo, FileSystem
+from pyarrow.fs import FileInfo, FileSystem, LocalFileSystem
 
 from compile_sweep.schema.errors import CacheError
 from orchestrator.artifacts.manifest import DIGEST
@@ -184,7 +185,10 @@ class DurableShelf:
         filesystem.write_whole(*self._opened, name, content)
 
     def _read(self, name: str, max_bytes: int) -> bytes:
-        with self._filesystem.open_input_stream(self._path(name)) as file:
+        path = self._path(name)
+        if isinstance(self._filesystem, LocalFileSystem) and os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(f"{path} is not a regular file")  # a pipe would be waited for
+        with self._filesystem.open_input_stream(path) as file:
             return bytes(file.read(max_bytes))
 
     def _drop(self, names: list[str]) -> None:

@@ -47,6 +47,8 @@ class SigningKey:
         try:
             if not path.exists():
                 _make(path)
+            if not path.is_file():  # a pipe would be waited for
+                raise CacheError(f"the key in {path} is not a regular file; name one, or set {KEY_VARIABLE} instead")
             if path.stat().st_mode & 0o077:
                 raise CacheError(f"the key in {path} can be read by others, who could sign with it: chmod 600 it")
             return cls._parsed(path.read_text(encoding="ascii", errors="replace"), str(path))

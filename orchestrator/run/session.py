@@ -231,7 +231,7 @@ def _no_echo() -> Iterator[None]:
 
 
 class Interrupts:
-    """Ctrl-C once asks for a clean finish; twice stops now, by `KeyboardInterrupt`. SIGTERM counts as Ctrl-C."""
+    """Ctrl-C once asks for a clean finish; twice stops now, by `KeyboardInterrupt`. SIGTERM and SIGHUP count as Ctrl-C."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -240,7 +240,10 @@ class Interrupts:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handles the signals while the block lasts; must be entered by the main thread."""
-        kept = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        kept = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:

@@ -132,12 +132,12 @@ def check_the_rest_is_measured(output: Path, total: int) -> None:
     assert len({record["trial_id"] for record in records}) == total
 
 
-def test_a_local_sweep_survives_ctrl_c_and_a_killed_driver_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_local_sweep_survives_a_closed_terminal_and_a_killed_driver_and_leaves_no_process(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     settings = ("--settings", *EAGER_SIX[:3])
     first = start(output, "--runner", "local", "--workload", "toy_workloads:Slow", *settings)
     wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
-    first.send_signal(signal.SIGINT)
+    first.send_signal(signal.SIGHUP)
     _, complaints = first.communicate(timeout=90)
     assert first.returncode == 130, complaints
     assert list(map(was_measured, records_of(output))) == [True]
@@ -149,6 +149,16 @@ def test_a_local_sweep_survives_ctrl_c_and_a_killed_driver_and_leaves_no_process
     second.communicate(timeout=30)
     wait_until(lambda: not processes_of_sweeps(), 15, processes_of_sweeps)
     assert len(records_of(output)) == 1
+
+
+def test_a_sweep_goes_on_where_what_it_prints_cannot_be_written(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    words = ("--runner", "local", "--workload", "toy_workloads:Brief", "--settings", EAGER_SIX[0])
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command(output, *words), cwd=TESTS, env=environment(), stdout=full, stderr=full, timeout=240)
+    assert done.returncode == 0
+    assert list(map(was_measured, records_of(output))) == [True]
+    assert (output / "report.html").exists()
 
 
 @pytest.mark.ray

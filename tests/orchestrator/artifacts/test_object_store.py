@@ -206,3 +206,14 @@ def test_googles_library_tries_again_for_seconds_not_for_minutes(options: str, s
     assert root == "bucket/prefix"
     _, (opened_with, *_) = filesystem.__reduce__()
     assert opened_with["retry_time_limit"].total_seconds() == seconds
+
+
+def test_contents_that_are_a_pipe_are_refused_and_not_waited_for(tmp_path: Path, key: SigningKey) -> None:
+    store = ArtifactStore(DurableShelf(str(tmp_path / "store")), key)
+    published = store.publish(manifest(), [artifact("a"), artifact("b", b"other")]).manifest
+    path = next(one for one in (tmp_path / "store" / "blobs").rglob("*") if one.is_file())
+    path.unlink()
+    os.mkfifo(path)
+    fetched = store.fetch(published.entries, manifest().environment)
+    assert len(fetched.artifacts) == 1
+    assert len(fetched.refused) == 1

@@ -81,3 +81,9 @@ def test_a_user_without_a_home_is_told_to_set_the_variable(monkeypatch: pytest.M
     monkeypatch.setattr(Path, "home", fails)
     with pytest.raises(CacheError, match=f"set {KEY_VARIABLE}"):
         SigningKey.load(environ={})
+
+
+def test_a_key_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cache.key", 0o600)
+    with pytest.raises(CacheError, match="is not a regular file"):
+        SigningKey.load(tmp_path / "cache.key", {})
