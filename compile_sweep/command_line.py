@@ -273,7 +273,7 @@ def optional_output() -> Iterator[None]:
     kept = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         streams = [_Optional(stream, nowhere) for stream in kept]
-        sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+        sys.stdout, sys.stderr = streams
         try:
             yield
         finally:
