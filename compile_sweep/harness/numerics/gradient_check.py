@@ -55,6 +55,16 @@ told from rounding, and stay where they are."""
 MAX_SINGLE_LAYERS = 16
 """Up to so many layers each is looked at by itself once something is wrong; of more, halves are, for the worst one."""
 
+SCATTER = 0.3
+"""Share of what eager leaves over by which compiled code may differ from it. Right gradients of GPT-2 and a ResNet-50 under
+autocast differed by 1 to 12 % of it on an H100, and what is left over was 0.4 and 1.8 layers' worth (docs/results.md)."""
+
+FLOOR_MARGIN = 3.0
+"""Times what eager leaves over, beyond which compiled code that draws other random numbers is held to be wrong."""
+
+COARSEST = 1.0
+"""Error that a check must be able to see to say that gradients are right: those of one layer that are wholly wrong."""
+
 _SEED = 0x5EED
 
 
@@ -268,20 +278,29 @@ class _Search:
         for values in judged.values():  # the same function of the same weights: what is not smooth in it cancels
             if not self._draws and max(map(abs, values)) <= allowed:
                 return self._verdict(Outcome.OK, max(map(abs, values)), checked)
+        # What eager leaves over is curvature, kinks and rounding. In float32 it cancels, if the random numbers are the same.
+        floors = {width: max(map(abs, eager[width])) for width in errors}
+        limits = {width: max(allowed, SCATTER * floor) for width, floor in floors.items()}
+        fine = self._precision is PRECISIONS[0][1]
+        exact = fine and not self._draws
         for line in range(NUM_LINES):
             plateau = _plateau([(width, judged[width][line]) for width in judged], allowed)
             if plateau is None:
                 continue
             width, error = max((width, judged[width][line]) for width in plateau)
-            # What is no derivative is out at every width; rounding may put eager out at one of them.
-            if self._draws and min(abs(eager[width][line]) for width in plateau) > max(allowed, abs(error) / 3):
-                return skipped(
-                    "eager gradients are no derivatives of the loss either: it has kinks, a detach or a straight-through estimate"
-                )
+            if not exact and abs(error) <= (FLOOR_MARGIN * floors[width] if self._draws else limits[width]):
+                continue
             layers = self._wrong_layers(width, error)
             worst = next(iter(layers.values()), error)
             return self._verdict(Outcome.WRONG, abs(worst), checked, layers)
-        return skipped("the loss is not smooth enough around these weights, or its rounding is too coarse")
+        for width in () if fine else sorted(limits, key=limits.__getitem__):
+            found = max(abs(one - other) for one, other in zip(errors[width], eager[width], strict=True))
+            if found <= limits[width] <= COARSEST:
+                return replace(self._verdict(Outcome.OK, found, checked), allowed=limits[width])
+        return skipped(
+            "eager gradients are no derivatives of the loss at the steps that can be told from rounding: it has kinks, a detach "
+            "or a straight-through estimate in it, or bends too much"
+        )
 
     def _verdict(
         self, outcome: Outcome, error: float, checked: float, layers: Mapping[str, float] | None = None
