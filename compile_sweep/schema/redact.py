@@ -1,8 +1,9 @@
 """Keeps secrets out of everything that is written: records, descriptions, trial logs, terminal output.
 
 Known secrets are removed wherever they appear: values of environment variables whose names suggest a secret, passwords in URIs,
-and anything passed to `register_secret`. Text that looks like a secret is removed too: user and password in any URI, and AWS
-access keys. This is a safety net; code should not print secrets in the first place.
+and anything passed to `register_secret`. Text that looks like a secret is removed too: user and password in any URI, signed query
+strings, addresses of webhooks, authorization headers, and keys by the formats of well-known services. This is a safety net; code
+should not print secrets in the first place.
 """
 
 from __future__ import annotations
@@ -25,12 +26,40 @@ _SHORTEST = 8
 _MOST_LOG_BYTES = 64 * 2**20
 
 _NAMED_SECRET = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CACHE_KEY|TOKENS?(_|$)|_(PASS|PWD|PAT)$",
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CACHE_KEY|TOKENS?(_|$)|_(KEY|PASS|PWD|PAT)$"
+    r"|AUTHORIZATION|AUTH_(CONFIG|HEADER)|(^|_)(AUTH|BEARER|DSN|SAS|JWT)$|WEBHOOK|CONNECTION_?STRING",
     re.IGNORECASE,
 )
 _PARAMETER = re.compile(r"(?i)([?&;][^=&\s]*(?:secret|token|passw|credential|key|signature|sig)[^=&\s]*=)[^&\s'\"]+")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
-_AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
+_LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
+    (  # keys of AWS, GitHub, GitLab, Slack, Hugging Face, Google and OpenAI, by the formats that these publish for scanners
+        re.compile(
+            r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}"
+            r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|sk-[A-Za-z0-9_-]{20,})(?![\w-])"
+        ),
+        REDACTED,
+    ),
+    (
+        re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token)\s+)?)[^\s\"',;]+"),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{16,}"), rf"\1{REDACTED}"),
+    (
+        re.compile(r"(?i)([?&](?:sig|(?:x-amz-|x-goog-)?signature|[\w-]*(?:token|secret|password|passwd|api_?key))=)[^&\s'\"]+"),
+        rf"\1{REDACTED}",
+    ),
+    (
+        re.compile(
+            r"(https://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com"
+            r"|hooks\.zapier\.com)/)[^\s'\"<>]+"
+        ),
+        rf"\1{REDACTED}",
+    ),
+)
+"""What looks like a secret wherever it stands, and what is left of it."""
+
+_SCHEME = re.compile(r"(?i)^(?:basic|bearer|token)\s+(?=\S+$)")
 _kept: set[str] = set()
 
 
@@ -70,10 +99,27 @@ def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """Yields the secret parts of a value. Each line of a private key counts; a path only says where a secret is kept."""
+    """Yields the secret parts of a value. Each line of a private key counts; a path only says where a secret is kept.
+
+    So do the texts in a JSON object, as Docker keeps passwords, and what follows the scheme of an authorization header.
+    """
     lines = value.splitlines()
     if len(lines) > 1 or not Path(value).is_absolute():
-        yield from (part for part in (value, *map(str.strip, lines)) if len(part) >= _SHORTEST)
+        found = (value, *map(str.strip, lines), _SCHEME.sub("", value), *_texts_of_json(value))
+        yield from (part for part in found if len(part) >= _SHORTEST)
+
+
+def _texts_of_json(value: str) -> Iterator[str]:
+    if not value.lstrip().startswith("{"):
+        return
+    with suppress(ValueError, RecursionError):
+        waiting = [json.loads(value)]
+        while waiting:
+            inner = waiting.pop()
+            if isinstance(inner, str):
+                yield inner
+            elif isinstance(inner, dict | list):
+                waiting.extend(inner.values() if isinstance(inner, dict) else inner)
 
 
 def _spellings(secret: str) -> Iterator[str]:
@@ -127,4 +173,6 @@ def _without(text: str, secrets: Sequence[str]) -> str:
         text = text.replace(secret, REDACTED)
     if "://" in text:
         text = _ADDRESS.sub(lambda found: redact_uri(found[0]), text)
-    return _AWS_KEY.sub(REDACTED, text)
+    for pattern, rest in _LOOKS_SECRET:
+        text = pattern.sub(rest, text)
+    return text

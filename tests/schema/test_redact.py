@@ -43,12 +43,20 @@ def test_a_variable_that_is_named_like_a_secret_is_one(name: str) -> None:
     assert redact_text(f"before{ENVIRON[name]}, after", ENVIRON) == "before***, after"
 
 
-@pytest.mark.parametrize("name", ["PGPASSWORD", "MYSECRET", "OPENAIAPIKEY", "AUTHTOKEN", "API_TOKENS", "DB_PASS", "GITHUB_PAT"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PGPASSWORD", "MYSECRET", "OPENAIAPIKEY", "AUTHTOKEN", "API_TOKENS", "DB_PASS", "GITHUB_PAT", "OPENAI_KEY",
+        "SLACK_WEBHOOK_URL", "AUTHORIZATION", "PROXY_AUTH", "BEARER", "SENTRY_DSN", "STORAGE_CONNECTION_STRING", "DOCKER_AUTH_CONFIG",
+    ],
+)  # fmt: skip
 def test_a_secrets_name_need_not_set_the_word_apart(name: str) -> None:
     assert redact_text("it says planted-word", {name: "planted-word"}) == "it says ***"
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PWD", "COMPASS", "PATTERN", "LOGKEY"])
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "PWD", "COMPASS", "PATTERN", "LOGKEY", "SORT_KEYS", "SSH_AUTH_SOCK", "AUTHOR", "KEYBOARD"]
+)
 def test_a_name_that_only_looks_alike_is_none_of_a_secret(name: str) -> None:
     assert redact_text("it says planted-word", {name: "planted-word"}) == "it says planted-word"
 
@@ -126,6 +134,51 @@ def test_what_is_no_address_is_no_traceback(address: str) -> None:
 
 def test_the_key_id_of_an_account_is_hidden_anywhere() -> None:
     assert redact_text("user AKIAIOSFODNN7EXAMPLE may not", {}) == "user *** may not"
+
+
+CANARY = "pl4nt3d" * 6
+LOOKS_SECRET = {
+    "an authorization header": (f"Authorization: Bearer {CANARY}", "Authorization: Bearer ***"),
+    "basic authorization in JSON": (f'{{"authorization": "Basic {CANARY}"}}', '{"authorization": "Basic ***"}'),
+    "a bearer token": (f"sent bearer {CANARY}, refused", "sent bearer ***, refused"),
+    "a signed path": (f"GET /container/blob?sv=2024&sig={CANARY}&se=1", "GET /container/blob?sv=2024&sig=***&se=1"),
+    "a signed address": (f"https://a.blob.example/c?sp=r&sig={CANARY}", "https://a.blob.example/c?sp=r&sig=***"),
+    "a token of a query": (f"path?access_token={CANARY}", "path?access_token=***"),
+    "Slack's webhook": (f"https://hooks.slack.com/services/T0/B0/{CANARY}", "https://hooks.slack.com/***"),
+    "Discord's webhook": (f"to https://discord.com/api/webhooks/12/{CANARY} now", "to https://discord.com/api/webhooks/*** now"),
+    "Teams' webhook": (f"https://acme.webhook.office.com/webhookb2/{CANARY}", "https://acme.webhook.office.com/***"),
+    "OpenAI's key": (f"key sk-proj-{CANARY}", "key ***"),
+    "GitHub's token": (f"ghp_{CANARY}", "***"),
+    "GitLab's token": (f"glpat-{CANARY}", "***"),
+    "Hugging Face's token": (f"hf_{CANARY}", "***"),
+    "Slack's token": (f"xoxb-12345-{CANARY}", "***"),
+}
+
+
+@pytest.mark.parametrize(("said", "without"), LOOKS_SECRET.values(), ids=LOOKS_SECRET.keys())
+def test_what_looks_like_a_secret_is_hidden_wherever_it_stands(said: str, without: str) -> None:
+    assert redact_text(said, {}) == without
+    assert CANARY not in json.dumps(redact_json({said: [said, {"reason": f"it said {said}"}]}, {}))
+    assert CANARY not in one_line_message(ConfigError(said))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scope=full,mode=max-autotune?settings_key=scope=full",
+        "the bearer of this", "basic arithmetic of bfloat16", "task-12345678901234567890123", "authorization is needed",
+        "--settings scope=regional,dynamic=mark", "sk-learn", "https://discord.com/channels/1", "?size=tiny&seed=1",
+    ],
+)  # fmt: skip
+def test_what_only_resembles_a_secret_stays(text: str) -> None:
+    assert redact_text(text, {}) == text
+
+
+def test_what_stands_within_a_variable_is_hidden_apart_from_it() -> None:
+    docker = json.dumps({"auths": {"registry.example": {"auth": "dXNlcjpwbGFudGVk", "password": "planted-word"}}})
+    environ = {"DOCKER_AUTH_CONFIG": docker, "AUTHORIZATION": "Bearer planted-token"}
+    assert redact_text("dXNlcjpwbGFudGVk, planted-word, planted-token", environ) == "***, ***, ***"
+    assert redact_text("registry.example", environ) == "registry.example"
 
 
 def test_values_in_lists_and_objects_and_names_are_looked_through() -> None:
