@@ -47,7 +47,8 @@ def test_a_variable_that_is_named_like_a_secret_is_one(name: str) -> None:
     "name",
     [
         "PGPASSWORD", "MYSECRET", "OPENAIAPIKEY", "AUTHTOKEN", "API_TOKENS", "DB_PASS", "GITHUB_PAT", "OPENAI_KEY",
-        "SLACK_WEBHOOK_URL", "AUTHORIZATION", "PROXY_AUTH", "BEARER", "SENTRY_DSN", "STORAGE_CONNECTION_STRING", "DOCKER_AUTH_CONFIG",
+        "SLACK_WEBHOOK_URL", "AUTHORIZATION", "PROXY_AUTH", "BEARER", "SENTRY_DSN", "STORAGE_CONNECTION_STRING",
+        "DOCKER_AUTH_CONFIG",
     ],
 )  # fmt: skip
 def test_a_secrets_name_need_not_set_the_word_apart(name: str) -> None:
