@@ -22,7 +22,8 @@ from rich.table import Table as Printed
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.objectives import Aims, Losses, Record, extended, front, hypervolume, reference_point
+from compile_sweep.schema.objectives import Aims, Record
+from compile_sweep.schema.pareto import Losses, extended, front, hypervolume, reference_point
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.gain import good_elsewhere
 from orchestrator.search.proposers import Proposer, Searcher, make_proposer

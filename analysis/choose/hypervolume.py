@@ -11,10 +11,8 @@ import pandas as pd
 
 from analysis.choose.pareto import DEFAULT_OBJECTIVES, assured_costs, signs_of, usable
 from analysis.choose.uncertainty import drawn
+from compile_sweep.schema import pareto
 from compile_sweep.schema.objectives import Goal
-from compile_sweep.schema.objectives import hypervolume as losses_hypervolume
-
-_MARGIN = 0.1
 
 _DRAWS = 200
 """Enough for a 95 % interval of one figure."""
@@ -40,16 +38,15 @@ def reference_point(*frames: pd.DataFrame, objectives: Mapping[str, Goal | str] 
     Raises:
         ValueError: as `pareto_front`, or no frame has a usable trial.
     """
-    columns = []
+    points: list[pareto.Losses] = []
     for df in frames:
         signs = signs_of(df, objectives)
         costs = assured_costs(usable(df, *signs), signs)
-        columns.append(costs[np.isfinite(costs).all(axis=1)])  # what nothing bounds is on no front
-    costs = np.vstack(columns) if columns else np.empty((0, 0))
-    if not len(costs):
+        points += map(tuple, costs[np.isfinite(costs).all(axis=1)].tolist())  # what nothing bounds is on no front
+    if not points:
         raise ValueError("no trial is usable, so there is no worst one to take as the reference point; name the point")
-    beyond = costs.max(axis=0) + _MARGIN * np.ptp(costs, axis=0)
-    return {name: float(sign * value) for (name, sign), value in zip(signs.items(), beyond, strict=True)}
+    beyond = pareto.reference_point(points)
+    return {name: sign * value for (name, sign), value in zip(signs.items(), beyond, strict=True)}
 
 
 def hypervolume(
@@ -88,4 +85,4 @@ def hypervolume(
 
 def volume(costs: npt.NDArray[np.float64], corner: npt.NDArray[np.float64]) -> float:
     """Volume of all that some row is better than and the corner worse; less is better in every column."""
-    return losses_hypervolume(map(tuple, costs.tolist()), tuple(corner.tolist()))
+    return pareto.hypervolume(map(tuple, costs.tolist()), tuple(corner.tolist()))

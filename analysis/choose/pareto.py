@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.formatting import number
+from compile_sweep.schema import pareto
 from compile_sweep.schema.objectives import INTERVALS, Goal
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
 from compile_sweep.schema.record import Caches
@@ -283,16 +284,7 @@ def on_front(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 
 def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Which rows another row dominates: no worse in every column, and better in one. Less is better."""
-    found = np.zeros(len(costs), dtype=np.bool_)
-    front = np.empty((0, costs.shape[1]))
-    for at in np.lexsort(costs.T[::-1]):  # whatever dominates a row comes before it, and the front so far stands for the others
-        row = costs[at]
-        no_worse = (front <= row).all(axis=1)
-        if (front[no_worse] < row).any():
-            found[at] = True
-        elif not no_worse.any():
-            front = np.vstack([front, row])
-    return found
+    return np.array(pareto.dominated([tuple(row) for row in costs.tolist()]), dtype=np.bool_)
 
 
 def _joined(df: pd.DataFrame, *names: str) -> pd.Series:

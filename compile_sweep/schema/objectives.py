@@ -16,14 +16,12 @@ from typing import Any, get_args, get_type_hints
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.pareto import Losses
 from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.setting_text import suggest
 
 Record = Mapping[str, Any]
 """Fields of a `TrialRecord`, by name. A missing field counts as a figure that was not reached."""
-
-Losses = tuple[float, ...]
-"""One number per objective, lower is better: the figure, or its negative where more is better."""
 
 
 class Goal(StrEnum):
@@ -246,56 +244,6 @@ INTERVALS = {
     "speedup_eager": ("speedup_eager", "speedup_eager_ci95"),
 }
 """Figure → the one whose interval says how far it may be off, relative to it, and the field of that interval."""
-
-
-def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether losses are nowhere worse than others and somewhere better."""
-    return tuple(one) != tuple(other) and all(a <= b for a, b in zip(one, other, strict=True))
-
-
-def front(points: Iterable[Losses]) -> list[Losses]:
-    """The points that none dominates, each once, in the order they came."""
-    found: list[Losses] = []
-    for point in points:
-        found = extended(found, point)
-    return found
-
-
-def extended(found: list[Losses], point: Losses) -> list[Losses]:
-    """The front with a point more, less what that dominates; the same list if it is no news."""
-    if any(all(a <= b for a, b in zip(other, point, strict=True)) for other in found):
-        return found
-    return [other for other in found if not dominates(point, other)] + [point]
-
-
-def reference_point(points: Sequence[Losses]) -> Losses:
-    """From where a hypervolume is measured: a tenth of the points' range beyond the worst of them, in each objective.
-
-    Raises:
-        ValueError: no points.
-    """
-    if not points:
-        raise ValueError("a reference point needs points")
-    worst = [max(values) for values in zip(*points, strict=True)]
-    best = [min(values) for values in zip(*points, strict=True)]
-    return tuple(w + 0.1 * ((w - b) or abs(w) or 1.0) for w, b in zip(worst, best, strict=True))
-
-
-def hypervolume(points: Iterable[Losses], reference: Losses) -> float:
-    """The volume that is at least as bad as some point and better than the reference: exact, however many the points.
-
-    By slices along the last loss, each the volume of the others times its thickness.
-    """
-    inside = [point for point in points if all(loss < worst for loss, worst in zip(point, reference, strict=True))]
-    if len(reference) == 1 or not inside:
-        return max((reference[0] - loss for (loss, *_) in inside), default=0.0)
-    ordered = sorted(inside, key=lambda point: point[::-1])  # whole, so that the order they came in rounds nothing differently
-    volume, slice_volume, found = 0.0, 0.0, list[Losses]()
-    for point, upper in zip(ordered, [*(later[-1] for later in ordered[1:]), reference[-1]], strict=True):
-        if (grown := extended(found, point[:-1])) is not found:
-            found, slice_volume = grown, hypervolume(grown, reference[:-1])
-        volume += slice_volume * (upper - point[-1])
-    return volume
 
 
 def _check_field(name: str, where: str) -> None:

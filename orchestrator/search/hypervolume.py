@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from compile_sweep.schema.objectives import Losses
+from compile_sweep.schema.pareto import Losses, hypervolume
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,6 +37,7 @@ class Cells:
         if len(points) > most:
             by_first = points[np.argsort(points[:, 0])]
             points = by_first[np.linspace(0, len(points) - 1, most).round().astype(int)]
+        self._points = points
         self.edges = [np.append(np.sort(points[:, axis]), top) for axis, top in enumerate(self._reference)]
         """Along each objective, ascending: where cells meet; the lowest cell has no lower end."""
         self.is_dominated = np.zeros([len(points) + 1] * len(reference), dtype=bool)
@@ -46,12 +47,8 @@ class Cells:
             self.is_dominated[tuple(slice(start, None) for start in lowest)] = True
 
     def volume(self) -> float:
-        """What the front dominates, or, of a large one, the points that stand for it; `objectives.hypervolume` is exact."""
-        lengths = [np.diff(edges, prepend=edges[0]) for edges in self.edges]  # the lowest cells hold nothing dominated
-        volume = self.is_dominated.astype(np.float64)
-        for along in reversed(lengths):
-            volume = volume @ along
-        return float(volume)
+        """The volume that the front dominates; of a large front, the points that stand for it."""
+        return hypervolume([tuple(point) for point in self._points.tolist()], tuple(self._reference.tolist()))
 
     def expected_gains(self, draws: Sequence[Floats], weights: Floats) -> Floats:
         """What each of several settings would add to the volume.

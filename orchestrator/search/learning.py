@@ -8,8 +8,9 @@ from pathlib import Path
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.objectives import Aims, Losses, Record, front
+from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.outcome import LOST_TO_MACHINES
+from compile_sweep.schema.pareto import Losses, front
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from compile_sweep.schema.objectives import Aims, Losses, Record, extended, figure, reference_point
+from compile_sweep.schema.objectives import Aims, Record, figure
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.pareto import Losses, extended, reference_point
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.estimates import guessed_compile_s, rest_s
 from orchestrator.search.candidates import Candidates, Codes

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.objectives import Aims, Losses, Record, extended, figure
+from compile_sweep.schema.objectives import Aims, Record, figure
+from compile_sweep.schema.pareto import Losses, extended
 
 
 @dataclass(frozen=True, slots=True)

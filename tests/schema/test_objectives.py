@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.objectives import Aims, Constraint, Goal, Objective, dominates, figure, front, reference_point
+from compile_sweep.schema.objectives import Aims, Constraint, Goal, Objective, figure
+from compile_sweep.schema.pareto import dominates, front, reference_point
 
 OK = {"status": "ok", "samples_per_s": 900.0, "compile_s": 30.0, "peak_memory_bytes": 18 * 2**30}
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compile_sweep.schema.objectives import front, hypervolume
+from compile_sweep.schema.pareto import front, hypervolume
 from orchestrator.search.hypervolume import Cells
 
 
