@@ -19,6 +19,7 @@ from rich.console import Console
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.names import find_workload, is_in_users_folder
+from compile_sweep.schema.causes import why_not_faster
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
@@ -179,6 +180,8 @@ def _findings(tried: Tried) -> Iterator[str]:
     if tried.settings.scope is Scope.EAGER:
         return
     yield f"graphs: {found['graphs']}"
+    for reason in why_not_faster(found, found["speedup_eager"], tried.settings.backend):
+        yield f"not faster: {reason}"
     for what, name in (("graph break", "graph_break_reasons"), ("recompile", "recompile_reasons")):
         for text in list(dict.fromkeys(found[name]))[:_SHOWN]:
             yield f"{what}: {text.splitlines()[0]}"

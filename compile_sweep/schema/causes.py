@@ -11,8 +11,9 @@ Output: a `Cause` for a finding, or None. Each cause has a test that a model whi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +219,8 @@ GUARDS = (
 )
 """Causes of recompiles, apart from sizes of tensors."""
 
+REAL_PAIRS = "compute with pairs of real numbers, cos and sin in place of torch.polar"
+
 ERRORS = (
     Cause(
         name="double backward",
@@ -228,7 +231,7 @@ ERRORS = (
     Cause(
         name="complex numbers",
         headline=r"[Cc]omplex|ComplexFloat|ComplexHalf",
-        advice="compute with pairs of real numbers, cos and sin in place of torch.polar, or leave that module eager",
+        advice=f"{REAL_PAIRS}, or leave that module eager",
     ),
     Cause(
         name="fullgraph",
@@ -319,3 +322,94 @@ def advice_on_cudagraph_skip(text: str) -> str:
 def advice_on_error(text: str) -> str | None:
     """What helps against an error of the compiler's."""
     return next((cause.advice for cause in ERRORS if re.search(cause.headline, text)), None)
+
+
+FASTER_FROM = 1.05
+"""Times eager's speed from which a setting counts as faster."""
+
+_SHORT_STEP_MS = 2.0
+"""A step below which fixed costs count: a call of compiled code checks guards and passes through AOTAutograd's Python. Two layers
+of 8 × 8, forward and backward, took 0.3 ms longer compiled than in eager on one core of a busy host."""
+
+_WAITS_FROM = 0.1
+"""Share of a step spent waiting for data from which that counts."""
+
+_BACKENDS_WITHOUT_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """Why a setting is not faster than eager, and what would help."""
+
+    name: str
+    found: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.found}: {self.advice}"
+
+
+def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str | None = None) -> list[Slowness]:
+    """What a measurement knows of why a compiled setting is not faster than eager, the surest first; empty if it is faster.
+
+    Only what was recorded counts: without a profile, whether memory or arithmetic limits a step is not known and not guessed at.
+
+    Args:
+        found: a measurement, or a record, as a mapping.
+        speedup: times as fast as eager; None if that is not known.
+        backend: the setting's; None for Inductor.
+    """
+    if speedup is None or speedup >= FASTER_FROM:
+        return []
+    return [*_runs_eagerly(found, backend), *_around_the_graphs(found)] or [
+        Slowness(
+            "not known",
+            "nothing that was recorded explains it",
+            "most of the step may be in kernels that eager calls too, such as matrix products and attention, which leaves little "
+            "to fuse; torch.profiler over one step says which",
+        )
+    ]
+
+
+def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slowness]:
+    """What of the model makes no compiled code."""
+    if not found["graphs"]:
+        yield Slowness("nothing compiled", "no graph was compiled", "see what is said to run eagerly")
+    if backend in _BACKENDS_WITHOUT_CODE:
+        yield Slowness("backend", f"backend={backend} generates no code", "leave it out, so that Inductor does")
+    for hit in found["recompile_limit_hits"]:
+        where = hit.partition(" hit ")[0]
+        yield Slowness("recompile limit", f"{where} runs eagerly from its recompile limit on", advice_on_limit(hit))
+    if number := len(found["fallbacks"]):
+        yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "mend what is said of it first")
+
+
+def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
+    """What costs time although it is compiled."""
+    if (share := found.get("data_wait_share")) is not None and share >= _WAITS_FROM:
+        yield Slowness(
+            "data wait",
+            f"it waits for data {share:.0%} of the time",
+            "more DataLoader workers, pinned memory or less work on a sample; compiling cannot make that faster",
+        )
+    own = [text for text in found["graph_break_reasons"] if advice_on_break(text) not in (_OPTIMIZERS, _DDPS)]
+    if own:
+        yield Slowness(
+            "graph breaks",
+            f"{_counted(len(own), 'graph break')}, the first at {own[0].partition(' in ')[0].splitlines()[0]}",
+            "nothing is fused across a break, and Python runs between the graphs; mend them, or compile around them",
+        )
+    if any("complex operators" in text for text in found["perf_hints"]):
+        yield Slowness("complex numbers", "it computes with complex numbers, which Inductor does not fuse", REAL_PAIRS)
+    if skips := found["cudagraph_skip_reasons"]:
+        yield Slowness("CUDA graphs skipped", "CUDA graphs were skipped", advice_on_cudagraph_skip(skips[0]))
+    if found["step_ms_median"] < _SHORT_STEP_MS:
+        yield Slowness(
+            "short steps",
+            f"a step takes {found['step_ms_median']:.2g} ms, and calling compiled code costs some tenths of one in any case",
+            "a larger batch, more of the step in fewer graphs (scope=full, optimizer=compiled), or on a GPU mode=reduce-overhead",
+        )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

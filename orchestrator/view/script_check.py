@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS
+from compile_sweep.schema.causes import why_not_faster
 from compile_sweep.schema.outcome import Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
@@ -60,7 +61,7 @@ def check_script(job: ScriptJob, device: Device, backend: str | None, console: C
                 return 1
             verdict = judge_measurement(found, claims_cudagraphs=setting.claims_cudagraphs)
             is_well = is_well and verdict.label is None
-            for line in _lines(found, done[0].step_ms_median if done else None):
+            for line in _lines(found, done[0].step_ms_median if done else None, setting.backend):
                 console.print(f"  {line}")
             if verdict.label is not None:
                 console.print(f"  not to be used: {verdict.label}: {verdict.reason}")
@@ -94,15 +95,18 @@ def _measured(job: ScriptJob, setting: CompileSettings, device: Device, folder: 
         return None, "\n    ".join([error.sentence, *error.output])
 
 
-def _lines(found: Mapping[str, Any], as_written_ms: float | None) -> Iterator[str]:
+def _lines(found: Mapping[str, Any], as_written_ms: float | None, backend: str | None) -> Iterator[str]:
     if as_written_ms is None:
         yield from found["findings"]
-    speed = "" if as_written_ms is None else f", {as_written_ms / found['step_ms_median']:.2f} times as fast as the script has it"
+    speedup = None if as_written_ms is None else as_written_ms / found["step_ms_median"]
+    speed = "" if speedup is None else f", {speedup:.2f} times as fast as the script has it"
     yield f"about {found['step_ms_median']:.3g} ms a step{speed}; compiles for {found['compile_s']:.1f} s"
     yield f"waits for its data {found['data_wait_share']:.0%} of the time"
     yield f"numbers: {found['numerics']['status']} ({found['numerics']['worst']})"
     if found["graphs"]:
         yield f"graphs: {found['graphs']}"
+    for reason in why_not_faster(found, speedup, backend):
+        yield f"not faster: {reason}"
     for what, name in (("graph break", "graph_break_reasons"), ("recompile", "recompile_reasons")):
         for text in list(dict.fromkeys(found[name]))[:_SHOWN]:
             yield f"{what}: {text.splitlines()[0]}"

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from compile_sweep.schema.causes import (
+    REAL_PAIRS,
     Cause,
     advice_on_break,
     advice_on_cudagraph_skip,
     advice_on_fallback,
     advice_on_limit,
     cause_of_guard,
+    why_not_faster,
 )
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 
@@ -33,8 +35,7 @@ _HINTS = (
     (r"fast path of CUDAGraphs", "run the backward before the next forward"),
     (
         r"complex operators",
-        "Inductor makes no kernels of complex numbers and fuses nothing with them: compute with pairs of real numbers, cos and "
-        "sin in place of torch.polar",
+        f"Inductor makes no kernels of complex numbers and fuses nothing with them: {REAL_PAIRS}",
     ),
     (r"FallbackKernel.*(attention|convolution|_mm|embedding)", "Inductor calls this kernel, as it should; nothing to do"),
     (r"FallbackKernel", "Inductor calls this operator and fuses nothing with it; of concern if it takes long"),
@@ -164,6 +165,9 @@ def explain_measurement(
         yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], advice_on_cudagraph_skip))
     yield Section(title="performance hints", lines=_listed(found["perf_hints"], advise_on_hint))
     yield Section(title="time", lines=list(_times(found)))
+    if settings.scope is not Scope.EAGER and (reasons := why_not_faster(found, found["speedup_eager"], settings.backend)):
+        lines = [line for one in reasons for line in (one.found, f"  → {one.advice}")]
+        yield Section(title="why it is not faster than eager", lines=lines)
     yield Section(title="compile time", lines=list(_phases(found)))
     yield Section(title="memory", lines=list(_memory(found)))
     yield Section(title="numerics", lines=list(_numerics(found["numerics"])))

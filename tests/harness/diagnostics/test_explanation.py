@@ -109,3 +109,50 @@ def test_times_and_numerics_are_told_with_their_uncertainty() -> None:
         "12.0% of the time it waits for data",
     ]
     assert found["numerics"] == ["ok, over 10 steps beside eager: gradients of decoder: off by 1 %, 2 % allowed"]
+
+
+SLOW: dict[str, Any] = {"speedup_eager": 1.04}
+WHY = "why it is not faster than eager"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "fields", "words"),
+    [
+        ("scope=full", {"graphs": 0}, ["no graph was compiled"]),
+        ("scope=full,backend=aot_eager", {}, ["backend=aot_eager generates no code"]),
+        ("scope=full", {"data_wait_share": 0.31}, ["it waits for data 31% of the time"]),
+        (
+            "scope=full",
+            {"graph_break_reasons": ["model.py:28 in forward: Unsupported Tensor.item() call"]},
+            ["1 graph break, the first at model.py:28"],
+        ),
+        (
+            "scope=full",
+            {"perf_hints": ["Torchinductor does not support code generation for complex operators."]},
+            ["it computes with complex numbers, which Inductor does not fuse"],
+        ),
+        ("scope=full", {"step_ms_median": 0.64}, ["a step takes 0.64 ms, and calling compiled code costs some tenths of one"]),
+        (
+            "scope=full",
+            {"recompile_limit_hits": ["forward (model.py:3) hit recompile_limit 8: self.t == 1.9"], "step_ms_median": 1.0},
+            ["forward (model.py:3) runs eagerly from its recompile limit on", "a step takes 1 ms"],
+        ),
+        ("scope=full", {"fallbacks": ["forward would not convert, at model.py:3"]}, ["1 part of it runs eagerly"]),
+        ("scope=full,mode=reduce-overhead", {"cudagraph_skip_reasons": ["mutated inputs"]}, ["CUDA graphs were skipped"]),
+        ("scope=full", {}, ["nothing that was recorded explains it"]),
+    ],
+)
+def test_a_setting_that_is_not_faster_says_why(spelled: str, fields: dict[str, Any], words: list[str]) -> None:
+    lines = sections(spelled, **SLOW, **fields)[WHY]
+    assert [line[: len(start)] for line, start in zip(lines[::2], words, strict=True)] == words
+    assert all(line.startswith("  → ") for line in lines[1::2])
+
+
+@pytest.mark.parametrize(("spelled", "speedup"), [("scope=full", 1.05), ("scope=full", None), ("scope=eager", 0.9)])
+def test_what_is_faster_or_eager_or_was_not_compared_needs_no_reason(spelled: str, speedup: float | None) -> None:
+    assert WHY not in sections(spelled, speedup_eager=speedup)
+
+
+def test_breaks_that_torch_puts_in_itself_are_no_reason() -> None:
+    at_the_optimizer = "torch/optim/optimizer.py:10 in step: Call to `torch._dynamo.graph_break()`"
+    assert sections("scope=full", **SLOW, graph_break_reasons=[at_the_optimizer])[WHY][0].startswith("nothing that was recorded")
