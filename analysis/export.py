@@ -1,12 +1,14 @@
 """`python -m analysis.export DIR --steps 1M`: a sweep's results in other forms, beside it.
 
-`best.py` is the setting that `analysis.recommend` names for the job, as a program; `best.json` says how a run of it went.
+`best.py` is the setting that `analysis.recommend` names for the job, as a program; `best.json` says how a run of it went. Of a
+script there is no `best.py`, but the command that trains it with the setting.
 `trials.csv`, `trials.parquet` and `trials.md` are the trials as a table.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -114,7 +116,11 @@ def _command(told: Options) -> int:
         path = into / f"trials.{form}"
         _write_whole(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
         print(path)
-    if Form.BEST in told.only:
+    if Form.BEST in told.only and (script := _script(folder)):
+        chosen, why, _ = _chosen(told, job, bounds)
+        command = shlex.join(["python", "-m", "compile_sweep.run", "--settings", str(chosen["settings_key"]), *script])
+        print(*why, f"A script needs no {BEST_FILE}; it trains with this setting by:", command, sep="\n")
+    elif Form.BEST in told.only:
         chosen, why, chosen_for = _chosen(told, job, bounds)
         came = export_best(folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=chosen_for)
         print(*why, came.sentence, sep="\n")
@@ -201,6 +207,19 @@ def _seed(folder: Path) -> int:
     if seed is not None and type(seed) is not int:
         raise ConfigError(f"{folder / SWEEP_FILE} has the seed {seed!r}, which is no whole number; put the sweep's own there")
     return seed or 0
+
+
+def _script(folder: Path) -> list[str]:
+    """The script that was swept and its arguments; empty if it was a workload."""
+    job = load_sweep(folder).config.get("script")
+    if job is None:
+        return []
+    path, arguments = (job.get("path"), job.get("arguments", [])) if isinstance(job, Mapping) else (None, None)
+    if isinstance(arguments, Sequence) and not isinstance(arguments, str):
+        words = [word for word in (path, *arguments) if isinstance(word, str)]
+        if len(words) == 1 + len(arguments):
+            return words
+    raise ConfigError(f"{folder / SWEEP_FILE} has the script {job!r}, which names no file; put its path and arguments there")
 
 
 def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from analysis.export import main, to_csv, to_parquet
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
+from compile_sweep.schema.settings import CompileSettings
 
 EAGER, FULL = "scope=eager,padding=longest", "scope=full,options.epilogue_fusion=on"
 
@@ -255,6 +257,29 @@ def test_a_folder_to_write_to_is_made(make_sweep: MakeSweep, tmp_path: Path) -> 
     into = tmp_path / "new" / "folder"
     assert main([str(make_sweep()), "--only", "csv", "--output", str(into)]) == 0
     assert [path.name for path in into.iterdir()] == ["trials.csv"]
+
+
+def scripts_config(**fields: Any) -> dict[str, Any]:
+    job = {"path": "/home/me/my train.py", "arguments": ["--width", "32"], "folder": "/home/me", "in_place": False, "seed": 0}
+    return {"recipe": "quickstart", "workload": "my train.py", "size": "only", "seed": 0, "script": job | fields}
+
+
+def test_of_a_script_it_says_how_to_train_with_the_setting(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_sweep([toy(workload="my train.py")], config=scripts_config())
+    assert main([str(folder), "--only", "best"]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:4] == ["python", "-m", "compile_sweep.run", "--settings"]
+    assert CompileSettings.parse(command[4]) == CompileSettings.parse(EAGER)
+    assert command[5:] == ["/home/me/my train.py", "--width", "32"]
+    assert not list(folder.glob("best.*"))
+
+
+@pytest.mark.parametrize("fields", [{"path": None}, {"arguments": [1]}, {"arguments": 5}])
+def test_a_script_without_a_file_is_one_sentence(
+    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str], fields: dict[str, Any]
+) -> None:
+    assert main([str(make_sweep([toy(workload="my train.py")], config=scripts_config(**fields))), "--only", "best"]) == 2
+    assert "names no file; put its path and arguments there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--steps", "many"], ["--nodes", "0"], ["--constraint", "compile_s"]])
