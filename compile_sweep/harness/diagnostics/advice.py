@@ -98,6 +98,8 @@ def _guard_of(cause: Cause, guard: str, lengths: KnownSizes) -> str:
         )
     if requires := re.search(r"tensor '(.+?)' requires_grad", guard):
         return f"the requires_grad of {_named(requires[1])} changed: {cause.advice}"
+    if length := re.match(r"len\((\S+)\) == (\d+)", guard):
+        return f"the length of {_named(length[1])} was {length[2]} and changed: {cause.advice}"
     if value and not value[1].startswith("___"):
         return f"the Python value {_named(value[1])} was {value[2]} and changed: {cause.advice}"
     return cause.advice
