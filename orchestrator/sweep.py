@@ -33,6 +33,7 @@ from orchestrator.plan.scripts import job_of, script_lines, split_arguments
 from orchestrator.plan.space import Target, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
+from orchestrator.run.unfinished import record_poison, withdrawn_if_ended_in_order
 from orchestrator.search.search_run import learned_for
 from orchestrator.storage import mirror
 from orchestrator.storage.mirror import Storage
@@ -115,7 +116,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
     commit = None if target.folder is None else git_commit(target.folder)
     with folder.held(output):
         (folder.resume if run.resume else folder.begin)(output, config, environment, commit)
-        for line in record.recover(output):
+        for line in (*record.recover(output), *record_poison(output, config)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         stages = Stages(
             config=config,
@@ -127,7 +128,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             learned=learned,
             tracking=tracking,
         )
-        with kept.copying() if kept else nullcontext():
+        with kept.copying() if kept else nullcontext(), withdrawn_if_ended_in_order(output):
             interrupted = _run(console, config, stages, output, _to_go_on(prog, command.sweep, output))
         if kept is not None:
             console.print(f"results: {kept.location}", markup=False, soft_wrap=True)

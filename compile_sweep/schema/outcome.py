@@ -99,6 +99,7 @@ class Label(StrEnum):
     GPU_SHARED = "gpu-shared", *_UNCERTAIN, 1, "other processes were on its GPU"
     NOT_WARM = "not-warm", *_UNCERTAIN, 1, "a warm start that could restore nothing, or use nothing of what it restored"
     WORKER_DIED = "worker-died", *_UNCERTAIN, 2, "a worker was gone without a word, twice"
+    SWEEP_DIED = "sweep-died", *_UNCERTAIN, 1, "the sweep or its host died twice while the setting ran; it is not run again"
     DEVICE_LOST = "device-lost", *_MACHINES, 3, "the GPU failed, or another process had filled it"
     DISK_FULL = "disk-full", *_MACHINES, 3, "a disk was full"
     NODE_LOST = "node-lost", *_MACHINES, 4, "the host of a worker left the cluster"

@@ -38,6 +38,7 @@ from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run import sweep_folder
 from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.unfinished import note_start
 
 GRACE_S = 15.0
 """Past the trial's deadline, until workers that have not ended themselves are killed."""
@@ -88,6 +89,8 @@ def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str,
     folder = Path(assignment.plan.folder)
     if is_recorded(folder, assignment.trial_id):  # by an earlier process, which died or was given up before it could report
         return "recorded", None
+    if not assignment.plan.warm_start:
+        note_start(folder, assignment.trial_id, assignment.settings.key)
     record = _tried(assignment, attempt, ask)
     redact.redact_logs(assignment.log_folder)
     return str(record.status), _append(folder, record)
