@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -56,20 +57,17 @@ def test_what_was_in_flight_when_the_sweep_ended_in_order_is_not_counted(
     tmp_path: Path, error: type[BaseException] | None
 ) -> None:
     for trial_id in ("1", "2", "3"):
-        try:
-            with withdrawn_if_ended_in_order(tmp_path):
-                died(tmp_path, trial_id)
-                if error is not None:
-                    raise error("stopped")
-        except BaseException as caught:
-            assert type(caught) is error
+        with nullcontext() if error is None else pytest.raises(error), withdrawn_if_ended_in_order(tmp_path):
+            died(tmp_path, trial_id)
+            if error is not None:
+                raise error("stopped")
     assert record_poison(tmp_path, CONFIG) == []
 
 
 def test_where_what_runs_the_trials_failed_it_is_counted(tmp_path: Path) -> None:
     for trial_id in ("1", "2"):
+        died(tmp_path, trial_id)
         with pytest.raises(SessionError), withdrawn_if_ended_in_order(tmp_path):
-            died(tmp_path, trial_id)
             raise SessionError("the raylet is gone")
     assert len(record_poison(tmp_path, CONFIG)) == 1
 
