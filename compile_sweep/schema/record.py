@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from compile_sweep.schema import journal
 from compile_sweep.schema.errors import RecordsError
@@ -35,31 +35,32 @@ class Caches(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRecord:
-    """One finished attempt at one setting. A figure that was not reached is None."""
+class AttemptRecord:
+    """What the records of a trial and of a warm start have in common. A figure that was not reached is None."""
+
+    what: ClassVar[str]
+    """What a line of the log is, for complaints."""
 
     trial_id: str
-    """Unique in the sweep; also the folder's name under `logs/`."""
+    """Unique in the sweep, among trials and warm starts; also the folder's name under `logs/`."""
     settings: dict[str, Any]
     """`CompileSettings.to_dict()`."""
     settings_key: str
     """`CompileSettings.key`."""
     status: Status
+    """Of a warm start ok or failed: it says nothing of whether a setting is fit to be used."""
     label: str | None = None
     """Why it is not ok, as one word a program can group by; None if ok."""
     reason: str | None = None
     """Why it is not ok, as a sentence; None if ok."""
     phase: str | None = None
     """The last phase reached: starting, building, warming-up, steady, checking, done."""
-    caches: Caches = Caches.COLD
     precompile: bool = False
     """Whether what Dynamo traced was kept, or restored, too."""
     workload: str = ""
     size: str = ""
     device: str | None = None
     """The GPU's name, or cpu."""
-    pipeline: str = "resident"
-    """resident: batches prepared on the device; real: the workload's own loader."""
     num_workers: int = 1
     cores: int | None = None
     """Logical CPUs worker 0 was bound to."""
@@ -79,14 +80,9 @@ class TrialRecord:
     """Why each of those before ended, as a sentence."""
     retried_s: float = 0.0
     """Seconds that those before took, and the pauses between."""
-    bounds: dict[str, float] = field(default_factory=dict)
-    """Of an attempt that was stopped early, the best its figures could have become, by name."""
-    compile_s: float | None = None
-    """Warm-up seconds less what its steps take once nothing is left to compile."""
-    compile_s_by_rank: list[float] = field(default_factory=list)
-    """The same of each worker; `compile_s` is the largest."""
     compile_phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of `compile_s` by phase: dynamo, aot_autograd, inductor, …, and other; together they are `compile_s`."""
+    """Seconds by phase: dynamo, aot_autograd, inductor, …, and other. Together they are `compile_s`; of a warm start `warmup_s`,
+    with the steps in other."""
     cpu_pressure: float | None = None
     """Share of the warm-up that worker 0 and what it started waited for a core."""
     contended: bool = False
@@ -94,8 +90,70 @@ class TrialRecord:
     gpu_neighbours: list[str] = field(default_factory=list)
     """Processes of others that were on a worker's GPU during the warm-up or the timed steps."""
     first_step_s: float | None = None
+    """The first step; a part of `warmup_s`."""
     warmup_s: float | None = None
+    """The whole warm-up. A warm start warms up on the same batches as a trial."""
     warmup_steps: int | None = None
+    restore_s: float | None = None
+    """Seconds it took to fetch artifacts and put them in place, before the model was built; in no other figure but `wall_s`."""
+    cache_restored: int | None = None
+    """Artifacts put in place; None where none were to be restored."""
+    cache_restored_bytes: int | None = None
+    cache_refused: int | None = None
+    """Artifacts and manifests that were not what their signature or digest says, or not to be had."""
+    cache_faults: list[str] = field(default_factory=list)
+    """Why nothing could be restored or published, a sentence each; measuring goes on all the same."""
+    cache_hits: int | None = None
+    """Look-ups of the compiler in its caches that found something."""
+    cache_misses: int | None = None
+    """Those that did not."""
+    cache_saved_s: float | None = None
+    """What the artifacts that were hit took to compile when they were made."""
+
+    def to_json(self) -> str:
+        """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
+        return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """The record that a line of the log holds.
+
+        Raises:
+            RecordsError: not JSON, another schema version, or fields missing, unknown, of a wrong kind or impossible.
+        """
+        kinds = _KINDS[cls]
+        values = journal.parsed(line, SCHEMA_VERSION, kinds)
+        try:
+            values["settings"] = _settings(values["settings"])
+            values["status"] = Status(values["status"])
+            record = cls(**journal.checked(cls._current(values), kinds))
+            if why := why_impossible(record):
+                raise ValueError(why)
+            return record
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordsError(f"not a {cls.what} record ({error})") from None
+
+    @classmethod
+    def _current(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values as this version writes them."""
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord(AttemptRecord):
+    """One finished attempt at one setting."""
+
+    what: ClassVar[str] = "trial"
+
+    caches: Caches = Caches.COLD
+    pipeline: str = "resident"
+    """resident: batches prepared on the device; real: the workload's own loader."""
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Of an attempt that was stopped early, the best its figures could have become, by name."""
+    compile_s: float | None = None
+    """Warm-up seconds less what its steps take once nothing is left to compile."""
+    compile_s_by_rank: list[float] = field(default_factory=list)
+    """The same of each worker; `compile_s` is the largest."""
     steady_steps: int | None = None
     step_ms_median: float | None = None
     step_ms_ci95: tuple[float, float] | None = None
@@ -135,21 +193,6 @@ class TrialRecord:
     """`status` (ok, nan, diverges, eager-unstable) and the gaps and tolerances behind it."""
     source: str | None = None
     """The settings as Python, as they were executed."""
-    restore_s: float | None = None
-    """Seconds it took to fetch artifacts and put them in place, before the model was built; in no other figure but `wall_s`."""
-    cache_restored: int | None = None
-    """Artifacts put in place; None where none were to be restored."""
-    cache_restored_bytes: int | None = None
-    cache_refused: int | None = None
-    """Artifacts and manifests that were not what their signature or digest says, or not to be had."""
-    cache_faults: list[str] = field(default_factory=list)
-    """Why nothing could be restored or published, a sentence each; a trial is measured all the same."""
-    cache_hits: int | None = None
-    """Look-ups of the compiler in its caches that found something."""
-    cache_misses: int | None = None
-    """Those that did not."""
-    cache_saved_s: float | None = None
-    """What the artifacts that were hit took to compile when they were made."""
     cold_equivalent_s: float | None = None
     """`compile_s` of a warm trial and `cache_saved_s`: an estimate of the cold compile time; None for a cold trial."""
     publish_s: float | None = None
@@ -178,109 +221,35 @@ class TrialRecord:
     eager_step_ms: list[float] = field(default_factory=list)
     """Every step of the eager reference, likewise."""
 
-    def to_json(self) -> str:
-        """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
-        return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
-
     @classmethod
-    def from_json(cls, line: str) -> TrialRecord:
-        """The record a line of `trials.jsonl` holds.
-
-        Raises:
-            RecordsError: not JSON, another schema version, or fields missing, unknown or of a wrong kind.
-        """
-        values = journal.parsed(line, SCHEMA_VERSION, _KINDS)
-        try:
-            values["settings"] = _settings(values["settings"])
-            values["status"] = Status(values["status"])
-            if values.get("label") == _NOISY:
-                values |= {"status": Status.OK, "label": None, "reason": None}
-            values["caches"] = Caches(values.get("caches", Caches.COLD))
-            record = cls(**journal.checked(values, _KINDS))
-            if why := why_impossible(record):
-                raise ValueError(why)
-            return record
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordsError(f"not a trial record ({error})") from None
+    def _current(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("label") == _NOISY:
+            values |= {"status": Status.OK, "label": None, "reason": None}
+        return values | {"caches": Caches(values.get("caches", Caches.COLD))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStart:
-    """One start of a setting from its own artifacts in a fresh process, warmed up and no further. Not reached is None."""
+class WarmStart(AttemptRecord):
+    """One start of a setting from its own artifacts in a fresh process, warmed up and no further."""
 
-    trial_id: str
-    """Unique in the sweep, among trials as well; also the folder's name under `logs/`."""
-    settings: dict[str, Any]
-    """`CompileSettings.to_dict()`."""
-    settings_key: str
-    """`CompileSettings.key`."""
-    status: Status
-    """ok or failed: a start says nothing of whether a setting is fit to be used."""
-    label: str | None = None
-    reason: str | None = None
-    phase: str | None = None
-    precompile: bool = False
-    workload: str = ""
-    size: str = ""
-    device: str | None = None
-    num_workers: int = 1
-    cores: int | None = None
-    gpus: list[str] = field(default_factory=list)
-    environment_key: str | None = None
-    started_at: str = ""
-    wall_s: float = 0.0
-    waited_s: float = 0.0
-    tries: int = 1
-    retry_reasons: list[str] = field(default_factory=list)
-    retried_s: float = 0.0
-    gpu_neighbours: list[str] = field(default_factory=list)
-    """As in a trial's record, from `label` on."""
+    what: ClassVar[str] = "warm-start"
+
     warm_start_s: float | None = None
     """From a process that has imported torch to one that compiles no more: `restore_s`, `load_s` and `warmup_s` together."""
-    restore_s: float | None = None
     load_s: float | None = None
     """Building the model and its optimizer and applying the settings."""
-    first_step_s: float | None = None
-    """The first step; a part of `warmup_s`."""
-    warmup_s: float | None = None
-    """The same batches that a trial warms up on."""
-    warmup_steps: int | None = None
-    compile_phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of `warmup_s` by phase; steps are in other."""
-    cpu_pressure: float | None = None
-    contended: bool = False
-    cache_restored: int | None = None
-    cache_restored_bytes: int | None = None
-    cache_refused: int | None = None
-    cache_faults: list[str] = field(default_factory=list)
-    cache_hits: int | None = None
-    cache_misses: int | None = None
-    cache_saved_s: float | None = None
-
-    def to_json(self) -> str:
-        """One line of strict JSON, like a trial's."""
-        return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
-
-    @classmethod
-    def from_json(cls, line: str) -> WarmStart:
-        """The record a line of `warm_starts.jsonl` holds.
-
-        Raises:
-            RecordsError: not JSON, another schema version, or fields missing, unknown or of a wrong kind.
-        """
-        values = journal.parsed(line, SCHEMA_VERSION, _WARM_START_KINDS)
-        try:
-            values["settings"] = _settings(values["settings"])
-            values["status"] = Status(values["status"])
-            start = cls(**journal.checked(values, _WARM_START_KINDS))
-            if why := why_impossible(start):
-                raise ValueError(why)
-            return start
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordsError(f"not a warm-start record ({error})") from None
 
 
-def append(folder: Path, record: TrialRecord | WarmStart) -> None:
+def _kinds(record: type[AttemptRecord]) -> dict[str, Any]:
+    hints = get_type_hints(record)
+    return {declared.name: hints[declared.name] for declared in fields(record)}
+
+
+_KINDS: Mapping[type[AttemptRecord], Mapping[str, Any]] = {kind: _kinds(kind) for kind in (TrialRecord, WarmStart)}
+"""The type of each field, by the kind of record."""
+
+
+def append(folder: Path, record: AttemptRecord) -> None:
     """Adds the record to its log in the folder, durable when this returns; safe from several processes of one host.
 
     Raises:
@@ -312,7 +281,7 @@ def read(folder: Path) -> list[TrialRecord]:
             workload than the sweep; says which.
     """
     path = folder / TRIALS_FILE
-    found = journal.read(path, TrialRecord.from_json, "trial")
+    found = journal.read(path, TrialRecord.from_json, TrialRecord.what)
     config = _sweep_config(folder)
     line_of: dict[str, int] = {}
     for number, record in enumerate(found, start=1):
@@ -332,17 +301,17 @@ def read(folder: Path) -> list[TrialRecord]:
 
 def follow(folder: Path) -> journal.Tail[TrialRecord]:
     """What reads the folder's trials as they are recorded, each once."""
-    return journal.Tail(folder / TRIALS_FILE, TrialRecord.from_json, "trial")
+    return journal.Tail(folder / TRIALS_FILE, TrialRecord.from_json, TrialRecord.what)
 
 
 def read_warm_starts(folder: Path) -> list[WarmStart]:
     """Every warm start of the folder, likewise."""
-    return journal.read(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
+    return journal.read(folder / WARM_STARTS_FILE, WarmStart.from_json, WarmStart.what)
 
 
 def follow_warm_starts(folder: Path) -> journal.Tail[WarmStart]:
     """What reads the folder's warm starts as they are recorded, each once."""
-    return journal.Tail(folder / WARM_STARTS_FILE, WarmStart.from_json, "warm-start")
+    return journal.Tail(folder / WARM_STARTS_FILE, WarmStart.from_json, WarmStart.what)
 
 
 def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
@@ -400,7 +369,7 @@ _ESTIMATES = ("bounds", "numerics")
 """Objects that hold other numbers than measured ones."""
 
 
-def why_impossible(record: TrialRecord | WarmStart) -> str | None:
+def why_impossible(record: AttemptRecord) -> str | None:
     """Says why a record cannot be true: a figure outside of its range, or two that contradict each other; None if it can."""
     for declared in fields(record):
         name = declared.name
@@ -454,6 +423,3 @@ def _numbers(value: Any) -> Iterator[float]:
 
 _NOISY = "unstable"
 """What earlier versions labelled a trial that was only noisy, and called failed; `stable` says it."""
-
-_KINDS = get_type_hints(TrialRecord)
-_WARM_START_KINDS = get_type_hints(WarmStart)

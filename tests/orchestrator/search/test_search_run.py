@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -29,7 +30,7 @@ SETTINGS = tuple(
 def recorded(setting: CompileSettings, samples_per_s: float | None = None, **fields: Any) -> TrialRecord:
     figures = {"samples_per_s": samples_per_s, "compile_s": 10.0, "peak_memory_bytes": 2**30}
     known = {"status": Status.OK, "wall_s": 30.0, "workload": "captioning", "size": "tiny", **(figures if samples_per_s else {})}
-    return TrialRecord(trial_id=setting.key, settings=setting.to_dict(), settings_key=setting.key, **{**known, **fields})
+    return TrialRecord(trial_id=uuid4().hex, settings=setting.to_dict(), settings_key=setting.key, **{**known, **fields})
 
 
 def search(
