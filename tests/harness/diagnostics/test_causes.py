@@ -433,6 +433,32 @@ def test_what_changes_around_the_model_has_its_cause_and_two_graphs(cause: str, 
     assert is_clean(run(dropped))
 
 
+@contextlib.contextmanager
+def frozen_at_first(net: Net, number: int) -> Iterator[None]:
+    net.layer.weight.requires_grad_(number >= 3)
+    yield
+
+
+def test_layers_that_are_unfrozen_late_take_one_graph_more() -> None:
+    found = run(dropped, around=frozen_at_first)
+    guards = [text.partition("): ")[2] for text in found.recompile_reasons]
+    assert [one.name for guard in guards if (one := causes.cause_of_guard(guard))] == ["frozen and trained parameters"], guards
+    assert is_clean(found)
+
+
+def with_moving_average(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    with torch.no_grad():
+        net.heat.lerp_(y.detach().mean(), 0.1)
+    return y * net.heat
+
+
+def test_a_buffer_moved_by_an_average_in_the_forward_is_one_graph() -> None:
+    found = run(with_moving_average)
+    assert is_clean(found)
+    assert not found.recompile_reasons
+
+
 def trained_with(rate: Any) -> Diagnostics:
     torch._dynamo.reset()
     layer = nn.Linear(4, 4)
