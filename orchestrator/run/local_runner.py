@@ -1,32 +1,37 @@
-"""Runs trials in processes of this host, without Ray: each attempt is one fresh process, watched until it ends."""
+"""Runs trials in processes of this host, without Ray: each attempt is one forked process, watched until it ends."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from compile_sweep.own_packages import import_path
 from compile_sweep.schema.errors import SweepFolderError
-from compile_sweep.schema.outcome import Death, exit_text
+from compile_sweep.schema.outcome import Death
 from compile_sweep.schema.phases import Phase
-from compile_sweep.schema.redact import redact_text
 from orchestrator.config import SweepConfig
 from orchestrator.guard import scratch_folders, watchdog
 from orchestrator.guard.progress import Progress, ProgressTracker
 from orchestrator.guard.scratch_folders import scratch_folder
 from orchestrator.guard.watchdog import kill_marked
+from orchestrator.run.fork_server import ForkServer, Order, Setup, how_it_ended
 from orchestrator.run.runner import Batch, EarlyStopping, Proposals, new_trial_ids, plan_fields, unwritten_error
 from orchestrator.run.session import Interrupts
-from orchestrator.run.trial import GRACE_S, Attempt, new_marker, run_trial, worker_environment
+from orchestrator.run.trial import (
+    GRACE_S,
+    Attempt,
+    environment_at_import,
+    environment_of_attempt,
+    new_marker,
+    run_trial,
+)
 from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
 from orchestrator.run.worker import OUTCOME, PROGRESS
 from orchestrator.tracking import Tracking
@@ -38,9 +43,6 @@ _REAPER_S = 0.6
 
 _REPORTS = ("worker_started", "enter_phase", "report_early_figures")
 """Methods of the progress tracker that a worker may call."""
-
-_MAX_LAST_LINE_BYTES = 4000
-"""How much of the end of a log is searched for its last line."""
 
 Watch = Callable[[Progress], None]
 """Called with an attempt's progress while it runs; may request a stop from the tracker."""
@@ -59,12 +61,16 @@ class LocalRunner:
         self._config, self._output, self._tracking = config, output, tracking
         self._trial_ids = new_trial_ids(output)
         self._tracker = ProgressTracker()
+        self._servers = Servers(imports_workload=True)
 
     @contextmanager
     def session(self, say: Callable[[str], object], interrupts: Interrupts) -> Iterator[None]:
-        """Only handles interrupts: there is nothing to start."""
+        """Handles interrupts, and ends the fork server at the end."""
         with interrupts.handled():
-            yield
+            try:
+                yield
+            finally:
+                self._servers.close()
 
     def run(self, batch: Batch) -> None:
         """Runs the trials one after the other."""
@@ -77,7 +83,7 @@ class LocalRunner:
         )
         early_stopping = EarlyStopping(self._output, batch.pruning) if batch.pruning else None
         proposals = Proposals.of(batch, is_over=lambda: False)
-        make_attempt = partial(attempt, tracker=self._tracker, watch=self._watch_with(early_stopping))
+        make_attempt = partial(attempt, tracker=self._tracker, servers=self._servers, watch=self._watch_with(early_stopping))
         while (setting := proposals.next()) is not None:
             assignment = Assignment(plan=plan, trial_id=next(self._trial_ids), settings=setting)
             _, unwritten = run_trial(assignment, make_attempt, self._call_tracker)
@@ -102,39 +108,80 @@ class LocalRunner:
         return watch
 
 
-def attempt(assignment: Assignment, tracker: ProgressTracker, watch: Watch = lambda progress: None) -> Attempt:
-    """Makes one attempt in a fresh process, which ends when this process does.
+class Servers:
+    """The fork server of trials that run one after the other, started when there is a trial and again when it will not do.
+
+    Args:
+        imports_workload: Whether it imports the workload's module, which only several trials are worth.
+    """
+
+    def __init__(self, *, imports_workload: bool) -> None:
+        self._imports_workload = imports_workload
+        self._server: ForkServer | None = None
+        self._wanted: tuple[Setup, Mapping[str, str]] | None = None
+
+    def server_for(self, plan: TrialPlan, environment: Mapping[str, str]) -> ForkServer:
+        """Returns a server that can run a trial.
+
+        Args:
+            plan: The trial's.
+            environment: Variables that torch reads when it is imported, besides those of this process.
+        """
+        setup = Setup(
+            workload=plan.workload if self._imports_workload and plan.script is None else None,
+            python_path=plan.python_path,
+            use_gpu=plan.use_gpu,
+        )
+        wanted = (setup, {**os.environ, **environment})
+        if self._server is None or not self._server.is_alive or self._wanted != wanted:
+            self.close()
+            self._server, self._wanted = ForkServer(*wanted), wanted
+        return self._server
+
+    def close(self) -> None:
+        """Ends the server."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, watch: Watch = lambda progress: None) -> Attempt:
+    """Makes one attempt in a process of its own, which ends when this process does.
 
     Args:
         assignment: What to measure. The log goes to the folder that its plan names.
         tracker: Receives the attempt's progress. The trial must have begun there.
+        servers: Forks the process.
         watch: Called several times a second while the process runs.
     """
     marker = new_marker(assignment)
     log_path = assignment.log_file(0)
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    log_path.touch()
     log_sizes = watchdog.log_sizes(assignment.log_folder)
     with scratch_folder("compile-sweep-trial-") as folder:
         (folder / PROGRESS).touch()
         began = time.monotonic()
         gives_up_at = began + assignment.plan.trial_deadline_s + GRACE_S
-        with log_path.open("ab") as log, (folder / PROGRESS).open(encoding="utf-8") as reports:
-            process = _start(assignment, folder, marker, log)
+        server = servers.server_for(assignment.plan, environment_at_import(assignment))
+        with (folder / PROGRESS).open(encoding="utf-8") as reports:
+            order = Order(
+                assignment=assignment.to_dict(), marker=marker, environment=environment_of_attempt(marker), folder=str(folder)
+            )
+            server.start(order)
             try:
                 while True:
-                    has_ended = process.poll() is not None
+                    returncode = server.wait(_POLL_S)
                     _read_reports(reports, assignment, tracker)
                     progress = _progress(assignment, tracker)
                     watch(progress)
-                    if has_ended or progress.stop_request is not None or time.monotonic() > gives_up_at:
+                    if returncode is not None or progress.stop_request is not None or time.monotonic() > gives_up_at:
                         break
-                    time.sleep(_POLL_S)
                 if progress.stop_request is not None:
-                    log.write(f"{progress.stop_request.reason}\n".encode())
+                    with log_path.open("a", encoding="utf-8") as log:
+                        log.write(f"{progress.stop_request.reason}\n")
             finally:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+                server.kill()
                 if not (folder / OUTCOME).exists():
                     time.sleep(_REAPER_S)
                 kill_marked(marker)  # compilers that the worker started outlive it
@@ -145,11 +192,6 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, watch: Watch = lam
     if "figures" in outcome:
         return Attempt(figures=outcome["figures"], progress=progress)
     crash = watchdog.read_crash_report(assignment.log_folder, log_sizes)
-    if not outcome:
-        text = f"it ended with {exit_text(process.returncode)}"
-        if progress.phase == Phase.STARTING:  # it died before its own logging began, so the log ends with the reason
-            text += _last_line(log_path, log_sizes.get(log_path.name, 0))
-        outcome = {"error_text": text}
     death = Death(
         phase=progress.phase,
         in_phase_s=progress.in_phase_s,
@@ -159,7 +201,7 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, watch: Watch = lam
         fatal=crash.fatal_signal,
         timed_out=crash.timed_out,
         oom_killed=crash.oom_killed,
-        **outcome,
+        **(outcome or {"error_text": how_it_ended(server, -signal.SIGKILL if returncode is None else returncode)}),
     )
     return Attempt(death=death, was_raised=death.error_type is not None, progress=progress)
 
@@ -180,7 +222,11 @@ def attempt_alone(assignment: Assignment, on_phase: Callable[[float, str], None]
             last_phase = progress.phase
             on_phase(progress.elapsed_s - progress.in_phase_s, last_phase)
 
-    return attempt(assignment, tracker, watch)
+    servers = Servers(imports_workload=False)
+    try:
+        return attempt(assignment, tracker, servers, watch)
+    finally:
+        servers.close()
 
 
 def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bool, **own: Any) -> TrialPlan:
@@ -207,27 +253,6 @@ def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bo
     )
 
 
-def _start(assignment: Assignment, folder: Path, marker: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        # With -P the worker imports from exactly these folders, until it comes to the user's code.
-        [sys.executable, "-P", "-m", "orchestrator.run.worker", str(folder)],
-        env={
-            **os.environ,
-            **worker_environment(assignment, marker),
-            "PYTHONPATH": os.pathsep.join(import_path(with_current_folder=False)),
-        },
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that Ctrl-C reaches this process only
-    )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin:  # the process has died, which the caller sees
-        # Through a pipe and not a file, because the plan may hold the cache's password.
-        process.stdin.write(json.dumps({**assignment.to_dict(), "parent": os.getpid()}).encode())
-    return process
-
-
 def _read_reports(reports: IO[str], assignment: Assignment, tracker: ProgressTracker) -> None:
     """Passes on to the tracker what the worker has reported since the last call."""
     while True:
@@ -243,11 +268,3 @@ def _read_reports(reports: IO[str], assignment: Assignment, tracker: ProgressTra
 
 def _progress(assignment: Assignment, tracker: ProgressTracker) -> Progress:
     return next(progress for progress in tracker.running() if progress.trial_id == assignment.trial_id)
-
-
-def _last_line(log: Path, begin: int) -> str:
-    """Returns the last line of the log after `begin` bytes, with a colon before it; nothing if there is no line."""
-    with log.open("rb") as file:
-        file.seek(max(begin, file.seek(0, os.SEEK_END) - _MAX_LAST_LINE_BYTES))
-        lines = file.read().decode("utf-8", "replace").strip().splitlines()
-    return f": {redact_text(lines[-1].strip())}" if lines else ""

@@ -163,8 +163,8 @@ def _append(folder: Path, record: TrialRecord | WarmStart) -> str | None:
             return None
 
 
-def worker_environment(assignment: Assignment, marker: str) -> dict[str, str]:
-    """Empty caches of its own for a cold compile, and the marker its children inherit."""
+def environment_at_import(assignment: Assignment) -> dict[str, str]:
+    """Variables for an attempt's workers that torch reads when it is imported: which remote caches are asked."""
     plan = assignment.plan
     remote: dict[str, str] = {}
     if assignment.restores and str(plan.cache).startswith(REDIS):
@@ -172,13 +172,12 @@ def worker_environment(assignment: Assignment, marker: str) -> dict[str, str]:
         apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **kept_apart(assignment.settings)}
         # The worker itself sets the address, which Ray would log, once what comes from there is verified.
         remote = environment_for(NOBODY, tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
-    return {
-        **NO_SERVER,
-        **remote,
-        ATTEMPT_MARKER: marker,
-        # Some of torch reads them when it is imported; see worker.py.
-        **scratch_folders.compile_cache_env(scratch_folders.attempt_folder(marker)),
-    }
+    return {**NO_SERVER, **remote}
+
+
+def environment_of_attempt(marker: str) -> dict[str, str]:
+    """Variables for the workers of one attempt: empty caches of its own, and the marker that their children inherit."""
+    return {ATTEMPT_MARKER: marker, **scratch_folders.compile_cache_env(scratch_folders.attempt_folder(marker))}
 
 
 def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: Progress | None) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """What a trial's worker does: in a fresh process, measures one setting or starts it warm, and returns plain values.
 
-Ray Train starts workers in a cluster or on this host (`worker_group.py`). The local runner (`local_runner.py`) starts
-`python -m orchestrator.run.worker FOLDER`; it reads the assignment from its standard input, and writes its progress and the
-outcome to files in that folder.
+On one host a fork server (`fork_server.py`) forks the process; it writes its progress and the outcome to files. On the hosts of a
+cluster it is a process that Ray Train starts (`worker_group.py`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -19,7 +17,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
@@ -35,8 +33,20 @@ from orchestrator.run.script_worker import measure_script
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
+if TYPE_CHECKING:
+    from compile_sweep.contract.base import Workload
+    from orchestrator.run.fork_server import Order
+
 PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
 """Files in a local worker's folder: its progress (one JSON array a line), and its result or error."""
+
+_PORT = "port"
+"""File in an attempt's folder: the port at which its workers meet."""
+
+_PORT_POLL_S = 0.02
+_LOOPBACK = "127.0.0.1"
+_GROUP_TIMEOUT_S = 1800.0
+"""For each operation of the group of a trial's workers."""
 
 _LEAVING_S = 10.0
 """How long a worker waits for processes of others, a killed trial's say, to leave its GPU, which may take seconds."""
@@ -44,9 +54,6 @@ _LEAVING_S = 10.0
 LET_DOWN_PATIENCE_S = 8.0
 """How long a worker whose peer is gone holds its tongue. Ray ends the group at the first failure it hears of, within a second of
 it, and that one should be the peer's."""
-
-_DIE_WITH_PARENT = 1
-"""`PR_SET_PDEATHSIG` of prctl(2)."""
 
 
 class MeasurementFailed(Exception):
@@ -70,8 +77,12 @@ class Parent(Protocol):
         """Provides the file that the worker logs to while the block lasts."""
         ...
 
-    def core_shares(self, plan: TrialPlan) -> tuple[int, int | None]:
-        """Returns into how many shares the host's cores are divided, and the share the worker prefers, if any."""
+    def cores(self, plan: TrialPlan) -> AbstractContextManager[tuple[int, ...]]:
+        """Binds this process to its share of the host's cores, which is its own while the block lasts."""
+        ...
+
+    def connect(self, plan: TrialPlan) -> None:
+        """Chooses this process's GPU, and connects it with the other workers of its trial, if that has not been done."""
         ...
 
     def worker_started(self) -> None:
@@ -91,12 +102,13 @@ class Parent(Protocol):
         ...
 
 
-def work(assignment: Assignment, parent: Parent) -> dict[str, Any]:
+def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, Any]:
     """Measures one assignment, or starts it warm.
 
     Args:
         assignment: what to do.
         parent: the process that started this one; the environment contains the attempt's marker.
+        said: what was printed on behalf of this process before it had a log.
 
     Returns:
         Figures of a `TrialRecord` or, for a warm start, of a `WarmStart`; the trial uses worker 0's.
@@ -107,13 +119,14 @@ def work(assignment: Assignment, parent: Parent) -> dict[str, Any]:
     own = scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER])
     os.environ.update(scratch_folders.compile_cache_env(own))  # of this host, before Dynamo is loaded and reads them
     with parent.log_file() as path, _own_log(path) as log:
+        log.write(said)
         watchdog.log_crashes(log)
         watchdog.start_reaper(own)
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
         watchdog.set_deadline(assignment.plan.trial_deadline_s, log)
         try:
             scratch_folders.check_temp_folder()
-            with _own_cores(*parent.core_shares(assignment.plan)) as cpus:
+            with parent.cores(assignment.plan) as cpus:
                 return _measure(assignment, parent, cpus, deadline, log)
         except BaseException as error:  # a workload may raise anything; whatever it is ends this attempt and no more
             traceback.print_exc(file=log)
@@ -127,18 +140,55 @@ def work(assignment: Assignment, parent: Parent) -> dict[str, Any]:
 
 
 @contextmanager
-def _own_cores(num_shares: int, preferred: int | None) -> Iterator[tuple[int, ...]]:
-    """Binds this process to its share of the host's cores, which is its own while the block lasts."""
+def own_cores(num_shares: int, preferred: int | None) -> Iterator[tuple[int, ...]]:
+    """Binds this process to a share of the host's cores, which is its own while the block lasts.
+
+    Args:
+        num_shares: Into how many shares they are divided.
+        preferred: The share to take, if any.
+    """
     with cores.hold_slot(num_shares, preferred) as slot:
         cpus = cores.cpu_share(slot, num_shares)
         cores.bind_process(cpus)
         yield cpus
 
 
-def _import_from(python_path: str) -> None:
-    """Puts these folders first, so that the user's own imports win; `own_packages` finds ours all the same."""
+def import_harness() -> None:
+    """Imports what measures, and with it torch."""
+    import torch  # noqa: F401  # not at the head of the module: the trial and Train's controller import it too, and need no torch
+
+    import compile_sweep.contract.base
+    import compile_sweep.harness.measure
+    import compile_sweep.harness.measurement
+    import compile_sweep.harness.prepare
+    import compile_sweep.harness.toolchain
+    import compile_sweep.harness.warm_start  # noqa: F401
+
+
+def import_workload(name: str, python_path: str) -> type[Workload]:
+    """Imports a workload's module.
+
+    Args:
+        name: The workload's.
+        python_path: Folders to put first, so that the user's own imports win; `own_packages` finds ours all the same.
+
+    Raises:
+        WorkloadError: There is no such workload, or its module does not import.
+    """
     folders = [folder for folder in python_path.split(os.pathsep) if os.path.isdir(folder)]
     sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
+    from compile_sweep.contract.base import load_workload
+
+    return load_workload(name)
+
+
+def compute_something(*, use_gpu: bool) -> None:
+    """Runs an operation of torch on all cores of this process, and one on the GPU."""
+    import torch
+
+    torch.ones(1 << 20).add_(1).sum().item()
+    if use_gpu:
+        torch.ones(1, device="cuda").add_(1).item()
 
 
 def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
@@ -146,12 +196,11 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
     place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
     log.write(f"{now()} worker {parent.rank} of {plan.num_workers} is up on {place}\n")
     gc.disable()  # what imports make stays; looking through it again and again takes a second and more
-    import torch  # not at the head of the module: the trial and Train's controller import it too, and need no torch
+    import_harness()
+    import torch
 
     torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
 
-    _import_from(plan.python_path)
-    from compile_sweep.contract.base import load_workload
     from compile_sweep.harness.measure import Measurement, measure
     from compile_sweep.harness.measurement import Protocol, told_by_all
     from compile_sweep.harness.prepare import prepare
@@ -162,6 +211,7 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
         warm_cpp_headers()
     elif assignment.settings.mode is not None:
         start_compile_workers()
+    parent.connect(plan)
     parent.worker_started()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None
     residents = GpuNeighborMonitor(f"GPU-{str(gpu.uuid).removeprefix('GPU-')}" if gpu else "")
@@ -205,7 +255,7 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
             "cpu_pressure": cpu_pressure,
             "gpu_neighbours": told_by_all(gpu_neighbours),
         }
-    workload = load_workload(plan.workload)(plan.size, plan.seed)
+    workload = import_workload(plan.workload, plan.python_path)(plan.size, plan.seed)
     gc.enable()
     gc.collect()  # once, so that a compile finds the heap as it is long after imports
     sharing = Sharing(assignment, workload, parent.rank)
@@ -273,27 +323,52 @@ def _from_compiler(error: BaseException) -> bool:
     return is_compiler_error(error) or bool(getattr(error, "from_compiler", False))
 
 
-class LocalParent:
-    """The local runner: it reads what this process appends to a file."""
+class ForkedParent:
+    """What started the fork server: it reads what this process appends to a file."""
 
-    rank = 0
-
-    def __init__(self, folder: Path, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._file = (folder / PROGRESS).open("a", buffering=1, encoding="utf-8")
+    def __init__(self, order: Order, assignment: Assignment, cpus: tuple[int, ...]) -> None:
+        self.rank = order.rank
+        self._order, self._assignment, self._cpus = order, assignment, cpus
+        self._file = (Path(order.folder) / PROGRESS).open("a", buffering=1, encoding="utf-8")
 
     @contextmanager
     def log_file(self) -> Iterator[Path]:
         """Provides the trial's log file in the sweep's folder."""
         yield self._assignment.log_file(self.rank)
 
-    def core_shares(self, plan: TrialPlan) -> tuple[int, int | None]:
-        """Gives the worker all cores: local trials run one after the other."""
-        return 1, None
+    @contextmanager
+    def cores(self, plan: TrialPlan) -> Iterator[tuple[int, ...]]:
+        """Leaves the process on the cores that the fork server holds."""
+        yield self._cpus
+
+    def connect(self, plan: TrialPlan) -> None:
+        """Workers of one trial meet on the loopback; the first one tells the port by a file in the attempt's folder."""
+        import torch
+
+        from compile_sweep.harness.distributed import join, serve
+
+        if self._order.gpu is not None:
+            torch.cuda.set_device(self._order.gpu)
+        if plan.num_workers == 1:
+            return
+        told = scratch_folders.attempt_folder(self._order.marker) / _PORT
+        if self.rank == 0:
+            told.parent.mkdir(parents=True, exist_ok=True)
+            _write_whole(told, str(serve(_LOOPBACK, plan.num_workers, _GROUP_TIMEOUT_S)))
+        while not told.exists():
+            time.sleep(_PORT_POLL_S)
+        join(
+            "nccl" if plan.use_gpu else "gloo",
+            rank=self.rank,
+            num_workers=plan.num_workers,
+            address=_LOOPBACK,
+            port=int(told.read_text(encoding="ascii")),
+            timeout_s=_GROUP_TIMEOUT_S,
+        )
 
     def worker_started(self) -> None:
         """Reports the host, and the GPU if there is one."""
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[self._order.gpu or 0]
         self._report("worker_started", platform.node(), f"{platform.node()}:{visible}" if self._assignment.plan.use_gpu else None)
 
     def enter_phase(self, phase: Phase) -> None:
@@ -305,34 +380,45 @@ class LocalParent:
         self._report("report_early_figures", early)
 
     def watch_stop_requests(self, log: IO[str]) -> None:
-        """Does nothing: the local runner kills this process."""
+        """Does nothing: who started the fork server kills this process."""
 
     def _report(self, method: str, *arguments: object) -> None:
         self._file.write(json.dumps([method, *arguments]) + "\n")
 
 
-def main(folder: Path) -> None:
-    """Runs a local worker: reads the assignment from standard input and writes the result or the error to the folder."""
-    values = json.load(sys.stdin)
-    _die_with(int(values["parent"]))
-    assignment = Assignment.from_dict(values)
+def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
+    """Runs an order in the process that was forked for it, and writes the result or the error to the order's folder.
+
+    Args:
+        order: What to run.
+        cpus: The logical CPUs that this process is bound to.
+        said: What was printed while the fork server made its imports; it belongs into the trial's log.
+    """
+    assignment = Assignment.from_dict(order.assignment)
+    _renew_process_state()
     try:
-        outcome: dict[str, Any] = {"figures": work(assignment, LocalParent(folder, assignment))}
+        outcome: dict[str, Any] = {"figures": work(assignment, ForkedParent(order, assignment, cpus), said)}
     except MeasurementFailed as error:
         outcome = {"error_type": error.error_type, "error_text": error.text, "error_is_compilers": error.from_compiler}
-    written = folder / f"{OUTCOME}.new"
-    written.write_text(json.dumps(outcome), encoding="utf-8")
-    os.replace(written, folder / OUTCOME)
+    _write_whole(Path(order.folder) / OUTCOME, json.dumps(outcome))
+    while assignment.plan.num_workers > 1:
+        signal.pause()  # until all workers have ended and are killed: one that left earlier could take others' data with it
     os._exit(0)  # threads and exit handlers of a workload must not lose, or keep waiting, what is measured
 
 
-def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, even if the parent is killed."""
-    with suppress(OSError, AttributeError):  # no such call on this system
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file that appears with all of its text."""
+    written = path.with_name(f"{path.name}.new")
+    written.write_text(text, encoding="utf-8")
+    os.replace(written, path)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def _renew_process_state() -> None:
+    """Makes anew what a process that was not forked would not share with other trials."""
+    import numpy as np
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    np.random.seed()  # Python's own generator does so itself
+    package: Any = sys.modules.get("torch._dynamo.package")
+    if package is not None:  # it decides when it is imported where Dynamo's cache is (torch 2.13)
+        package.DynamoCache = package.DiskDynamoCache(os.path.join(cache_dir(), "dynamo"))

@@ -46,7 +46,7 @@ from orchestrator.run.death import cause_of, death_of, waited_s
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial import GRACE_S, Attempt
 from orchestrator.run.trial_spec import Assignment, TrialPlan
-from orchestrator.run.worker import work
+from orchestrator.run.worker import own_cores, work
 
 UNWRITTEN = "unwritten"
 """Key of what Tune is told of a trial whose record could not be written: why."""
@@ -130,7 +130,8 @@ def _trainer(assignment: Assignment, marker: str, storage: str) -> Any:
     claimed = placement.worker_resources(placing, plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus)
     packs = plan.head is not None and placing is Placement.PACK
     environment_of_worker = {
-        **trial.worker_environment(assignment, marker),
+        **trial.environment_at_import(assignment),
+        **trial.environment_of_attempt(marker),
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # output belongs to the trial's log, see worker.py
     }
     return trainer(
@@ -210,13 +211,16 @@ class RayParent:
         """Provides the trial's log file in the sweep's folder or, on another host, a local one that is sent there."""
         return remote_logs.log_file(self._assignment, self.rank)
 
-    def core_shares(self, plan: TrialPlan) -> tuple[int, int | None]:
+    def cores(self, plan: TrialPlan) -> AbstractContextManager[tuple[int, ...]]:
         """Divides by the workers that may run on this host at once; with GPUs, by no more than the host's number of GPUs."""
         if not plan.use_gpu:
-            return plan.workers_at_once, None
+            return own_cores(plan.workers_at_once, None)
         at_once = max(1, min(plan.workers_at_once, max(environment.num_host_gpus(), _gpus_of_ray())))
         (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return at_once, int(gpu) if gpu.isdigit() else None
+        return own_cores(at_once, int(gpu) if gpu.isdigit() else None)
+
+    def connect(self, plan: TrialPlan) -> None:
+        """Does nothing: Ray Train chose the GPU and connected the workers before it called this process."""
 
     def worker_started(self) -> None:
         """Reports the host, the GPU, and how long the trial waited for them."""

@@ -264,7 +264,7 @@ def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeyp
     monkeypatch.setattr(worker_group.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
     monkeypatch.setattr(worker_group.remote_logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
-    monkeypatch.setattr(worker, "_own_cores", lambda *shares: nullcontext((0,)))
+    monkeypatch.setattr(worker_group, "own_cores", lambda *shares: nullcontext((0,)))
     monkeypatch.setattr(worker, "_measure", measure)
     monkeypatch.setenv(ATTEMPT_MARKER, "001-a-f00")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")

@@ -1,0 +1,365 @@
+"""Forks a trial's process from one that has imported torch and the workload, so that a trial starts at once.
+
+Background: importing torch and a workload's packages takes most of the time that a trial needs to start. A fork server
+imports them once, for all trials that run one after the other in its place, and forks a process for each. It compiles
+nothing, runs no thread of Python's and leaves CUDA alone, so what it forks is what a process is that has just made these
+imports itself: "cold" keeps its meaning. A crash of a trial is the exit status of a child; the server goes on.
+
+What a user's module does when it is imported is not ours to decide. If it fails, leaves threads, processes or open files behind,
+or makes a forked child unable to compute, each trial imports it anew.
+
+This process imports torch only through `orchestrator.run.worker`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import IO, Any, NoReturn
+
+from compile_sweep.own_packages import import_path
+from compile_sweep.schema.outcome import exit_text
+from compile_sweep.schema.redact import redact_text
+from orchestrator.guard.watchdog import ATTEMPT_MARKER
+
+_MARKER_CHARS = 120
+"""Room for the marker of an attempt, in the environment that the kernel shows of a forked process."""
+
+_PROBE_S = 60
+"""Seconds after which a forked child that computes a trifle is taken to hang."""
+
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Has `torch.cuda.is_available` ask NVML: CUDA itself cannot be used in children of a process that has asked it anything."""
+
+_MAX_LAST_LINE_BYTES = 4000
+"""How much of the end of a server's output is searched for its last line."""
+
+_DIE_WITH_PARENT = 1
+"""`PR_SET_PDEATHSIG` of prctl(2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a server prepares. Trials that need another need another server."""
+
+    workload: str | None
+    """The workload whose module to import; None to leave that to each trial."""
+    python_path: str
+    """Folders to import it from, as `TrialPlan.python_path` has them."""
+    use_gpu: bool
+    core_shares: tuple[int, int | None] = (1, None)
+    """Into how many shares the host's cores are divided, and the share to prefer, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a server is asked to run: one attempt at a trial, in a process of its own."""
+
+    assignment: Mapping[str, Any]
+    """`Assignment.to_dict()`."""
+    marker: str
+    """Identifies the attempt's processes."""
+    environment: Mapping[str, str]
+    """Variables of this attempt alone. What torch reads when it is imported belongs into the server's environment."""
+    folder: str
+    """Where the process writes its progress and its outcome."""
+    work_folder: str | None = None
+    """The process's current folder; None for the server's."""
+    rank: int = 0
+    gpu: int | None = None
+    """Index of its GPU among those that it sees; None for the first, or for none."""
+
+
+class ForkServer:
+    """A fork server, from the process that started it and with which it ends.
+
+    Args:
+        setup: What it imports.
+        environment: Its environment, with all that torch reads when it is imported.
+    """
+
+    def __init__(self, setup: Setup, environment: Mapping[str, str]) -> None:
+        self.setup, self.environment = setup, dict(environment)
+        self._order: Order | None = None
+        self._pid: int | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+        self._unread, self._is_ready = b"", False
+        self._has_closed = False
+        self._process = subprocess.Popen(
+            # With -P it imports from exactly these folders, until it comes to the user's code.
+            [sys.executable, "-P", "-m", "orchestrator.run.fork_server", str(os.getpid()), json.dumps(asdict(self.setup))],
+            env={
+                **self.environment,
+                "PYTHONPATH": os.pathsep.join(import_path(with_current_folder=False)),
+                ATTEMPT_MARKER: "-" * _MARKER_CHARS,
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            start_new_session=True,  # so that Ctrl-C reaches this process only
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take another order."""
+        return self._process.poll() is None and self._order is None
+
+    def start(self, order: Order) -> None:
+        """Has it fork a process for an attempt; the one before must have ended."""
+        self._order, self._pid = order, None
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died, which `wait` sees
+            # Through a pipe and not a file, because the plan may hold the cache's password.
+            self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Waits for the end of the attempt's process.
+
+        Returns:
+            Its exit code, negative for a signal; None if it has not ended within `timeout_s`. If the server itself has died, the
+            server's.
+        """
+        ends_at = time.monotonic() + timeout_s
+        while (answer := self._answer(ends_at)) is not None:
+            if "returncode" in answer:
+                self._order = None
+                return int(answer["returncode"])
+            self._is_ready = self._is_ready or "ready" in answer
+            self._pid = answer.get("pid", self._pid)
+        if not self._has_closed:
+            return None
+        code = self._process.wait()
+        order = self._order
+        if not self._is_ready and self.setup.workload is not None and order is not None and code != -signal.SIGKILL:
+            self.close()  # what it died of may be the user's module, which a trial is to meet in its own process
+            self.setup = replace(self.setup, workload=None)
+            self._start()
+            self.start(order)
+            return self.wait(max(0.0, ends_at - time.monotonic()))
+        return code
+
+    @property
+    def has_forked(self) -> bool:
+        """Whether the attempt has a process."""
+        return self._pid is not None
+
+    def kill(self) -> None:
+        """Kills the attempt's process, or the server if there is none yet, and waits for its end."""
+        if self._order is None:
+            return
+        if self._pid is None:
+            self.wait(0.0)
+        if self._pid is None:
+            self._process.kill()
+            self._process.wait()
+            self._order = None
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        while self.wait(1.0) is None:
+            pass
+
+    def last_line(self) -> str:
+        """Returns the last line that the server wrote, with a colon before it; nothing if there is none."""
+        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _MAX_LAST_LINE_BYTES))
+        lines = self._output.read().decode("utf-8", "replace").strip().splitlines()
+        return f": {redact_text(lines[-1].strip())}" if lines else ""
+
+    def close(self) -> None:
+        """Ends it, and what it forked."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._output):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        self._order = None
+
+    def _answer(self, ends_at: float) -> dict[str, Any] | None:
+        """Returns the next line that it answers; None if there is none by then, or there will be none any more."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        self._has_closed = False
+        while b"\n" not in self._unread:
+            if not select.select([descriptor], [], [], max(0.0, ends_at - time.monotonic()))[0]:
+                return None
+            if not (read := os.read(descriptor, 1 << 16)):
+                self._has_closed = True
+                return None
+            self._unread += read
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def how_it_ended(server: ForkServer, returncode: int) -> str:
+    """Returns how an attempt's process ended that left no outcome, as a sentence."""
+    # What fails before a process is forked is told by the server alone.
+    return f"it ended with {exit_text(returncode)}{'' if server.has_forked else server.last_line()}"
+
+
+def main(parent: int, setup: Setup) -> None:
+    """Runs a server: reads an order from each line of standard input, and answers on standard output."""
+    die_with(parent)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what modules print as they are imported goes to the log of the server
+    from orchestrator.run import worker
+
+    with worker.own_cores(*setup.core_shares) as cpus:
+        _preload(setup, parent, answers)
+        _write(answers, {"ready": True})
+        orders = os.fdopen(0, "rb", buffering=0, closefd=False)
+        while line := orders.readline():
+            child = _fork()
+            if child == 0:
+                _become_trial(Order(**json.loads(line)), cpus, answers)
+            _write(answers, {"pid": child})
+            _, status = os.waitpid(child, 0)
+            _write(answers, {"returncode": os.waitstatus_to_exitcode(status)})
+
+
+def _write(descriptor: int, answer: Mapping[str, Any]) -> None:
+    os.write(descriptor, json.dumps(answer).encode() + b"\n")
+
+
+def _preload(setup: Setup, parent: int, answers: int) -> None:
+    """Imports what trials need; starts this process anew, without the workload, if that is not safe."""
+    from orchestrator.run import worker
+
+    asks_cuda = _NVML_CHECK not in os.environ
+    os.environ.setdefault(_NVML_CHECK, "1")
+    gc.disable()  # what imports make stays; looking through it again and again takes a second and more
+    worker.import_harness()
+    why = None if setup.workload is None else _why_not_imported(setup, setup.workload)
+    if asks_cuda:
+        del os.environ[_NVML_CHECK]
+    if why is not None:
+        print(f"each trial imports the workload's module anew, because {why}", file=sys.__stderr__, flush=True)
+        os.dup2(answers, 1)
+        alone = json.dumps(asdict(replace(setup, workload=None)))
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "orchestrator.run.fork_server", str(parent), alone])
+
+
+def _why_not_imported(setup: Setup, workload: str) -> str | None:
+    """Imports the workload's module; returns why children cannot go on from there, None if they can."""
+    from orchestrator.run import worker
+
+    files = _open_files()
+    try:
+        worker.import_workload(workload, setup.python_path)
+    except BaseException as error:  # it may raise anything; a trial will, too, and says so in its record
+        return f"it fails with {type(error).__name__}"
+    if threading.active_count() > 1:
+        return "it starts threads"
+    if _children():
+        return "it starts processes"
+    if _open_files() - files:
+        return "it leaves files open"
+    if not _a_child_can_compute(use_gpu=setup.use_gpu):
+        return "a forked process could not compute after it"
+    return None
+
+
+def _open_files() -> set[str]:
+    descriptors = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor of the listing itself
+            descriptors.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+    return {described for described in descriptors if not described.endswith(f"/proc/{os.getpid()}/fd")}
+
+
+def _children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _a_child_can_compute(*, use_gpu: bool) -> bool:
+    """Whether a forked child can run operations of torch, on all cores and on the GPU: neither OpenMP nor CUDA is in use here."""
+    from orchestrator.run import worker
+
+    child = _fork()
+    if child == 0:
+        try:
+            signal.alarm(_PROBE_S)
+            worker.compute_something(use_gpu=use_gpu)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _fork() -> int:
+    """`os.fork`, without Python's warning of threads: those that are left are OpenBLAS's, which are prepared for a fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn:
+    """Makes this forked process a trial's, and runs it to its end."""
+    from orchestrator.run import worker
+
+    try:
+        server = os.getppid()
+        os.setsid()
+        die_with(server)
+        os.close(answers)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        _show_marker(order.marker)
+        os.environ.update({**order.environment, ATTEMPT_MARKER: order.marker})
+        if order.work_folder is not None:
+            os.makedirs(order.work_folder, exist_ok=True)
+            os.chdir(order.work_folder)
+        said = os.pread(2, 1 << 20, 0).decode("utf-8", "replace")
+        worker.run_forked(order, cpus, said)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _show_marker(marker: str) -> None:
+    """Writes the marker into the environment that the kernel shows of this process, which is that of the server's start."""
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    place = find(ATTEMPT_MARKER.encode())
+    value = marker.encode() + b"\0"
+    if place and len(value) <= _MARKER_CHARS:
+        ctypes.memmove(place, value, len(value))
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, even if the parent is killed."""
+    with suppress(OSError, AttributeError):  # no such call on this system
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    values = json.loads(sys.argv[2])
+    main(int(sys.argv[1]), Setup(**{**values, "core_shares": tuple(values["core_shares"])}))
