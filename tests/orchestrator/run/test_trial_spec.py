@@ -81,10 +81,10 @@ def test_settings_that_torch_does_not_keep_apart_are_named() -> None:
 
 def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifacts() -> None:
     from orchestrator.artifacts.redis import NOBODY
-    from orchestrator.run.trial import worker_environment
+    from orchestrator.run.trial import environment_at_import
 
     def told(**plan: Any) -> dict[str, str]:
-        environment = worker_environment(assignment(**plan), "marker")
+        environment = environment_at_import(assignment(**plan))
         return {name: value for name, value in environment.items() if "REDIS" in name or "TAG" in name}
 
     shared = told(cache="redis://host:1", restores=True)
@@ -97,9 +97,9 @@ def test_a_remote_cache_is_told_to_the_worker_only_where_it_begins_with_artifact
 
 @pytest.mark.parametrize(("cache", "asks"), [(None, "0"), ("/cache", "0"), ("redis://host:1", "1")])
 def test_torch_asks_no_server_that_a_users_other_jobs_share_their_caches_by(cache: str | None, asks: str) -> None:
-    from orchestrator.run.trial import worker_environment
+    from orchestrator.run.trial import environment_at_import
 
-    environment = worker_environment(assignment(cache=cache, restores=True), "marker")
+    environment = environment_at_import(assignment(cache=cache, restores=True))
     for kind in ("FX_GRAPH", "AUTOGRAD", "AUTOTUNE"):
         assert environment[f"TORCHINDUCTOR_{kind}_REMOTE_CACHE"] == asks
     assert environment["TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE"] == "0"
