@@ -68,4 +68,5 @@ def test_cores_are_divided_by_the_workers_that_gpus_or_parts_of_one_take(
     monkeypatch.setattr(worker_group.environment, "num_host_gpus", lambda: by_nvml)
     plan: Any = SimpleNamespace(workers_at_once=4, use_gpu=True)
     unused: Any = None
-    assert worker_group.RayParent(unused, rank=0).core_shares(plan) == (shares, None)
+    monkeypatch.setattr(worker_group, "own_cores", lambda *asked: asked)
+    assert worker_group.RayParent(unused, rank=0).cores(plan) == (shares, None)
