@@ -70,6 +70,8 @@ class Rule(NamedTuple):
                 limit = Constraint.parse(f"{name}<={digits}{unit}").bound
             except ConfigError as error:
                 raise ConfigError(f"--fail-on {words!r}: {error}") from None
+        if not math.isfinite(limit):
+            raise ConfigError(f"--fail-on {words[:40]!r}… has a limit that is too large for a number; use a smaller one")
         return cls(words.strip(), name, side == ">", -limit if sign == "-" else limit, bool(sign), unit == "%")
 
     def exceeds(self, value: float) -> bool:

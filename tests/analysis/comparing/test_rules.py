@@ -142,6 +142,7 @@ def test_a_rule_that_nothing_can_be_judged_by_is_refused(two: MakeTwo) -> None:
         ("failure", "is no rule"),
         ("compile_s>15%", "does not say which way"),
         ("compile_s>3GiB", "is not a unit of compile_s"),
+        (f"compile_s<+{'9' * 400}%", "too large for a number"),
     ],
 )
 def test_a_rule_that_is_none_is_refused(words: str, complaint: str) -> None:
