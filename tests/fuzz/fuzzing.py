@@ -67,7 +67,7 @@ class Guard:
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._thread != threading.get_ident():
             return
-        if event in _RUNS or (event == "open" and _writes(*arguments[1:])):
+        if event in _RUNS or (event == "open" and arguments[0] != os.devnull and _writes(*arguments[1:])):
             self._seen.append(f"{event} {str(arguments)[:120]}")
 
     @contextmanager
