@@ -254,8 +254,8 @@ def test_nested_blocks_are_one_region_of_one_graph() -> None:
         regions.append([str(node.args[0].target) for node in graph.graph.nodes if "invoke_subgraph" in str(node.target)])
         return aot_eager(graph, inputs)
 
-    torch._dynamo.register_backend(look, name="look_at_regions")
-    settings = CompileSettings.parse("scope=nested,backend=look_at_regions")
+    torch._dynamo.register_backend(look, name="toy_look_at_regions")
+    settings = CompileSettings.parse("scope=nested,backend=toy_look_at_regions")
     with applied(prepared.with_settings(settings), model, prepared.optimizer(model)) as step:
         step(prepared.workload.pool(prepared.policy, rank=0, device=CPU)[0])
     assert [len(calls) for calls in regions] == [3]
