@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Protocol, get_origin
@@ -83,22 +83,36 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
         SettingsError: an Inductor option, a back-end or an argument; says which is meant, probably, or what the option takes.
     """
     refuse_unknown_arguments(settings.ddp, installed)
-    known = installed.inductor_options() if settings.options else {}
-    for name, value in settings.options or ():
-        if name not in known:
-            every = "torch._inductor.list_options() names them"
-            raise SettingsError(f"Inductor has no option {name!r}; {_nearest_of_many(name, list(known), every)}")
-        _refuse_other_type(f"inductor.{name}", value, known[name])
+    if settings.options:
+        known, where = installed.inductor_options(), "torch._inductor.list_options() names them"
+        _refuse_unknown_options("inductor", settings.options, known, "Inductor has no option", where)
     for field, module in CONFIG_MODULES.items():
-        known = installed.config_options(module) if getattr(settings, field) else {}
-        for name, value in getattr(settings, field) or ():
-            if name not in known:
-                every = f"{module} has them"
-                raise SettingsError(f"{module} has no setting {name!r}; {_nearest_of_many(name, list(known), every)}")
-            _refuse_other_type(f"{field}.{name}", value, known[name])
+        if written := getattr(settings, field):
+            _refuse_unknown_options(
+                field, written, installed.config_options(module), f"{module} has no setting", f"{module} has them"
+            )
     backends = installed.backends() if settings.backend else ()
     if settings.backend and settings.backend not in backends:
         raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {suggest(settings.backend, backends)}")
+
+
+def _refuse_unknown_options(
+    prefix: str, written: Iterable[tuple[str, Value]], known: Mapping[str, str], missing: str, where: str
+) -> None:
+    """Refuses options that torch does not have under their names, or whose values it would not take.
+
+    Args:
+        prefix: before the names, as a person writes them.
+        written: names and values.
+        known: every name, with its type's.
+        missing: the beginning of what is said of a name that is not there.
+        where: says where all names are, for one that resembles none.
+    """
+    for name, value in written:
+        if name not in known:
+            hint = suggest(name, list(known))
+            raise SettingsError(f"{missing} {name!r}; {hint if hint.startswith('did you mean') else where}")
+        _refuse_other_type(f"{prefix}.{name}", value, known[name])
 
 
 def refuse_unknown_arguments(ddp: DdpSettings | None, installed: InstalledTorch) -> None:
@@ -126,8 +140,3 @@ def _refuse_other_type(name: str, value: Value, wanted: str) -> None:
     kind, able = _WRITTEN.get(wanted, (None, f"leave it out: a setting spells no {wanted}"))
     if wanted != ANY and (kind is None or not isinstance(value, kind)):
         raise SettingsError(f"{name}={format_value(value)} is not a value that torch takes there; {able}")
-
-
-def _nearest_of_many(name: str, known: list[str], every: str) -> str:
-    hint = suggest(name, known)
-    return hint if hint.startswith("did you mean") else every

@@ -148,7 +148,6 @@ def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimiz
             undo.enter_context(prepared.workload.process_settings())
         undo.enter_context(preserve_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
-        undo.enter_context(torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit))
         undo.enter_context(config_put_back(settings.config))
         undo.enter_context(reducing_put_back())
         undo.callback(_put_back, model, optimizer)

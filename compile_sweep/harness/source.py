@@ -16,7 +16,7 @@ from compile_sweep.harness import source_ddp
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel, optimizer_options
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
-from compile_sweep.schema.settings import Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema.settings import CONFIG_MODULES, Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.shapes import group_by_length
 
 _DYNAMIC_ARGUMENT = {
@@ -116,7 +116,7 @@ def _imports(code: str) -> Iterator[str]:
         yield "from typing import Any"
     yield ""
     yield "import torch"
-    for module in ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config", "torch.compiler.config"):
+    for module in sorted(["torch._inductor.config", *CONFIG_MODULES.values()]):
         if f"{module}." in code:
             yield f"import {module}"
     if "mark_dynamic" in code:
@@ -140,8 +140,6 @@ def _imports(code: str) -> Iterator[str]:
 
 def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield from facts.process_statements
-    if settings.recompile_limit is not None:
-        yield f"torch._dynamo.config.recompile_limit = {settings.recompile_limit}"
     yield from (f"{name} = {_quoted(value)}" for name, value in settings.config.items())
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
@@ -120,21 +120,20 @@ def parse_torch_option(value: object) -> Value:
     return parse_option(value)
 
 
-def parse_options(name: str, value: object) -> tuple[tuple[str, Scalar], ...] | None:
+def parse_options(
+    name: str, value: object, parse: Callable[[object], Value] = parse_option
+) -> tuple[tuple[str, Value], ...] | None:
     """Parses options, from a mapping or pairs, into pairs sorted by name; None if there are none.
+
+    Args:
+        name: of the field.
+        value: as JSON or a person wrote it.
+        parse: the value of one option; `parse_torch_option` takes lists, too.
 
     Raises:
         SettingsError: not a mapping, or an invalid name or value.
     """
-    found = {str(option): parse_option(given) for option, given in as_mapping(name, value).items()}
-    for option in found:
-        check_name(name, option)
-    return tuple(sorted(found.items())) or None
-
-
-def parse_torch_options(name: str, value: object) -> tuple[tuple[str, Value], ...] | None:
-    """As `parse_options`, for options of torch's, whose values may be lists."""
-    found = {str(option): parse_torch_option(given) for option, given in as_mapping(name, value).items()}
+    found = {str(option): parse(given) for option, given in as_mapping(name, value).items()}
     for option in found:
         check_name(name, option)
     return tuple(sorted(found.items())) or None

@@ -46,7 +46,7 @@ from compile_sweep.schema.setting_text import (  # fmt: skip
     parse_options,
     parse_pairs,
     parse_switch,
-    parse_torch_options,
+    parse_torch_option,
 )
 from compile_sweep.schema.shapes import ShapePolicy, make_policy
 
@@ -111,6 +111,9 @@ def _parse_backend(name: str, value: Any) -> str:
     return str(value)
 
 
+_parse_torch_options = partial(parse_options, parse=parse_torch_option)
+
+
 def _parse_parts(name: str, value: Any) -> tuple[tuple[str, PartSettings], ...] | None:
     return parse_parts(value)
 
@@ -127,12 +130,8 @@ _DOTTED = {INDUCTOR: "options"} | {
 }
 """First component of a dotted name, and the field that takes the rest."""
 
-_CONFIG_THAT_IS_FIELDS = {
-    "dynamo.recompile_limit": "recompile_limit",
-    "dynamo.cache_size_limit": "recompile_limit",
-    "dynamo.optimize_ddp": "ddp.optimize_ddp",
-    "functorch.activation_memory_budget": "activation_memory_budget",
-}
+_CONFIG_THAT_IS_FIELDS = {"dynamo.cache_size_limit": "recompile_limit", "dynamo.optimize_ddp": "ddp.optimize_ddp"}
+"""Names in torch's configuration that fields stand for otherwise than by `config` of their declaration."""
 
 _OPTIONS_THAT_ARE_FIELDS = {
     "triton.cudagraphs": "cudagraphs",
@@ -235,7 +234,9 @@ class CompileSettings:
     dynamic_max: int | None = _setting("tokens", in_label=True)
     """Tokens. With scope=full and dynamic=mark, the upper bound given to the compiler."""
 
-    recompile_limit: int | None = _setting("graphs", torch_default=RECOMPILE_LIMIT, in_label=True)
+    recompile_limit: int | None = _setting(
+        "graphs", torch_default=RECOMPILE_LIMIT, config="dynamo.recompile_limit", in_label=True
+    )
     """Graphs torch keeps for one function. None for torch's own limit of 8."""
 
     buckets: tuple[int, ...] | None = _setting(parse_lengths, compiles=True)
@@ -272,16 +273,16 @@ class CompileSettings:
     activation_checkpointing: ActivationCheckpointing | None = _setting(ActivationCheckpointing, in_label=True)
     """blocks: the activations inside each repeated block are computed again in the backward pass, eager or compiled."""
 
-    options: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True, inductor=True)
+    options: tuple[tuple[str, Value], ...] | None = _setting(_parse_torch_options, compiles=True, inductor=True)
     """More Inductor options by name (`torch._inductor.list_options`), written `inductor.NAME=value`."""
 
-    dynamo: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True)
+    dynamo: tuple[tuple[str, Value], ...] | None = _setting(_parse_torch_options, compiles=True)
     """Settings of `torch._dynamo.config` by name, written `dynamo.NAME=value`."""
 
-    functorch: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True)
+    functorch: tuple[tuple[str, Value], ...] | None = _setting(_parse_torch_options, compiles=True)
     """Settings of `torch._functorch.config`, AOTAutograd's, by name, written `functorch.NAME=value`."""
 
-    compiler: tuple[tuple[str, Value], ...] | None = _setting(parse_torch_options, compiles=True)
+    compiler: tuple[tuple[str, Value], ...] | None = _setting(_parse_torch_options, compiles=True)
     """Settings of `torch.compiler.config` by name, written `compiler.NAME=value`."""
 
     workload: tuple[tuple[str, Scalar], ...] | None = _setting(parse_options)
@@ -307,8 +308,9 @@ class CompileSettings:
         else:
             self._settle_backend()
             self._settle_mode()
+            of_fields = {one.metadata["config"]: one.name for one in _DECLARED if one.metadata["config"]} | _CONFIG_THAT_IS_FIELDS
             for name, _ in self.written_config:
-                if (field_name := _CONFIG_THAT_IS_FIELDS.get(name)) is not None:
+                if (field_name := of_fields.get(name)) is not None:
                     raise SettingsError(f"{name} has its own setting; use {field_name}")
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
             if self.parts is not None and self.scope is not Scope.MODULAR:

@@ -80,8 +80,6 @@ def process_wide(settings: CompileSettings) -> None:
     if settings.sdpa_kernel is not None:
         kernels = dict.fromkeys((getattr(SDPBackend, SDPA_BACKENDS[settings.sdpa_kernel]), SDPBackend.MATH))
         UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
-    if settings.recompile_limit is not None:
-        torch._dynamo.config.recompile_limit = settings.recompile_limit
     if settings.matmul_precision is not None:
         torch.set_float32_matmul_precision(settings.matmul_precision)
 
