@@ -93,6 +93,11 @@ class Workload(ABC):
         self.seed = seed
         self.chosen = default_options(self.options)
 
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether every batch has the same shape, so that none is padded."""
+        return self.min_length == self.max_length
+
     def under(self, settings: CompileSettings) -> Self:
         """Returns this workload with the options that the settings ask for; itself if it already has them.
 

@@ -51,6 +51,11 @@ class WorkloadFacts:
     is_script: bool = False
     """Whether it is a script, which pads and batches by itself."""
 
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether every batch has the same shape, so that none is padded."""
+        return self.min_length == self.max_length
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values."""
         options = {name: _WHOLE_NUMBER if isinstance(able, type) else list(able) for name, able in self.options.items()}

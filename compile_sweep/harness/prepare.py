@@ -27,37 +27,31 @@ Dimensions = Mapping[str, tuple[int, ...]]
 """Dimensions that change from batch to batch, by the name of a forward's argument."""
 
 
-def modules_of_scope(scope: Scope, workload: Workload, model: nn.Module) -> Sequence[str]:
-    """Dotted names of the modules that a scope compiles; `""` is the model as a whole.
+def modules_of_scope(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
+    """Dotted names of the modules that the settings' scope compiles; `""` is the model as a whole.
 
     Raises:
         SettingsError: the scope compiles repeated blocks, and the model has none.
     """
-    if scope is Scope.EAGER:
+    if settings.scope is Scope.EAGER:
         return []
-    if scope in (Scope.FULL, Scope.NESTED):
+    if settings.compiles_whole:
         return [""]
-    if scope is Scope.MODULAR:
+    if settings.scope is Scope.MODULAR:
         return workload.parts()
-    return _blocks(f"scope={scope}", "use scope=full", workload, model)
+    return repeated_blocks(settings, workload, model)
 
 
-def _blocks(setting: str, instead: str, workload: Workload, model: nn.Module) -> Sequence[str]:
-    blocks = workload.regions(unwrap_ddp(model))
-    if not blocks:
-        raise SettingsError(f"{setting}: the model of {type(workload).__name__} has no repeated blocks; {instead}")
-    return blocks
-
-
-def blocks_of(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
-    """Dotted names of the repeated blocks to which the settings do something other than compile each apart.
+def repeated_blocks(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
+    """Dotted names of the model's repeated blocks.
 
     Raises:
-        SettingsError: the model has none.
+        SettingsError: it has none, and the settings need them.
     """
-    if settings.activation_checkpointing is not None:
-        return _blocks(f"activation_checkpointing={settings.activation_checkpointing}", "leave it out", workload, model)
-    return _blocks("scope=nested", "use scope=full", workload, model) if settings.scope is Scope.NESTED else ()
+    blocks = workload.regions(unwrap_ddp(model))
+    if not blocks:
+        raise SettingsError(settings.without_blocks(f"the model of {type(workload).__name__}"))
+    return blocks
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -94,7 +88,7 @@ class Prepared:
             SettingsError: the model has no such modules.
         """
         if self._modules is None:
-            names = modules_of_scope(self.settings.scope, self.workload, model)
+            names = modules_of_scope(self.settings, self.workload, model)
             # Finding the dimensions may take a run of the model, which only marks are worth.
             self._modules = {name: self.workload.dynamic_dims(name) if self.settings.marks else {} for name in names}
         return self._modules
@@ -126,7 +120,7 @@ class Prepared:
             device_type=self.device.type,
             torch_version=(int(major), int(minor)),
             max_length=workload.max_length,
-            one_shape=workload.min_length == workload.max_length,
+            one_shape=workload.has_one_shape,
             targets=self.modules(model),
             autocast=None if dtype is None else str(dtype).removeprefix("torch."),
             attention=None if self.settings.attention is None else workload.attention_statement(self.settings.attention),
@@ -134,7 +128,7 @@ class Prepared:
             average_decay=workload.average_decay if workload.trains else None,
             num_workers=self.num_workers,
             process_statements=tuple(workload.process_statements()),
-            blocks=tuple(blocks_of(self.settings, workload, model)),
+            blocks=tuple(repeated_blocks(self.settings, workload, model)) if self.settings.changes_blocks else (),
         )
 
     def source(self, model: nn.Module) -> str:

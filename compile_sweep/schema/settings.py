@@ -367,9 +367,24 @@ class CompileSettings:
         return self.scope in (Scope.FULL, Scope.NESTED)
 
     @property
+    def changes_blocks(self) -> bool:
+        """Whether something other than compiling it apart is done to each repeated block of the model."""
+        return self.scope is Scope.NESTED or self.activation_checkpointing is not None
+
+    @property
     def needs_blocks(self) -> bool:
-        """Whether something is done to each repeated block of the model."""
-        return self.scope in (Scope.REGIONAL, Scope.NESTED) or self.activation_checkpointing is not None
+        """Whether anything is done to each repeated block of the model."""
+        return self.scope is Scope.REGIONAL or self.changes_blocks
+
+    def without_blocks(self, whose: str) -> str:
+        """Says that there are no repeated blocks for what these settings do to each.
+
+        Args:
+            whose: has none, as the subject of the sentence.
+        """
+        if self.scope in (Scope.REGIONAL, Scope.NESTED):
+            return f"scope={self.scope}: {whose} has no repeated blocks; use scope=full"
+        return f"activation_checkpointing={self.activation_checkpointing}: {whose} has no repeated blocks; leave it out"
 
     @property
     def written_config(self) -> list[tuple[str, Value]]:

@@ -97,7 +97,7 @@ def apply_to_modules(
         for target in targets:
             refuse_memory_format(settings, target.module)
             target.module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
-    if settings.activation_checkpointing is not None or settings.scope is Scope.NESTED:
+    if settings.changes_blocks:
         for block in _blocks(settings, targets):
             if settings.activation_checkpointing is not None:
                 block.forward = MethodType(checkpointed, block)
@@ -170,10 +170,7 @@ def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> list[nn.Mod
     blocks = [target.module.get_submodule(name) for target in targets for name in target.blocks]
     if not blocks:
         names = ", ".join(type(target.module).__name__ for target in targets)
-        by_scope = settings.scope in (Scope.REGIONAL, Scope.NESTED)
-        setting = f"scope={settings.scope}" if by_scope else f"activation_checkpointing={settings.activation_checkpointing}"
-        instead = "use scope=full" if by_scope else "leave it out"
-        raise ScriptError(f"{setting}: {names or 'the script'} has no repeated blocks; {instead}")
+        raise ScriptError(settings.without_blocks(names or "the script"))
     return blocks
 
 

@@ -41,7 +41,7 @@ def quickstart(target: Target) -> Iterator[Candidate]:
     if target.has_gpu:
         yield {"scope": "regional", "dynamic": "auto"}
         yield {"scope": "full", "mode": "reduce-overhead"}
-    elif target.min_length < target.max_length:
+    elif not target.has_one_shape:
         yield {"scope": "full", "dynamic": "mark"}
 
 
@@ -256,7 +256,7 @@ def candidates(recipe: str, target: Target) -> Iterator[Candidate]:
         ConfigError: there is no such recipe.
     """
     for candidate in find_recipe(recipe)(target):
-        is_default = target.min_length == target.max_length and candidate.get("scope") != "eager" and "dynamic" not in candidate
+        is_default = target.has_one_shape and candidate.get("scope") != "eager" and "dynamic" not in candidate
         yield {**candidate, "dynamic": "auto"} if is_default else candidate
 
 

@@ -76,7 +76,7 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
             refuse_outside_scripts(candidate, is_script=target.is_script)
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
             setting.validate_for(target.max_length, target.min_length)
-            if target.min_length == target.max_length:
+            if target.has_one_shape:
                 setting = setting.for_one_shape()
             check_options(target.workload, target.options, setting)
             if not target.trains:

@@ -271,13 +271,14 @@ class _Search:
             eager = {width: [self._error(self._moves(width), signs, width) for signs in self._signs] for width in errors}
         self._center = compiled_center
         allowed = self._precision.allowed
-        judged = {
-            width: [one if self._draws else one - other for one, other in zip(values, eager[width], strict=True)]
-            for width, values in errors.items()
+        differences = {
+            width: [one - other for one, other in zip(values, eager[width], strict=True)] for width, values in errors.items()
         }
-        for values in judged.values():  # the same function of the same weights: what is not smooth in it cancels
-            if not self._draws and max(map(abs, values)) <= allowed:
-                return self._verdict(Outcome.OK, max(map(abs, values)), checked)
+        if not self._draws:  # the same function of the same weights: what is not smooth in it cancels
+            for values in differences.values():
+                if max(map(abs, values)) <= allowed:
+                    return self._verdict(Outcome.OK, max(map(abs, values)), checked)
+        judged = errors if self._draws else differences
         # What eager leaves over is curvature, kinks and rounding. In float32 it cancels, if the random numbers are the same.
         floors = {width: max(map(abs, eager[width])) for width in errors}
         limits = {width: max(allowed, SCATTER * floor) for width, floor in floors.items()}
@@ -294,7 +295,7 @@ class _Search:
             worst = next(iter(layers.values()), error)
             return self._verdict(Outcome.WRONG, abs(worst), checked, layers)
         for width in () if fine else sorted(limits, key=limits.__getitem__):
-            found = max(abs(one - other) for one, other in zip(errors[width], eager[width], strict=True))
+            found = max(map(abs, differences[width]))
             if found <= limits[width] <= COARSEST:
                 return replace(self._verdict(Outcome.OK, found, checked), allowed=limits[width])
         return skipped(
