@@ -19,6 +19,7 @@ from rich.console import Console
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.names import find_workload, is_in_users_folder
+from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.schema.causes import why_not_faster
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
@@ -44,8 +45,6 @@ SHORT = {"compared_steps": 4, "min_passes": 2, "max_passes": 2, "min_window_s": 
 
 _STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}
 """Seconds by which a sweep's window and comparison are longer than these."""
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +181,7 @@ def _findings(tried: Tried) -> Iterator[str]:
     yield f"graphs: {found['graphs']}"
     for reason in why_not_faster(found, found["speedup_eager"], tried.settings.backend):
         yield f"not faster: {reason}"
-    for what, name in (("graph break", "graph_break_reasons"), ("recompile", "recompile_reasons")):
-        for text in list(dict.fromkeys(found[name]))[:_SHOWN]:
-            yield f"{what}: {text.splitlines()[0]}"
+    yield from short_findings(found)
 
 
 def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[str]:

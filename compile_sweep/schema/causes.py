@@ -13,7 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+from compile_sweep.schema.recompiles import Recompile, RecompileSeries, fold_recompiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,15 @@ def _break(name: str, advice: str, *, headline: str = "", explanation: str = "")
     return Cause(name=name, advice=advice, headline=headline, explanation=explanation)
 
 
+_DRAW_WITH_TORCH = (
+    "draw with torch, which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) in place of `if`; or draw "
+    "before the forward and hand the result in as a tensor"
+)
+_OWN_GENERATOR = (
+    "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and hand in what was drawn, or draw "
+    "from torch's default generator after torch.manual_seed"
+)
+
 BREAKS = (
     _break(
         "explicit break",
@@ -44,6 +56,11 @@ BREAKS = (
         "disabled function",
         "the compiler was told to keep out; take the decorator torch.compiler.disable off, or move the call out of the forward",
         headline=r"torch\.compiler\.disable|skip_frame",
+    ),
+    _break(
+        "Python's or numpy's random numbers",
+        _DRAW_WITH_TORCH,
+        explanation=r"`[^`]*\b(Random\.\w+|random\.\w+|numpy\.random[^`]*)\.?`|of class `(Generator|RandomState)`",
     ),
     _break(
         "value of a tensor",
@@ -62,17 +79,16 @@ BREAKS = (
         headline=r"[Dd]ynamic shape operator",
     ),
     _break(
-        "Python's or numpy's random numbers",
-        "draw with torch, which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) in place of `if`; or draw "
-        "before the forward and hand the result in as a tensor",
-        explanation=r"`[^`]*\b(Random\.\w+|random\.\w+|numpy\.random[^`]*)\.?`",
-    ),
-    _break(
         "own random generator",
-        "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and hand in what was drawn, or draw "
-        "from torch's default generator after torch.manual_seed",
+        _OWN_GENERATOR,
         headline=r"convert args/kwargs to proxy",
         explanation=r"\bGenerator\b",
+    ),
+    _break("own random generator", _OWN_GENERATOR, headline=r"torch\.Generator method|opaque object was created"),
+    _break(
+        "seed set in the forward",
+        "set the seed before the step, outside what is compiled",
+        explanation=r"function `(manual_seed|seed|set_rng_state|fork_rng)`|`random\.seed",
     ),
     _break(
         "print, logging and warnings",
@@ -82,12 +98,12 @@ BREAKS = (
     _break(
         "print, logging and warnings",
         "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
-        explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable",
+        explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable|method `(write|flush)`",
     ),
     _break(
         "file or clock",
         "read files and clocks outside the forward, and hand in what it needs of them",
-        explanation=r"builtin operator `open`|builtin `time\.",
+        explanation=r"builtin operator `open`|builtin `(time|posix|nt)\.|method `(now|utcnow|today)`|`torch/serialization\.py`",
     ),
     _break(
         "parameter made in the forward",
@@ -100,6 +116,21 @@ BREAKS = (
         "set torch._dynamo.config.trace_autograd_ops = True, or leave the code that takes the gradient eager and compile the "
         "modules it calls; a second derivative through compiled code is not possible",
         headline=r"torch\.autograd\.grad|Tensor\.backward\(\)|requires_grad_\(\) intermediate",
+    ),
+    _break(
+        "requires_grad_() in the forward",
+        "call requires_grad_() on the tensor before the forward, outside what is compiled",
+        headline=r"Tensor\.requires_grad_\(\)",
+    ),
+    _break(
+        "sparse tensor",
+        "torch.compile takes no sparse tensors: leave their module eager, or compute with dense ones, as by index_add",
+        headline=r"sparse Tensor",
+    ),
+    _break(
+        "packed sequences",
+        "torch.compile does not follow packed sequences: give the layer padded batches and a mask, or leave it eager",
+        explanation=r"`torch/nn/utils/rnn\.py`",
     ),
     _break(
         "copy of a tensor by Python",
@@ -166,7 +197,7 @@ GUARDS = (
         "value read from a tensor",
         r"___stack\d+ ?(==|is|<|>|!=)",
         "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
-        "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default does not",
+        "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
     ),
     _guard(
         "output of unknown size",
@@ -196,28 +227,71 @@ GUARDS = (
     _guard(
         "frozen and trained parameters",
         r"tensor '.+?' requires_grad mismatch",
-        "let it need a gradient in every step, or in none; where equal blocks share a graph and only the first one's input needs "
-        "none, call requires_grad_() on that input, or accept one graph more",
+        "needing a gradient or not takes a graph each: accept one more, where layers are unfrozen once, or keep it the same in "
+        "every step; where equal blocks share a graph and only the first one's input needs none, call requires_grad_() on it",
+    ),
+    _guard(
+        "modules that are added",
+        r"len\(\S*\._modules\)",
+        "modules are added while it trains: make them in __init__, before compiling",
     ),
     _guard(
         "list or dictionary that grows",
-        r"len\(|not |KeyError",
+        r"len\(|not |KeyError|\S+ == (set\(\)|\{)",
         "a list, a dictionary or an object's attributes changed: keep out of the forward what grows, or write it to a buffer of "
         "fixed size",
     ),
     _guard(
+        "dropout that changes",
+        r".*drop\w*\.p\b.* == ",
+        "torch.compile makes a constant of dropout's probability: write it out with a tensor, "
+        "x * (torch.rand_like(x) >= self.p) / (1 - self.p), where self.p is a buffer",
+    ),
+    _guard(
+        "cache that grows",
+        r"tensor 'self\S*' size mismatch",
+        "what the module keeps grows with the batches: build it once in __init__, at its largest, and take a part of it in the "
+        "forward, self.table[:length]",
+    ),
+    _guard(
         "module's counter",
         r"\S+ == -?\d+(?![\d.])",
-        "a whole number that Python keeps changes from step to step: make it a buffer, self.register_buffer('steps', "
-        "torch.zeros(())), or set torch._dynamo.config.allow_unspec_int_on_nn_module = True",
+        "a whole number that Python keeps changes: make it a buffer, self.register_buffer('steps', torch.zeros(())), or let it "
+        "vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; where it decides a branch, decide outside of what is "
+        "compiled",
     ),
     _guard(
         "Python number that changes",
-        r"\S+ == -?\d+\.",
-        "a number that Python keeps changes from step to step: make it a tensor, such as a buffer that is changed in place",
+        r".* == -?\d+\.",
+        "a number that Python keeps changes from step to step: make it a tensor, such as a buffer that is changed in place; "
+        "dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
+    ),
+    _guard(
+        "number that crosses a limit",
+        r"(?!.*\.size\(\)\[)\S+ (<=|<|>=|>|!=) -?\d",
+        "the code compares this number with a limit, which takes a graph for each side of it: the work changes with the step, so "
+        "time both sides apart, or decide outside of what is compiled",
+    ),
+    _guard(
+        "made in the first forward",
+        r"\S+ is None",
+        "what the first forward makes takes a graph of its own: make it in __init__, or run one forward before compiling",
+    ),
+    _guard(
+        "Python value that changes",
+        r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
+        "takes a graph for each of its values: a few are all right; of many, decide outside of what is compiled, or make it a "
+        "tensor",
+    ),
+    _guard(
+        "another object",
+        r"___check_|\S+ is \S+",
+        "another object is in the place of the one it was compiled for: keep modules and functions the same in every step",
     ),
 )
-"""Causes of recompiles, apart from sizes of tensors."""
+"""Causes of recompiles, apart from sizes of inputs."""
+
+_NAMED = {cause.name: cause for cause in GUARDS}
 
 REAL_PAIRS = "compute with pairs of real numbers, cos and sin in place of torch.polar"
 
@@ -266,16 +340,38 @@ def advice_on_break(text: str) -> str | None:
 
 
 def cause_of_guard(guard: str) -> Cause | None:
-    """The cause of a recompile, by the guard that failed; None for sizes and properties of tensors."""
-    return next((cause for cause in GUARDS if re.match(cause.guard, guard)), None)
+    """The cause of a recompile, by the guard that failed; None for sizes of inputs and for properties of tensors."""
+    expression = guard.partition(" # ")[0]
+    return next((cause for cause in GUARDS if re.match(cause.guard, expression)), None)
 
 
-def advice_on_limit(hit: str) -> str:
-    """What helps against a recompile limit that was hit, as records have it: `function hit recompile_limit 8: guard`."""
-    guard = hit.partition(" hit ")[2].partition(": ")[2] or hit
-    if cause := cause_of_guard(guard):
+def cause_of_series(series: RecompileSeries) -> Cause | None:
+    """The cause of recompiles for one source, by the guard and by how its values follow each other."""
+    cause = cause_of_guard(series.first.guard)
+    if cause is None or cause.name != "module's counter":
+        return cause
+    numbers = [int(value) for value in series.values]
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(steps) > 1 and min(steps) > 0:
+        return _NAMED["cache that grows"]
+    if series.count == 1 and numbers[0] in (0, -1):
+        return _NAMED["made in the first forward"]
+    return cause
+
+
+def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
+    """What helps against a recompile limit that was hit.
+
+    Args:
+        hit: as records have it, `function hit recompile_limit 8: guard`.
+        recompiles: of the same run.
+    """
+    where, _, rest = hit.partition(" hit ")
+    last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
+    told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
+    if cause := cause_of_series(told):
         return cause.advice
-    if "size" in guard or not guard:
+    if "size" in last.guard or not last.guard:
         return "use fewer lengths, dynamic=mark, or a higher recompile_limit"
     return "keep what the guard names the same in every step"
 
@@ -379,7 +475,8 @@ def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slo
         yield Slowness("backend", f"backend={backend} generates no code", "leave it out, so that Inductor does")
     for hit in found["recompile_limit_hits"]:
         where = hit.partition(" hit ")[0]
-        yield Slowness("recompile limit", f"{where} runs eagerly from its recompile limit on", advice_on_limit(hit))
+        advice = advice_on_limit(hit, found["recompile_reasons"])
+        yield Slowness("recompile limit", f"{where} runs eagerly from its recompile limit on", advice)
     if number := len(found["fallbacks"]):
         yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "mend what is said of it first")
 

@@ -69,9 +69,7 @@ def explain(
     sizes = KnownSizes(settings=settings, max_length=workload.max_length, batch_size=workload.batch_size)
     for section in explain_measurement(attempt.figures, settings, sizes, attempt.figures["targets"]):
         _say(console, section.title, section.lines)
-    _say(console, "source", [])
-    source = attempt.figures["source"]
-    console.print(source, markup=False, highlight=False, soft_wrap=True)  # at the margin, so that it can be pasted
+    _say(console, "source", ["the setting as Python: the same command with --source in place of --explain"])
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS
+from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.schema.causes import why_not_faster
 from compile_sweep.schema.outcome import Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
@@ -28,8 +29,6 @@ from orchestrator.plan.space import Target, choose
 SHORT = {"min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
 """Of the measuring protocol: the times are rough, what is found is not."""
 
-_SHOWN = 3
-"""Graph breaks and recompiles that are printed, of each kind."""
 
 _STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}
 """Seconds by which a sweep's window is longer."""
@@ -107,9 +106,7 @@ def _lines(found: Mapping[str, Any], as_written_ms: float | None, backend: str |
         yield f"graphs: {found['graphs']}"
     for reason in why_not_faster(found, speedup, backend):
         yield f"not faster: {reason}"
-    for what, name in (("graph break", "graph_break_reasons"), ("recompile", "recompile_reasons")):
-        for text in list(dict.fromkeys(found[name]))[:_SHOWN]:
-            yield f"{what}: {text.splitlines()[0]}"
+    yield from short_findings(found)
 
 
 def _record(setting: CompileSettings, found: Mapping[str, Any], wall_s: float) -> TrialRecord:

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from compile_sweep.schema.causes import (
+    GUARDS,
     REAL_PAIRS,
     Cause,
     advice_on_break,
     advice_on_cudagraph_skip,
     advice_on_fallback,
     advice_on_limit,
-    cause_of_guard,
+    cause_of_series,
     why_not_faster,
 )
+from compile_sweep.schema.recompiles import Recompile, RecompileSeries, fold_recompiles
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 
 _HINTS = (
@@ -34,11 +36,11 @@ _HINTS = (
     (r"outside its CUDA graphs", "bring what it names to the GPU, or out of the forward"),
     (r"fast path of CUDAGraphs", "run the backward before the next forward"),
     (
-        r"complex operators",
+        r"complex operators|\(complex numbers\)",
         f"Inductor makes no kernels of complex numbers and fuses nothing with them: {REAL_PAIRS}",
     ),
     (r"FallbackKernel.*(attention|convolution|_mm|embedding)", "Inductor calls this kernel, as it should; nothing to do"),
-    (r"FallbackKernel", "Inductor calls this operator and fuses nothing with it; of concern if it takes long"),
+    (r"FallbackKernel", "Inductor calls torch's kernel for this operator and fuses nothing with it"),
     (r"padding on CPU", "says only that this is a CPU; nothing to do"),
 )
 
@@ -72,36 +74,50 @@ def advise_on_hint(text: str) -> str | None:
 
 def explain_guard(guard: str, lengths: KnownSizes) -> str:
     """A failed guard in words, and what helps."""
-    if size := re.search(r"tensor '((?!___stack).+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", guard):
-        return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
-    if other := re.search(rf"tensor '(.+?)' ({'|'.join(_PROPERTIES)}) mismatch", guard):
-        return f"the {other[2]} of {_named(other[1])} changed: {_PROPERTIES[other[2]]}"
-    if cause := cause_of_guard(guard):
-        return _guard_of(cause, guard, lengths)
-    if grows := re.search(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]", guard):
+    return explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), lengths)
+
+
+def explain_recompiles(series: RecompileSeries, lengths: KnownSizes) -> str:
+    """Recompiles for one source in words, and what helps."""
+    first, cause = series.first, _cause(series, lengths)
+    if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
+        if cause is None:
+            return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
+        return f"the size of {_named(size[1])} changed: {cause.advice}"
+    if first.kind in _PROPERTIES:
+        return f"the {first.kind} of {_named(first.source)} changed: {_PROPERTIES[first.kind]}"
+    if cause is not None:
+        return _guard_of(cause, series, lengths)
+    if grows := re.search(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]", first.guard):
         what = f"dimension {grows[2]} of {_named(grows[1])} left the range its graph was compiled for"
         return f"{what}: sizes of 0 and 1, and those the code compares with, are compiled apart; pad to others"
-    if guard.startswith("___check_"):
-        return "another object is in the place of the one it was compiled for: keep modules and functions the same in every step"
-    if value := re.match(r"(\S+) (?:==|is) (\S+)", guard):
-        return f"the Python value {_named(value[1])} was {value[2]} and changed: keep it constant, or make it a tensor"
     return "what its graph was compiled for no longer held"
 
 
-def _guard_of(cause: Cause, guard: str, lengths: KnownSizes) -> str:
+def _cause(series: RecompileSeries, lengths: KnownSizes) -> Cause | None:
+    """The cause in the table; a number that takes the lengths of the batches is no counter."""
+    cause = cause_of_series(series)
+    sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
+    if cause is not None and cause.name == "module's counter" and len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):
+        return next(one for one in GUARDS if one.name == "cache that grows")
+    return cause
+
+
+def _guard_of(cause: Cause, series: RecompileSeries, lengths: KnownSizes) -> str:
     """The advice on a guard, with what it names."""
-    value = re.match(r"(\S+) (?:==|is) (\S+)", guard)
-    if cause.name == "module's counter" and value and lengths.settings.scope is Scope.REGIONAL:
+    name, kind = _named(series.first.source), series.first.kind
+    values = series.values[0] if len(series.values) == 1 else f"{series.values[0]}, then {', '.join(series.values[1:3])}"
+    if cause.name == "module's counter" and lengths.settings.scope is Scope.REGIONAL:
         return (
-            f"the Python value {_named(value[1])} was {value[2]} and is another in each block, which takes a graph for each: set "
+            f"the Python value {name} was {values} and is another in each block, which takes a graph for each: set "
             "recompile_limit above the number of blocks, or hand the number in as a tensor"
         )
-    if requires := re.search(r"tensor '(.+?)' requires_grad", guard):
-        return f"the requires_grad of {_named(requires[1])} changed: {cause.advice}"
-    if length := re.match(r"len\((\S+)\) == (\d+)", guard):
-        return f"the length of {_named(length[1])} was {length[2]} and changed: {cause.advice}"
-    if value and not value[1].startswith("___"):
-        return f"the Python value {_named(value[1])} was {value[2]} and changed: {cause.advice}"
+    if kind == "requires_grad":
+        return f"the requires_grad of {name} changed: {cause.advice}"
+    if kind == "length":
+        return f"the length of {name} was {values} and changed: {cause.advice}"
+    if kind == "value" and not series.first.source.startswith("___"):
+        return f"the Python value {name} was {values} and changed: {cause.advice}"
     return cause.advice
 
 
@@ -158,14 +174,14 @@ def explain_measurement(
     yield Section(title="compiled", lines=list(_compiled(found, settings, targets)))
     breaks = found["graph_break_reasons"]
     yield Section(title="graph breaks", lines=_listed(breaks, advice_on_break))
-    yield Section(title="recompiles", lines=_listed(found["recompile_reasons"], lambda text: _guard_in_words(text, lengths)))
-    hits = found["recompile_limit_hits"]
-    yield Section(title="recompile limits hit", lines=_listed(hits, advice_on_limit))
+    recompiles, hits = found["recompile_reasons"], found["recompile_limit_hits"]
+    yield Section(title="recompiles", lines=_recompiled(recompiles, lengths))
+    yield Section(title="recompile limits hit", lines=_listed(hits, lambda hit: advice_on_limit(hit, recompiles)))
     eagerly = [*found["fallbacks"], *(f"{hit.partition(' hit ')[0]} from its recompile limit on" for hit in hits)]
     yield Section(title="runs eagerly", lines=_listed(eagerly, lambda text: advice_on_fallback(text, breaks)))
     if settings.claims_cudagraphs:
         yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], advice_on_cudagraph_skip))
-    yield Section(title="performance hints", lines=_listed(found["perf_hints"], advise_on_hint))
+    yield Section(title="performance hints", lines=_hints(found["perf_hints"]))
     yield Section(title="time", lines=list(_times(found)))
     if settings.scope is not Scope.EAGER and (reasons := why_not_faster(found, found["speedup_eager"], settings.backend)):
         lines = [line for one in reasons for line in (one.found, f"  → {one.advice}")]
@@ -173,6 +189,23 @@ def explain_measurement(
     yield Section(title="compile time", lines=list(_phases(found)))
     yield Section(title="memory", lines=list(_memory(found)))
     yield Section(title="numerics", lines=list(_numerics(found["numerics"])))
+
+
+_SHORT = 3
+"""Findings of one kind that a short list shows."""
+
+
+def short_findings(found: Mapping[str, Any]) -> Iterator[str]:
+    """The first graph breaks and recompiles of a measurement, a line each, with what helps below it."""
+    for text in list(dict.fromkeys(found["graph_break_reasons"]))[:_SHORT]:
+        yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))
+    for series in fold_recompiles(found["recompile_reasons"])[:_SHORT]:
+        cause = cause_of_series(series)
+        yield from _with_advice(f"recompile: {series.text}", cause.advice if cause else None)
+
+
+def _with_advice(line: str, advice: str | None) -> list[str]:
+    return [line, f"  → {advice}"] if advice else [line]
 
 
 def _compiled(found: Mapping[str, Any], settings: CompileSettings, targets: Sequence[str]) -> Iterator[str]:
@@ -199,8 +232,21 @@ def _listed(findings: Sequence[str], helps: Callable[[str], str | None]) -> list
     return lines or ["none"]
 
 
-def _guard_in_words(text: str, lengths: KnownSizes) -> str:
-    return explain_guard(text.partition("): ")[2] or text, lengths)
+def _hints(hints: Sequence[str]) -> list[str]:
+    """Hints, each kind of advice once below those that it is about."""
+    by_advice: dict[str | None, list[str]] = {}
+    for hint in hints:
+        by_advice.setdefault(advise_on_hint(hint), []).append(hint)
+    lines = [line for advice, told in by_advice.items() for line in (*told[:-1], *_with_advice(told[-1], advice))]
+    return lines or ["none"]
+
+
+def _recompiled(recompiles: Sequence[str], lengths: KnownSizes) -> list[str]:
+    """Each source once, with its values and what helps."""
+    lines = [
+        line for series in fold_recompiles(recompiles) for line in (series.text, f"  → {explain_recompiles(series, lengths)}")
+    ]
+    return lines or ["none"]
 
 
 def _times(found: Mapping[str, Any]) -> Iterator[str]:

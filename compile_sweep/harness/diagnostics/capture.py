@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from torch import Tensor
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.utils import counters
+from torch._inductor.virtualized import V
 from torch._logging._internal import log_state
 
 from compile_sweep.harness.diagnostics import torch_logs
@@ -121,7 +123,7 @@ class _Reader:
     def python_warning(self, text: str, path: str) -> None:
         """Reads a Python warning: that TensorFloat32 is off, say, is none of torch's log records."""
         if torch_logs.is_inductor_file(path):
-            _add(self._into.perf_hints, torch_logs.parse_hint(text))
+            _add(self._into.perf_hints, torch_logs.parse_hint(text, *_lowered_node()))
 
     def finish(self) -> None:
         """Reads what a last record could still have continued."""
@@ -170,7 +172,7 @@ class _Reader:
             self.finish()
 
     def _hint(self, record: logging.LogRecord) -> None:
-        _add(self._into.perf_hints, torch_logs.parse_hint(_text(record)))
+        _add(self._into.perf_hints, torch_logs.parse_hint(_text(record), *_lowered_node()))
 
     def _inductor(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING and ".__" not in record.name:
@@ -211,6 +213,15 @@ def _listen_to_warnings(read: Callable[[str, str], None], undo: ExitStack) -> No
 
     undo.callback(setattr, warnings, "showwarning", show)
     setattr(warnings, "showwarning", shown)  # noqa: B010 - as it was, and mypy wants the very signature
+
+
+def _lowered_node() -> tuple[str, bool]:
+    """Stack of the model's code that Inductor is just lowering, and whether complex numbers are in it; none outside of that."""
+    node = getattr(V.graph, "current_node", None)
+    if node is None:
+        return "", False
+    values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    return node.meta.get("stack_trace") or "", any(isinstance(value, Tensor) and value.is_complex() for value in values)
 
 
 def _text(record: logging.LogRecord) -> str:

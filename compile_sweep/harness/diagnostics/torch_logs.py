@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from compile_sweep.schema.recompiles import plain_guard
+
 LINE_LENGTH = 300
 """Characters kept of one line."""
 
@@ -190,16 +192,24 @@ def parse_outside_cudagraphs(message: str) -> str:
     return shorten_text(f"a part of a graph runs outside its CUDA graphs: {why}{f', at {at.place}: {at.code}' if at else ''}")
 
 
-def parse_hint(message: str) -> str:
-    """A hint on one line, with long lists of names cut to their number."""
+def parse_hint(message: str, stack: str = "", is_complex: bool = False) -> str:
+    """A hint on one line, with long lists of names cut to their number.
+
+    Args:
+        message: torch's.
+        stack: the code of the model that was lowered when torch gave the hint; empty where it is about no operator.
+        is_complex: whether complex numbers go in or out of it.
+    """
     text = re.sub(rf"\[{_QUOTED}(?:, {_QUOTED})+\]", lambda found: f"[{found[0].count(', ') + 1} of them]", _one_line(message))
-    return shorten_text(text, 2 * LINE_LENGTH)
+    at = find_user_frame(parse_frames(stack))
+    where = f", at {at.place}: {at.code}" if at else ""
+    return shorten_text(f"{text}{' (complex numbers)' if is_complex else ''}{where}", 2 * LINE_LENGTH)
 
 
 def _guard(text: str) -> str:
     """A failed guard without the number of its graph, and with the line of code it stems from, of which torch cuts the path."""
     text = re.sub(r"^\d+/\d+(?:_\d+)?: ", "", _one_line(text)).partition(" (user code shown is first use")[0]
-    return re.sub(r"(?<=# )\S*/([\w.-]+\.py:\d+ in)", r"\1", text)
+    return plain_guard(re.sub(r"(?<=# )\S*/([\w.-]+\.py:\d+ in)", r"\1", text))
 
 
 def _explained(reason: str) -> tuple[str, list[str]]:

@@ -6,7 +6,9 @@ import contextlib
 import copy
 import hashlib
 import logging
+import os
 import random
+import sys
 import threading
 import time
 import warnings
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +26,7 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import causes
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
+from compile_sweep.schema.recompiles import Recompile, fold_recompiles
 
 _steps = iter(range(10**6))
 _log = logging.getLogger("a model of the tests")
@@ -34,9 +38,16 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8)])
         self.history: list[Tensor] = []
         self.last: Any = None
-        self.count, self.temperature = 0, 2.0
+        self.count, self.temperature, self.flag = 0, 2.0, True
+        self.seen: set[int] = set()
+        self.dropout = nn.Dropout(0.1)
+        self.table = torch.zeros(1, 8)
+        self.whole_table = torch.zeros(100, 8)
+        self.activation: Any = torch.tanh
+        self.numpy = np.random.default_rng(1)
         self.generator = torch.Generator().manual_seed(1)
         self.scale: nn.Parameter | None = None
         self.register_buffer("steps", torch.zeros(()))
@@ -101,6 +112,52 @@ def with_generator(net: Net, x: Tensor) -> Tensor:
 
 def with_default_generator(net: Net, x: Tensor) -> Tensor:
     return net.layer(x + torch.randn(x.shape))
+
+
+def with_numpy_generator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * net.numpy.random()
+
+
+def with_generator_made_there(net: Net, x: Tensor) -> Tensor:
+    generator = torch.Generator()
+    generator.manual_seed(1)
+    return net.layer(x) * torch.rand(8, generator=generator)
+
+
+def with_seed(net: Net, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return net.layer(x + torch.rand(8))
+
+
+def with_drawn_noise(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x + torch.rand(8))
+
+
+def with_standard_output(net: Net, x: Tensor) -> Tensor:
+    sys.stdout.write("")
+    return net.layer(x)
+
+
+def with_folder(net: Net, x: Tensor) -> Tensor:
+    net.last = os.getcwd()
+    return net.layer(x)
+
+
+def with_input_that_needs_a_gradient(net: Net, x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return net.layer(x)
+
+
+def with_sparse(net: Net, x: Tensor) -> Tensor:
+    return torch.sparse.mm(torch.eye(4).to_sparse(), net.layer(x))
+
+
+def with_dense(net: Net, x: Tensor) -> Tensor:
+    return torch.eye(4) @ net.layer(x)
+
+
+def with_packed(net: Net, x: Tensor) -> Tensor:
+    return nn.utils.rnn.pack_padded_sequence(net.layer(x)[None], torch.tensor([4]), batch_first=True).data
 
 
 def with_print(net: Net, x: Tensor) -> Tensor:
@@ -285,6 +342,47 @@ def with_float_in_buffer(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) / net.heat
 
 
+def with_set(net: Net, x: Tensor) -> Tensor:
+    net.seen.add(len(net.seen))
+    return net.layer(x)
+
+
+def with_dropout_schedule(net: Net, x: Tensor) -> Tensor:
+    net.dropout.p = min(0.5, net.dropout.p + 0.01)
+    return net.dropout(net.layer(x))
+
+
+def with_dropout_of_tensors(net: Net, x: Tensor) -> Tensor:
+    net.heat.add_(0.01)
+    y = net.layer(x)
+    return y * (torch.rand_like(y) >= net.heat) / (1 - net.heat)
+
+
+def with_table_that_grows(self: Net, x: Tensor) -> Tensor:
+    self.table = torch.cat([self.table, x.detach()[:1]])
+    return self.layer(x) + self.table.sum()
+
+
+def with_whole_table(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + net.whole_table[:4].sum()
+
+
+def with_made_at_first(net: Net, x: Tensor) -> Tensor:
+    if net.last is None:
+        net.last = torch.ones(8)
+    return net.layer(x) * net.last
+
+
+def with_flag(net: Net, x: Tensor) -> Tensor:
+    net.flag = not net.flag
+    return net.layer(x) * (2 if net.flag else 1)
+
+
+def with_object(net: Net, x: Tensor) -> Tensor:
+    net.activation = torch.relu if net.activation is torch.tanh else torch.tanh
+    return net.activation(net.layer(x))
+
+
 def with_value(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) * x.sum().item()
 
@@ -321,7 +419,15 @@ BREAKS = [
     Case("data-dependent branch", with_branch, with_where),
     Case("output of unknown size", with_rows, with_mask),
     Case("Python's or numpy's random numbers", with_python_random, with_torch_random),
+    Case("Python's or numpy's random numbers", with_numpy_generator, with_torch_random),
     Case("own random generator", with_generator, with_default_generator),
+    Case("own random generator", with_generator_made_there, with_drawn_noise),
+    Case("seed set in the forward", with_seed, with_drawn_noise),
+    Case("print, logging and warnings", with_standard_output, with_print_unless_compiling),
+    Case("file or clock", with_folder, plain),
+    Case("requires_grad_() in the forward", with_input_that_needs_a_gradient, plain),
+    Case("sparse tensor", with_sparse, with_dense),
+    Case("packed sequences", with_packed, plain),
     Case("print, logging and warnings", with_print, with_print_unless_compiling),
     Case("print, logging and warnings", with_logging, with_logging_unless_compiling),
     Case("print, logging and warnings", with_warning, with_logging_unless_compiling),
@@ -365,6 +471,12 @@ def test_the_users_line_and_the_hints_do_not_decide() -> None:
 
 GUARDS = [
     Case("list or dictionary that grows", with_list, with_buffer),
+    Case("list or dictionary that grows", with_set, plain),
+    Case("dropout that changes", with_dropout_schedule, with_dropout_of_tensors),
+    Case("cache that grows", with_table_that_grows, with_whole_table),
+    Case("made in the first forward", with_made_at_first, plain),
+    Case("Python value that changes", with_flag, plain),
+    Case("another object", with_object, plain),
     Case("module's counter", with_counter, with_counter_in_buffer),
     Case("hooks that are added", with_hook_added, plain),
     Case("value read from a tensor", with_value, with_tensor),
@@ -431,6 +543,62 @@ def test_what_changes_around_the_model_has_its_cause_and_two_graphs(cause: str, 
     assert [one.name for guard in guards if (one := causes.cause_of_guard(guard))] == [cause], guards
     assert found.graphs == 2
     assert is_clean(run(dropped))
+
+
+@contextlib.contextmanager
+def deeper(net: Net, number: int) -> Iterator[None]:
+    net.layers.append(nn.Linear(8, 8))
+    yield
+
+
+def with_all_layers(net: Net, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = layer(x)
+    return x
+
+
+def test_modules_that_are_added_are_a_cause_and_those_made_before_are_not() -> None:
+    found = run(with_all_layers, around=deeper)
+    assert {cause.name for one in found.recompile_reasons if (cause := cause_of(one))} == {"modules that are added"}
+    assert is_clean(run(with_all_layers))
+
+
+def cause_of(recompile: str) -> causes.Cause | None:
+    return causes.cause_of_guard(Recompile.parse(recompile).guard)
+
+
+def with_warm_up(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return net.layer(x) * (2 if net.count > 5 else 1)
+
+
+def test_a_counter_may_vary_and_what_is_left_is_the_limit_that_it_crosses() -> None:
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+        found = run(with_warm_up)
+        assert is_clean(run(with_counter))
+    assert found.graphs == 3
+    assert [cause.name for one in found.recompile_reasons if (cause := cause_of(one))][-1] == "number that crosses a limit"
+
+
+def with_positions(self: Net, x: Tensor) -> Tensor:
+    if len(x) > self.count:
+        self.count = len(x)
+        self.table = torch.arange(len(x)).float()[:, None]
+    return self.layer(x) + self.table[: len(x)]
+
+
+def test_a_number_that_follows_the_sizes_of_the_batches_is_a_cache_that_grows_and_no_counter() -> None:
+    torch._dynamo.reset()
+    net = type("Model", (Net,), {"forward": with_positions})()
+    compiled = torch.compile(net, backend="eager", dynamic=True)
+    with capture_diagnostics() as found:
+        for rows in (4, 6, 9, 5, 14, 30):
+            compiled(torch.randn(rows, 8))
+    (series,) = (one for one in fold_recompiles(found.recompile_reasons) if one.first.source == "self.count")
+    assert (cause := causes.cause_of_series(series))
+    assert cause.name == "cache that grows"
+    hit = f"{series.first.function} hit recompile_limit 5: self.count == 14"
+    assert "build it once in __init__" in causes.advice_on_limit(hit, found.recompile_reasons)
 
 
 @contextlib.contextmanager
@@ -518,10 +686,11 @@ def test_an_error_of_the_models_own_code_is_not_the_compilers() -> None:
 
 def test_every_cause_has_its_test() -> None:
     shown = {case.cause for case in BREAKS}
+    elsewhere = {"modules that are added", "number that crosses a limit"}
     assert shown == {cause.name for cause in causes.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
-    assert {case.cause for case in GUARDS} | changed == {cause.name for cause in causes.GUARDS}
+    assert {case.cause for case in GUARDS} | changed | elsewhere == {cause.name for cause in causes.GUARDS}
 
 
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:

@@ -1,0 +1,128 @@
+"""Recompiles as records hold them, as parts and folded: a guard that fails at each of ten values is one finding, not ten.
+
+Background: a record has one text for each recompile, `function (file:line): guard # code # file:line in function`. A guard
+names a source, which is Dynamo's path to a value, and what that value was when its graph was compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+_BOILERPLATE = (
+    re.compile(r" \(HINT: .*?\)(?= \(one of|$)"),
+    re.compile(r" \(one of \d+ graphs, none of which fits\)"),
+    re.compile(r" Guard failed on a parameter, consider using .*?(?=\(one of|$)"),
+)
+"""What torch says of any such guard, and how many graphs had been tried."""
+
+_MAPPINGS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_SIZE = re.compile(r"tensor '(?P<source>.+?)' size mismatch at index (?P<index>\d+)\. expected (?P<value>\d+), actual \d+")
+_PROPERTY = re.compile(r"tensor '(?P<source>.+?)' (?P<kind>\w+) mismatch")
+_LENGTH = re.compile(r"len\((?P<source>.+?)\) (?:==|!=|>=|<=|<|>) (?P<value>\d+)")
+_EMPTY = re.compile(r"not (?P<source>\S+)$")
+_VALUE = re.compile(r"(?P<source>.+?) (?:==|is) (?P<value>.+)$")
+
+MOST_VALUES = 5
+"""Values of one source that are written out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompile:
+    """One recompile: where, and which guard failed."""
+
+    function: str
+    """Such as `forward (model.py:3)`."""
+    guard: str
+    """The expression that no longer held, without torch's general hints."""
+    source: str
+    """Dynamo's path to what it is about, such as `self.model.steps`; the guard itself where no form of it is known."""
+    kind: str
+    """`length`, `size 1`, `dtype`, `value` or the like; empty where no form of it is known."""
+    value: str
+    """What held when the graph was compiled; empty if the guard does not say."""
+    line: str
+    """The line of code it stems from, and its place: `code # file:line in function`; empty where torch names none."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The parts of a recompile's text."""
+        function, separator, rest = text.partition("): ")
+        function, rest = (f"{function})", rest) if separator else ("", text)
+        guard, _, line = plain_guard(rest).partition(" # ")
+        source, kind, value = _parts(guard)
+        return cls(function=function, guard=guard, source=source, kind=kind, value=value, line=line)
+
+
+def plain_guard(guard: str) -> str:
+    """A guard as a person reads it: without torch's general hints, and modules by their dotted names."""
+    for pattern in _BOILERPLATE:
+        guard = pattern.sub("", guard)
+    return _MAPPINGS.sub(r".\1", guard)
+
+
+def _parts(guard: str) -> tuple[str, str, str]:
+    """Source, kind and value of a guard."""
+    if found := _SIZE.match(guard):
+        return found["source"], f"size {found['index']}", found["value"]
+    if found := _PROPERTY.match(guard):
+        return found["source"], found["kind"], ""
+    if found := _LENGTH.match(guard):
+        return found["source"], "length", found["value"]
+    if found := _EMPTY.match(guard):
+        return found["source"], "length", "0"
+    if found := _VALUE.match(guard):
+        return found["source"], "value", found["value"]
+    return guard, "", ""
+
+
+@dataclass(slots=True, kw_only=True)
+class RecompileSeries:
+    """Recompiles of one function for one source."""
+
+    first: Recompile
+    values: list[str] = field(default_factory=list)
+    """Each once, in order."""
+    count: int = 0
+
+    @classmethod
+    def of(cls, one: Recompile) -> Self:
+        """A series of one."""
+        return cls(first=one, values=[one.value], count=1)
+
+    def is_of(self, one: Recompile) -> bool:
+        """Whether the recompile belongs to this series."""
+        return _identity(self.first) == _identity(one)
+
+    @property
+    def text(self) -> str:
+        """The series as one line."""
+        first = self.first
+        guard = f"{first.function}: {first.guard}" if first.function else first.guard
+        if len(self.values) > 1:
+            guard += f", then {_listed(self.values[1:])}"
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        return f"{guard}{times}{f' # {first.line}' if first.line else ''}"
+
+
+def fold_recompiles(texts: Iterable[str]) -> list[RecompileSeries]:
+    """Recompiles of one function that one source caused, taken together, in the order in which they began."""
+    found: dict[tuple[str, str, str], RecompileSeries] = {}
+    for text in texts:
+        one = Recompile.parse(text)
+        series = found.setdefault(_identity(one), RecompileSeries(first=one))
+        series.count += 1
+        if one.value not in series.values:
+            series.values.append(one.value)
+    return list(found.values())
+
+
+def _identity(one: Recompile) -> tuple[str, str, str]:
+    return one.function, one.source, one.kind
+
+
+def _listed(values: list[str]) -> str:
+    shown = values if len(values) <= MOST_VALUES else [*values[: MOST_VALUES - 1], "…", values[-1]]
+    return ", ".join(shown)
