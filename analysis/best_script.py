@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -72,13 +73,13 @@ class Rerun(NamedTuple):
     """What the program printed; empty if it did not come to that."""
 
 
-def best_script(trial: pd.Series, *, seed: int, remark: str = "") -> str:
+def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> str:
     """The program for a trial's setting.
 
     Args:
         trial: its row, as `load` returns it.
         seed: of the sweep.
-        remark: a sentence for its head, such as how a run of it went.
+        remarks: sentences to put above the training loop, such as why this setting, and how a run of it went.
 
     Raises:
         ConfigError: the record holds no source.
@@ -94,7 +95,7 @@ def best_script(trial: pd.Series, *, seed: int, remark: str = "") -> str:
     measured = f"Measured {_rate(trial)} on {_devices(trial)}."
     workers = int(trial["num_workers"])
     how = "python best.py" if workers == 1 else f"python -m torch.distributed.run --nproc-per-node {workers} best.py"
-    said = [f"# {' '.join(sentence.split())}" for sentence in (measured, remark) if sentence]
+    said = [f"# {line}" for sentence in (measured, *remarks) for line in textwrap.wrap(" ".join(sentence.split()), 126)]
     call = "\n".join(f"            {name}={_quoted(value)}," for name, value in run.items())
     return "\n".join(
         [

@@ -20,7 +20,7 @@ import pandas as pd
 import tyro
 
 from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
-from analysis.choose.break_even import Job
+from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.pareto import standing
 from analysis.command_line import amount, count, published
 from analysis.formatting import number, text
@@ -38,8 +38,6 @@ from compile_sweep.schema.record import SWEEP_FILE
 from compile_sweep.schema.visible_text import spreadsheet_cell
 
 PROG = "python -m analysis.export"
-
-USUAL_STEPS = 100_000
 
 _EVERY_STEP = ("step_ms", "eager_step_ms")
 """Columns too long for a cell of a spreadsheet."""
@@ -164,7 +162,7 @@ def export_best(
     came = Rerun(Outcome.NOT_RUN, "Not run again before it was written.", {})
     if run_it:
         came = rerun(trial, best_script(trial, seed=seed), timeout_s=timeout_s)
-    script = best_script(trial, seed=seed, remark=came.sentence)
+    script = best_script(trial, seed=seed, remarks=[*because, came.sentence])
     recorded = {name: number(trial[name]) for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high")}
     told = {
         "settings_key": str(trial["settings_key"]),

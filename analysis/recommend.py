@@ -1,7 +1,7 @@
 """`python -m analysis.recommend DIR --steps 200000`: which setting to train a job with, and what that saves.
 
-The setting with the shortest expected total of starts and steps is recommended, among those that keep all constraints. It is
-compared with the best eager setting and with `torch.compile(model)` as it comes, by totals of the same job.
+There are three answers: use a setting, stay with what is run today (the script as it is, or plain eager), or cannot tell, and
+what would tell. They go by the total of starts and steps of one job, among the settings that keep all constraints.
 
 The recommended setting by length of the job as a table for a text. Markdown; no text of a record is mark-up.
 """
@@ -18,21 +18,34 @@ import numpy.typing as npt
 import pandas as pd
 import tyro
 
-from analysis.choose.break_even import Costs, Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
+from analysis.choose.break_even import Costs, Job, Reign, Starts, baseline_place, costs, lines_of, reigns, samples_per_step
+from analysis.choose.decision import Decision, Line, Outcome, decide
 from analysis.choose.pareto import assured, is_noisy_trial
 from analysis.choose.uncertainty import chance
 from analysis.command_line import SweepFolder, amount, count, is_number
-from analysis.formatting import MISSING, cell, duration, figure, number, percent, span, whole
+from analysis.decision_text import (
+    SENTENCES,
+    STARTS,
+    TILES,
+    has_tiles,
+    memory_words,
+    saving_words,
+    sentence_names,
+    signed,
+    words_of_baseline,
+)
+from analysis.formatting import MISSING, cell, duration, figure, number, span, whole
 from analysis.load import load
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag, Repeated, Several
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Constraint
-from compile_sweep.schema.settings import Scope
 
 PROG = "python -m analysis.recommend"
 
-USUAL_STEPS = (1_000, 10_000, 100_000, 1_000_000)
+_LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
+
+VERDICTS = {Outcome.USE: "use", Outcome.STAY: "stay", Outcome.UNCLEAR: "cannot tell"}
 
 EQUAL = 0.05
 """A setting that is the shortest with at least this probability cannot be told apart from the recommended one."""
@@ -70,20 +83,12 @@ class Options(JobOptions):
     """Print it as a table for a text instead."""
 
 
-class Gain(NamedTuple):
-    """What the recommended setting saves against another one, over the whole job."""
+class Tile(NamedTuple):
+    """A figure, what it is, and what stands behind it."""
 
-    trial: pd.Series
-    """The other's row."""
-    saved_s: float
-    """Negative if it costs time."""
-    low: float
-    """Lower end of its 95 % interval."""
-    high: float
-    share: float
-    """Of the other's total."""
-    saved_cost: float | None
-    """In the price's currency; None without a price."""
+    caption: str
+    figure: str
+    under: str
 
 
 class Recommendation(NamedTuple):
@@ -93,15 +98,18 @@ class Recommendation(NamedTuple):
     samples_per_step: int
     """Of one worker."""
     trial: pd.Series
-    """Its row of `costs.table`."""
+    """The row of the setting to train with: the baseline's where the answer is to stay, else the one of `about`."""
+    about: pd.Series
+    """The row of the setting that the decision is about."""
+    baseline: pd.Series | None
+    """The row of what is run today; it may break the constraints. None if no eager trial is usable."""
+    decision: Decision
+    lines: list[Line]
+    """What jobs take under each setting that the decision speaks of."""
     costs: Costs
     """Of every setting that keeps the constraints."""
     equals: pd.DataFrame
     """Rows of others that might as well be the shortest, the most probable first."""
-    over_eager: Gain | None
-    """Against the best eager setting; None if none is usable, or it is the one recommended."""
-    over_plain: Gain | None
-    """Against `torch.compile(model)` as it comes, likewise."""
     reigns: list[Reign]
     """The shortest setting for every length of such a job."""
     excluded: dict[str, int]
@@ -128,47 +136,77 @@ def recommend(
     draws = every.draws[:, kept]
     shortest = np.bincount(draws.argmin(axis=1), minlength=len(allowed)) / len(draws)
     allowed = allowed.assign(best_probability=shortest)
-    chosen = allowed.iloc[0]
-    others = allowed.iloc[1:]
+    lines = lines_of(every.table)
+    found = decide(lines, baseline_place(every.table), job.steps, allowed=list(kept))
+    about, baseline = (None if place is None else every.table.iloc[place] for place in (found.setting, found.baseline))
+    about = baseline if about is None else about
+    assert about is not None, "a table of costs has a row"
+    chosen = baseline if baseline is not None and found.outcome is Outcome.STAY else about
+    others = allowed.drop(index=about.name)
     return Recommendation(
         job=job,
         samples_per_step=samples_per_step(every.table),
         trial=chosen,
+        about=about,
+        baseline=baseline,
+        decision=found,
+        lines=lines,
         costs=every._replace(table=allowed, draws=draws),
         equals=others[others["best_probability"] >= EQUAL].sort_values("best_probability", ascending=False, kind="stable"),
-        over_eager=_gain(every, chosen, (every.table["scope"] == Scope.EAGER).to_numpy(dtype=bool), job),
-        over_plain=_gain(every, chosen, _as_it_comes(every.table), job),
         reigns=reigns(allowed),
         excluded=excluded,
     )
 
 
+def verdict(found: Recommendation) -> list[str]:
+    """What to do, why, and what would tell: the same sentences as at the end of a sweep, in its report and in `best.py`."""
+    blanks = _blanks(found)
+    return [SENTENCES[name].format(**blanks) for name in sentence_names(found.decision)]
+
+
+def tiles(found: Recommendation) -> list[Tile]:
+    """Gain, total, memory and certainty of the setting at a glance; none where the answer is to stay."""
+    if not has_tiles(found.decision):
+        return []
+    blanks = _blanks(found)
+    return [Tile(caption, value.format(**blanks), under.format(**blanks)) for caption, (value, under) in TILES.items()]
+
+
+def _blanks(found: Recommendation) -> dict[str, str]:
+    """What goes into the blanks of `SENTENCES` and `TILES`."""
+    about, baseline = found.about, found.baseline
+    words, peak = "", None
+    if baseline is not None:
+        words = words_of_baseline(str(baseline["settings_key"]), str(baseline["settings_label"]))
+        peak = number(baseline["peak_memory_bytes"])
+    return {
+        "setting": str(about["settings_label"]),
+        "baseline": words,
+        "job": describe(found.job, found.samples_per_step),
+        **saving_words(found.decision, found.lines, found.job.steps),
+        **memory_words(number(about["peak_memory_bytes"]), peak, words),
+    }
+
+
 def sentences(found: Recommendation) -> list[str]:
     """The recommendation in words, the most important first."""
     trial, job = found.trial, found.job
-    total = f"{duration(trial['total_s'])} (95 %: {_span(trial['total_s_low'], trial['total_s_high'])})"
+    total = f"{duration(trial['total_s'])} (95 %: {duration(trial['total_s_low'])} to {duration(trial['total_s_high'])})"
     money = "" if number(trial["cost"]) is None else f", {figure(trial['cost'])} at {figure(job.price_per_gpu_hour)} a GPU-hour"
     said = [
-        f"For {describe(job, found.samples_per_step)}: “{trial['settings_label']}”.",
-        f"It takes {total}, of it {duration(trial['fixed_s'])} for starting and compiling; "
+        *verdict(found),
+        f"“{trial['settings_label']}” takes {total}, of it {duration(trial['fixed_s'])} for starting and compiling; "
         f"{figure(trial['gpu_hours'])} GPU-hours{money}.",
     ]
     if not trial["starts_known"] and job.starts is Starts.COLD:
         said.append("Its cold compile time is an estimate: it was measured with warm caches only.")
     elif not trial["starts_known"]:
         said.append("Its warm start was not measured; that of a cold one stands in.")
-    for gain, other in ((found.over_eager, "the best eager setting"), (found.over_plain, "torch.compile(model) as it comes")):
-        if gain is not None:
-            said.append(_gained(gain, other))
-    if found.over_eager is None and trial["scope"] != Scope.EAGER:
-        said.append("What it gains over eager is not known: no eager trial is usable.")
-    if found.over_plain is None and not _as_it_comes(trial.to_frame().T)[0]:
-        said.append("What it gains over torch.compile(model) as it comes is not known: no such trial is usable.")
     if is_noisy_trial(trial):
         rates = span(trial["samples_per_s_low"], trial["samples_per_s_high"], "samples/s")
         known = number(trial["samples_per_s_low"]) is not None
         said.append(f"Its steps were noisy: its throughput may be {rates}." if known else "Its steps were noisy.")
-    said.append(_confidence(found))
+    said += _equals(found)
     said += [
         f"{left} usable setting{' does' if left == 1 else 's do'} not keep {constraint}."
         for constraint, left in found.excluded.items()
@@ -182,14 +220,9 @@ def sentences(found: Recommendation) -> list[str]:
 
 def describe(job: Job, samples: int) -> str:
     """The job in words."""
-    starts = {
-        Starts.COLD: "every start cold",
-        Starts.FIRST_COLD: "the first start cold and restarts warm",
-        Starts.WARM: "every start warm",
-    }[job.starts]
     restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}, " if job.restarts else ""
     nodes = f"{job.nodes} nodes, " if job.nodes > 1 else ""
-    return f"{whole(job.steps)} steps of {samples} samples a worker, {nodes}{restarts}{starts}"
+    return f"{whole(job.steps)} steps of {samples} samples a worker, {nodes}{restarts}{STARTS[job.starts]}"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
@@ -226,7 +259,7 @@ def trials_of(told: JobOptions) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _command(told: Options) -> int:
-    lengths = [count(text) for text in told.steps] if told.steps else list(USUAL_STEPS)
+    lengths = [count(text) for text in told.steps] if told.steps else list(_LENGTHS)
     jobs = [job_of(told, steps) for steps in lengths]
     constraints = [Constraint.parse(text) for text in told.constraint]
     df, attempts = trials_of(told)
@@ -274,53 +307,12 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
     return kept, excluded
 
 
-def _as_it_comes(table: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which rows are `torch.compile(model)` with nothing said."""
-    return np.array([is_plain(str(key)) for key in table["settings_key"]], dtype=np.bool_)
-
-
-def _gain(every: Costs, chosen: pd.Series, among: npt.NDArray[np.bool_], job: Job) -> Gain | None:
-    """Against the shortest of some rows; None if there are none, or the chosen one is one of them and the shortest."""
-    rows = every.table[among]
-    if rows.empty or rows.index[0] == chosen.name:
-        return None
-    other = rows.iloc[0]
-    at, mine = (every.table.index.get_loc(row.name) for row in (other, chosen))
-    low, high = np.quantile(every.draws[:, at] - every.draws[:, mine], [0.025, 0.975])
-    saved = float(other["total_s"] - chosen["total_s"])
-    costs_known = job.price_per_gpu_hour is not None
-    return Gain(
-        trial=other, saved_s=saved, low=float(low), high=float(high), share=saved / float(other["total_s"]),
-        saved_cost=float(other["cost"] - chosen["cost"]) if costs_known else None,
-    )  # fmt: skip
-
-
-def _gained(gain: Gain, other: str) -> str:
-    name = f"{other} (“{gain.trial['settings_label']}”, {duration(gain.trial['total_s'])})"
-    money = "" if gain.saved_cost is None else f", {figure(abs(gain.saved_cost))} in money"
-    span = f"95 %: {_span(gain.low, gain.high)}"
-    if gain.saved_s < 0:
-        return f"Against {name} it loses {duration(-gain.saved_s)} ({span}), {percent(-gain.share)}{money}."
-    noise = "" if gain.low > 0 else "; that may be noise"
-    return f"It saves {duration(gain.saved_s)} ({span}), {percent(gain.share)}{money}, against {name}{noise}."
-
-
-def _confidence(found: Recommendation) -> str:
-    """How certain it is that no other setting takes less."""
-    certain = f"That it takes least of {len(found.costs.table)} settings is {chance(found.trial['best_probability'])} probable"
-    if found.equals.empty:
-        return f"{certain}."
-    names = [f"“{row['settings_label']}” ({chance(row['best_probability'])})" for _, row in found.equals.iterrows()]
-    return f"{certain}; it cannot be told apart from {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."
-
-
-def _span(low: object, high: object) -> str:
-    return f"{_signed(low)} to {_signed(high)}"
-
-
-def _signed(seconds: object) -> str:
-    value = number(seconds)
-    return f"−{duration(-value)}" if value is not None and value < 0 else duration(value)
+def _equals(found: Recommendation) -> list[str]:
+    """Which others might as well take least."""
+    if found.equals.empty or found.decision.outcome is Outcome.STAY:
+        return []
+    names = [f"“{label}”" for label in found.equals["settings_label"]]
+    return [f"It cannot be told apart from {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."]
 
 
 def recommendation_markdown(found: Sequence[Recommendation]) -> str:
@@ -330,32 +322,21 @@ def recommendation_markdown(found: Sequence[Recommendation]) -> str:
         found: one or more, of jobs that differ in their length alone.
     """
     has_price = any(number(one.trial["cost"]) is not None for one in found)
-    headings = [
-        "steps",
-        "setting",
-        "total (95 %)",
-        "of it starts",
-        "probable",
-        "against the best eager",
-        "against `torch.compile(model)`",
-    ]
+    headings = ["steps", "verdict", "setting", "total (95 %)", "of it starts", "saves (95 %)", "probability of a gain"]
     headings += ["costs"] if has_price else []
-    lines = [headings, ["--:", "---", *["--:"] * (len(headings) - 2)]]
+    lines = [headings, ["--:", "---", "---", *["--:"] * (len(headings) - 3)]]
     for one in found:
-        trial = one.trial
-        total = f"{duration(trial['total_s'])} ({duration(trial['total_s_low'])} to {duration(trial['total_s_high'])})"
-        row = [whole(one.job.steps), cell(str(trial["settings_label"])), total, duration(trial["fixed_s"])]
-        row += [chance(float(trial["best_probability"])), _gain_cell(one.over_eager), _gain_cell(one.over_plain)]
-        lines.append([*row, *([figure(trial["cost"])] if has_price else [])])
+        row, saving = one.about, one.decision.saving
+        total = f"{duration(row['total_s'])} ({duration(row['total_s_low'])} to {duration(row['total_s_high'])})"
+        words = [whole(one.job.steps), VERDICTS[one.decision.outcome], cell(str(row["settings_label"])), total]
+        words.append(duration(row["fixed_s"]))
+        words.append(
+            MISSING if saving is None else f"{signed(saving.saved_s)} ({signed(saving.low_s)} to {signed(saving.high_s)})"
+        )
+        words.append(MISSING if saving is None else chance(saving.probability))
+        lines.append([*words, *([figure(row["cost"])] if has_price else [])])
     flips = [f"- {cell(line)}" for line in by_length(found[0])]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in lines), "", *flips]) + "\n"
-
-
-def _gain_cell(gain: Gain | None) -> str:
-    if gain is None:
-        return MISSING
-    sign = "−" if gain.saved_s > 0 else "+"
-    return f"{sign}{duration(abs(gain.saved_s))}, {sign}{100 * abs(gain.share):.1f} %"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -29,7 +29,7 @@ from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
-from orchestrator.plan.scripts import job_of, script_lines, split_arguments
+from orchestrator.plan.scripts import findings_lines, job_of, split_arguments, training_command
 from orchestrator.plan.space import Target, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
@@ -39,9 +39,6 @@ from orchestrator.storage import mirror
 from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
-
-if TYPE_CHECKING:
-    import analysis
 
 PROG = "python -m orchestrator.sweep"
 
@@ -238,47 +235,39 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
         printed.show_warnings(console, stages.tracking.finish())
         raise
     import analysis  # by now the user's package of that name, if there is one, is out of the way
+    from analysis.ending import ending
 
     report = analysis.write_report(output)
     trials = analysis.load(output)
-    found = analysis.summary(trials)
+    ended = ending(output)
     remarks = [*analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
-    printed.show_summary(console, _rows(found), found.counts, remarks=remarks)
+    printed.show_ending(console, ended.sentences, ended.named, analysis.summary(trials).counts, remarks=remarks)
     if search is not None:
         printed.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
     say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
     if config.script is not None:
-        for line in script_lines(ScriptJob.from_dict(config.script), output, [list(row) for row in trials["findings"]]):
+        for line in findings_lines([list(row) for row in trials["findings"]]):
             say(line)
     if undone := stages.undone(interrupted=interrupted):
         say(f"{undone}; go on with: {again}")
     printed.show_warnings(console, stages.tracking.finish(report))
+    printed.show_commands(console, _next(config, output, ended.settings_key))
     say(f"report: {report}")
     return interrupted
 
 
-def _rows(found: analysis.Summary) -> list[printed.SummaryRow]:
-    from analysis.formatting import number
-
-    named = {
-        "best throughput": found.best,
-        "least compile time": found.quickest,
-        "knee": found.knee,
-        "best eager": found.best_eager,
+def _next(config: SweepConfig, output: Path, settings_key: str | None) -> dict[str, str]:
+    """Commands to go on with, by what each is for."""
+    folder = shlex.quote(str(output))
+    commands = {
+        "for another length of the job": f"python -m analysis.recommend {folder} --steps 1M",
+        "as a page, also while a sweep runs": f"python -m analysis.report {folder} --watch",
     }
-    return [
-        printed.SummaryRow(
-            what=what,
-            setting=choice.trial["settings_label"],
-            samples_per_s=choice.trial["samples_per_s"],
-            compile_s=number(choice.trial["compile_s"]),
-            cold_equivalent_s=number(choice.trial["cold_equivalent_s"]),
-            warm_start_s=number(choice.trial["warm_start_s"]),
-            speedup=choice.speedup,
-        )
-        for what, choice in named.items()
-        if choice is not None
-    ]
+    if config.script is None:
+        return {"the recommended setting as a program": f"python -m analysis.export {folder}"} | commands
+    if settings_key is None:
+        return commands
+    return {"trains with the recommended setting": training_command(ScriptJob.from_dict(config.script), settings_key)} | commands
 
 
 def _check_cache(config: SweepConfig) -> None:

@@ -18,11 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.choose.decision import Line
 from analysis.choose.pareto import comparable, expected_compile_s, floats, standing, usable
-from analysis.choose.uncertainty import DRAWS, drawn
+from analysis.choose.uncertainty import DRAWS, absolute_deviations, deviations, drawn, noise
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Padding, Scope
+
+USUAL_STEPS = 100_000
+"""Length of the job that is decided for where nobody says one."""
 
 _MOST = 10**12
 """Of anything a job has: more than any job, and so little that no figure of one leaves the floats."""
@@ -83,8 +87,8 @@ class Costs(NamedTuple):
     table: pd.DataFrame
     """Usable trials, the shortest total first, with columns more: `first_s` and `again_s`, what the first start and each further
     one cost; `starts_known`, whether that was measured for the kind of start asked for; `fixed_s`, all starts together;
-    `step_s`; `total_s` with `total_s_low` and `total_s_high`, its 95 % interval; `gpu_hours`; `cost`, NA without a price; and
-    `best_probability` of being the shortest."""
+    `step_s`; the standard deviations of these four, such as `step_sd_s`; `total_s` with `total_s_low` and `total_s_high`, its
+    95 % interval; `gpu_hours`; `cost`, NA without a price; and `best_probability` of being the shortest."""
     left_out: int
     """Usable trials that cannot be compared with those: of another environment, number of workers or input pipeline."""
     draws: npt.NDArray[np.float64]
@@ -111,6 +115,40 @@ def is_plain(settings_key: str) -> bool:
         CompileSettings(scope=Scope.FULL, dynamic=Dynamic.STATIC, padding=Padding.MAX),
         CompileSettings(scope=Scope.FULL, dynamic=Dynamic.AUTO, padding=Padding.LONGEST, pad_multiple=settings.pad_multiple),
     )
+
+
+def lines_of(table: pd.DataFrame) -> list[Line]:
+    """What jobs take under each setting.
+
+    Args:
+        table: of `costs`.
+    """
+    return [line_of(row) for _, row in table.iterrows()]
+
+
+def line_of(row: pd.Series) -> Line:
+    """What jobs take under one setting, by its row of that table."""
+    return Line(*(float(row[name]) for name in Line._fields))
+
+
+def baseline_place(table: pd.DataFrame) -> int | None:
+    """Place of what is run today: the script as it is, or else the eager setting with the fewest fields set; None without one.
+
+    Of several the first, which in a table of `costs` is the one that takes least.
+
+    Args:
+        table: usable trials.
+    """
+    settings = [CompileSettings.parse(str(key)) for key in table["settings_key"]]
+    eager = [place for place, one in enumerate(settings) if one.scope is Scope.EAGER]
+    return min(eager, key=lambda place: (not settings[place].as_written, _num_fields_set(settings[place])), default=None)
+
+
+def _num_fields_set(settings: CompileSettings) -> int:
+    """Fields besides padding that an eager setting sets."""
+    plain = CompileSettings(scope=Scope.EAGER, padding=settings.padding, pad_multiple=settings.pad_multiple)
+    usual = plain.to_dict()
+    return sum(usual.get(name) != value for name, value in settings.to_dict().items())
 
 
 def samples_per_step(df: pd.DataFrame) -> int:
@@ -155,9 +193,11 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, s
     table, left_out = _with_starts(df, job)
     workers = table["num_workers"].to_numpy(dtype=np.int64)
     samples = samples_per_step(table) * workers.astype(np.float64)  # whole numbers of 64 bits would wrap around
+    attempts = table if attempts is None else attempts
     fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
     step_s = samples / table["samples_per_s"]
-    totals = _totals(table, samples, job, table if attempts is None else attempts, seed)
+    first_sd_s, again_sd_s = (absolute_deviations(table, name, noise(attempts, "compile_s")) for name in ("first_s", "again_s"))
+    totals = _totals(table, samples, job, attempts, seed)
     low, high = np.quantile(totals, [0.025, 0.975], axis=0)
     total = (fixed + job.steps * step_s).astype("Float64")
     gpu_hours = total * np.array([float(job.gpus(int(number))) for number in workers]) / 3600
@@ -165,6 +205,8 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, s
     shortest = np.bincount(totals.argmin(axis=1), minlength=len(table)) / len(totals)
     table = table.assign(
         fixed_s=fixed, step_s=step_s, total_s=total, total_s_low=low, total_s_high=high, gpu_hours=gpu_hours, cost=price,
+        first_sd_s=first_sd_s, again_sd_s=again_sd_s, fixed_sd_s=np.hypot(first_sd_s, job.restarts * again_sd_s),
+        step_sd_s=floats(step_s) * deviations(table, "samples_per_s", noise(attempts, "samples_per_s")),
         best_probability=shortest,
     )  # fmt: skip
     order = np.argsort(floats(total), kind="stable")

@@ -209,12 +209,6 @@ def summary(df: pd.DataFrame) -> Summary:
     )
 
 
-def choice_of(df: pd.DataFrame, trial: pd.Series) -> Choice:
-    """A trial of the frame, by a row that was made of its own, with what it gains over the best eager one that stands."""
-    with_speedups = speedup_over_eager(standing(df))
-    return Choice(trial, number(with_speedups.at[trial.name, "speedup_best_eager"]), _eager_peer(with_speedups, trial))
-
-
 def _fastest_first(measured: pd.DataFrame) -> pd.DataFrame:
     """The trials by throughput, as `assured`; of equals the one that compiles faster comes first."""
     return measured.iloc[np.lexsort((floats(measured["compile_s"]), -assured(measured, "samples_per_s", at_most=False)))]

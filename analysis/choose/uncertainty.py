@@ -323,7 +323,7 @@ def _undominated_in_two(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
 
 def _near(candidates: pd.DataFrame, signs: Mapping[str, float], between: Mapping[str, Noise]) -> npt.NDArray[np.intp]:
     """Positions of the candidates that are not behind another one by far more than both may be off."""
-    margins = np.column_stack([_FAR * _absolute(candidates, name, between[name]) for name in signs])
+    margins = np.column_stack([_FAR * absolute_deviations(candidates, name, between[name]) for name in signs])
     costs = costs_of(candidates, signs)
     at_worst: npt.NDArray[np.float64] = costs + margins
     at_worst = at_worst[~dominated(at_worst)]
@@ -334,7 +334,7 @@ def _near(candidates: pd.DataFrame, signs: Mapping[str, float], between: Mapping
 def _leaders(trials: pd.DataFrame, signs: Mapping[str, float], between: Mapping[str, Noise]) -> npt.NDArray[np.intp]:
     """For each trial the position of the one that leads its group."""
     costs = costs_of(trials, signs)
-    off = np.column_stack([_absolute(trials, name, between[name]) for name in signs]) if len(trials) else costs
+    off = np.column_stack([absolute_deviations(trials, name, between[name]) for name in signs]) if len(trials) else costs
     leaders = np.full(len(trials), -1, dtype=np.intp)
     certain_first = np.argsort(-trials["front_probability"].to_numpy(dtype=np.float64), kind="stable")
     for leader in certain_first:
@@ -345,6 +345,7 @@ def _leaders(trials: pd.DataFrame, signs: Mapping[str, float], between: Mapping[
     return leaders
 
 
-def _absolute(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[np.float64]:
+def absolute_deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[np.float64]:
+    """Standard deviation of each trial's figure, in the figure's own unit."""
     values = trials[name].to_numpy(dtype=np.float64, na_value=np.nan)
     return np.where(values > 0, deviations(trials, name, between) * values, between.floor)

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.choose.break_even import Job, Reign, Starts, costs, is_plain, reigns, samples_per_step
+from analysis.choose.break_even import USUAL_STEPS, Job, Reign, Starts, baseline_place, costs, is_plain, reigns, samples_per_step
+from analysis.decision_text import words_of_baseline
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import duration, figure, number
@@ -46,6 +47,11 @@ class JobSetting(NamedTuple):
     warm_s: float | None
     """What a start from artifacts costs; None if that was not measured."""
     step_s: float
+    cold_sd_s: float
+    warm_sd_s: float | None
+    step_sd_s: float
+    """Standard deviations of these."""
+    peak_bytes: float | None
     num_workers: int
     is_plain: bool
     """Whether it is `torch.compile(model)` as it comes."""
@@ -57,25 +63,32 @@ class BreakEvenInfo(NamedTuple):
     settings: list[JobSetting]
     """The quickest step first."""
     baseline: int | None
-    """Place of the eager setting that others are compared with; None without one."""
+    """Place of what is run today, with which others are compared; None without one."""
+    baseline_words: str
+    """What it is called in a sentence."""
     reigns: list[Reign]
     """Which setting is the shortest at which length, of a job that starts once, cold."""
     samples_per_step: int
 
 
-def break_even_info(df: pd.DataFrame) -> BreakEvenInfo:
-    """What to show of the trials `load` returned: the front's settings, then the fastest, the best eager one among them."""
+def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> BreakEvenInfo:
+    """What to show of the trials `load` returned: the front's settings, then the fastest, the baseline among them.
+
+    Args:
+        df: trials as `load` returns them.
+        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+    """
     try:
         trials = notable(df)
-        eager = trials[trials["scope"] == Scope.EAGER].sort_values("samples_per_s", ascending=False).head(1)
         plain = trials[trials["settings_key"].map(is_plain)].head(1)
-        chosen = trials.head(_MOST_SETTINGS).index.union(eager.index).union(plain.index)
-        of_chosen = df[df["settings_key"].isin(df.loc[chosen, "settings_key"])]  # cold and warm ones
-        table = costs(of_chosen, Job(steps=MIN_STEPS)).table
-        warm = costs(of_chosen, Job(steps=MIN_STEPS, starts=Starts.WARM)).table
-        samples = samples_per_step(table)
+        every = costs(df, Job(steps=USUAL_STEPS), attempts=attempts).table
+        today = every.index[[place for place in [baseline_place(every)] if place is not None]]
+        chosen = trials.head(_MOST_SETTINGS).index.union(today).union(plain.index)
+        table = every[every.index.isin(chosen)]
+        warm = costs(df, Job(steps=USUAL_STEPS, starts=Starts.WARM), attempts=attempts).table
+        samples = samples_per_step(every)
     except ConfigError:  # nothing is known of what a job would take
-        return BreakEvenInfo([], None, [], 0)
+        return BreakEvenInfo([], None, "", [], 0)
     table = table.sort_values("step_s", kind="stable")
     settings = [
         JobSetting(
@@ -85,20 +98,25 @@ def break_even_info(df: pd.DataFrame) -> BreakEvenInfo:
             cold_s=float(row["first_s"]),
             warm_s=number(warm.at[index, "first_s"]) if bool(warm.at[index, "starts_known"]) else None,
             step_s=float(row["step_s"]),
+            cold_sd_s=float(row["first_sd_s"]),
+            warm_sd_s=number(warm.at[index, "first_sd_s"]) if bool(warm.at[index, "starts_known"]) else None,
+            step_sd_s=float(row["step_sd_s"]),
+            peak_bytes=number(row["peak_memory_bytes"]),
             num_workers=int(row["num_workers"]),
             is_plain=is_plain(str(row["settings_key"])),
         )
         for index, row in table.iterrows()
     ]
-    baseline = next((place for place, one in enumerate(settings) if one.scope is Scope.EAGER), None)
-    return BreakEvenInfo(settings, baseline, reigns(table), samples)
+    baseline = next((place for place, index in enumerate(table.index) if index in today), None)
+    words = "" if baseline is None else words_of_baseline(settings[baseline].key, settings[baseline].label)
+    return BreakEvenInfo(settings, baseline, words, reigns(table), samples)
 
 
 def break_even_figure(info: BreakEvenInfo) -> go.Figure:
-    """The chart: job length to the right, on a logarithm; total time upwards, as a multiple of the best eager setting's.
+    """The chart: job length to the right, on a logarithm; total time upwards, as a multiple of what is run today.
 
-    It shows the settings that are the shortest at some length, eager, and `torch.compile(model)` as it comes; without an
-    eager one, multiples are of the setting with the quickest step. The other settings' lines are there and not visible: each
+    It shows the settings that are the shortest at some length, the baseline, and `torch.compile(model)` as it comes; without a
+    baseline, multiples are of the setting with the quickest step. The other settings' lines are there and not visible: each
     line's `meta` is the setting's place in `info.settings`, for a page that draws another job, in which others may be the
     shortest.
 
@@ -122,7 +140,7 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
         type="log", range=[math.log10(MIN_STEPS), math.log10(MAX_STEPS)], title_text="length of the job (steps, logarithmic)",
         tickvals=ticks, ticktext=["100", "1 k", "10 k", "100 k", "1 M", "10 M"],
     )  # fmt: skip
-    versus = "the best eager setting's" if info.baseline is not None else "the quickest setting's"
+    versus = "what is run today" if info.baseline is not None else "the quickest setting's"
     chart.update_yaxes(range=[0, _HIGHEST], title_text=f"total time (multiple of {versus})", tickformat=".2~f")
     shown = drawn_places(info)
     for place, one in enumerate(info.settings):
@@ -153,6 +171,7 @@ def break_even_data(info: BreakEvenInfo) -> dict[str, Any]:
     return {
         "settings": [one._asdict() | {"scope": str(one.scope)} for one in info.settings],
         "baseline": info.baseline,
+        "baseline_words": info.baseline_words,
         "min_steps": MIN_STEPS,
         "max_steps": MAX_STEPS,
         "samples_per_step": info.samples_per_step,

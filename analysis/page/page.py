@@ -25,17 +25,19 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis.best_script import BEST_FILE
-from analysis.choose.break_even import Job
-from analysis.choose.pareto import choice_of, summary
+from analysis.choose.break_even import USUAL_STEPS, Job
+from analysis.choose.decision import NEGLIGIBLE
+from analysis.choose.pareto import Summary, summary
 from analysis.choose.uncertainty import uncertain_front
 from analysis.columns import COMPILE_PHASES
-from analysis.figures import break_even_data, break_even_figure, break_even_info, plotly_script
+from analysis.decision_text import MEMORY_MORE, SENTENCES, STARTS, TILES
+from analysis.figures import BreakEvenInfo, break_even_data, break_even_figure, break_even_info, plotly_script
 from analysis.formatting import MISSING, gib, instant, text
 from analysis.load import SweepInfo, load, load_sweep
 from analysis.page.charts import as_json, fronts, page_charts
 from analysis.page.table import table, table_data, unusable
-from analysis.page.verdict import cautions, front_list, tiles, verdict
-from analysis.recommend import Recommendation, recommend, sentences
+from analysis.page.verdict import cautions, front_list, none_usable
+from analysis.recommend import Recommendation, recommend, tiles, verdict
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import SWEEP_FILE
@@ -80,9 +82,7 @@ def _best(folder: Path) -> Best | None:
         return None
 
 
-_SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "break_even.js", "page.js")
-_USUAL_STEPS = 100_000
-"""Length of the job that the verdict recommends a setting for."""
+_SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_even.js", "page.js")
 
 
 def report_page(folder: Path, *, version: str = "") -> str:
@@ -103,28 +103,27 @@ def report_page(folder: Path, *, version: str = "") -> str:
     headings, rows = table(df, usable_only=False)
     uncertain = uncertain_front(df, attempts=attempts).trials
     apart = unusable(folder, df)
-    jobs = break_even_info(df)
+    jobs = break_even_info(df, attempts)
     data = {
         "figures": over.figures
         | {chart.name: chart.figure for chart in charts}
         | {"break-even": as_json(break_even_figure(jobs))},
-        "break_even": break_even_data(jobs) if jobs.settings else None,
+        "break_even": _job_data(jobs) if jobs.settings else None,
         "table": table_data(headings, rows, _command(sweep)),
     }
     recommended = _recommended(df, attempts)
-    named = found.best if recommended is None else choice_of(df, recommended.trial)
     plotly, script, theme = plotly_script(), _script(), _asset("theme.js")
     return _template().render(
         version=version,
         title=sweep.what or "sweep",
         where=_where(sweep),
-        said=_said([] if recommended is None else sentences(recommended), verdict(df, found)),
+        said=[_unknown(df, found)] if recommended is None else verdict(recommended),
         has_jobs=bool(jobs.settings),
-        has_baseline=jobs.baseline is not None,
+        baseline_words=jobs.baseline_words,
         has_warm=bool(jobs.settings) and break_even_data(jobs)["has_warm"],
         num_workers=max((setting.num_workers for setting in jobs.settings), default=1),
         samples_per_step=jobs.samples_per_step,
-        tiles=tiles(named, uncertain),
+        tiles=[] if recommended is None else tiles(recommended),
         cautions=cautions(df, sweep),
         counts={str(status): count for status, count in found.counts.items()},
         prices=over.prices,
@@ -134,7 +133,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         num_left_out=over.num_left_out,
         front=front_list(df, found, uncertain),
         next=what_next(folder),
-        usual_steps=_USUAL_STEPS,
+        usual_steps=USUAL_STEPS,
         charts=charts,
         rows=rows,
         unusable=apart,
@@ -153,22 +152,33 @@ def report_page(folder: Path, *, version: str = "") -> str:
     )
 
 
+def _job_data(jobs: BreakEvenInfo) -> dict[str, Any]:
+    """What the page's script decides by for any job, and the sentences that say it."""
+    text = {
+        "sentences": SENTENCES,
+        "tiles": list(TILES.items()),
+        "memory_more": MEMORY_MORE,
+        "starts": {str(one): words for one, words in STARTS.items()},
+    }
+    return break_even_data(jobs) | {"text": text, "negligible": NEGLIGIBLE}
+
+
 def packed(words: str) -> str:
     """The text compressed, as letters that are no mark-up."""
     return base64.b64encode(gzip.compress(words.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
 
 
-def _said(recommended: list[str], found: list[str]) -> list[str]:
-    """The verdict's paragraphs: the recommendation and what it saves, then what the sweep found; the first stands out."""
-    if not recommended:
-        return [found[0], *filter(None, [" ".join(found[1:])])]
-    return [recommended[0], " ".join(recommended[1:]), " ".join(found)]
+def _unknown(df: pd.DataFrame, found: Summary) -> str:
+    """What is said where nothing can be decided."""
+    if found.best is None:
+        return none_usable(df, found)
+    return "Cannot tell what a job would take: no usable trial has both a throughput and its step times."
 
 
 def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> Recommendation | None:
     """The setting for a job of usual length; None where no trial says how long a job would take."""
     try:
-        return recommend(df, Job(steps=_USUAL_STEPS), attempts=attempts)
+        return recommend(df, Job(steps=USUAL_STEPS), attempts=attempts)
     except ConfigError:
         return None
 

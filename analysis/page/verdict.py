@@ -1,8 +1,4 @@
-"""What a sweep found, in sentences a person can act on, and what speaks against trusting it.
-
-What a reader should know of one trial's figures before trusting them, in a word or two each.
-
-The verdict's figures at a glance: what is gained, what it costs, and how far that can be trusted.
+"""What speaks against trusting a sweep's figures, in sentences, and of one trial's in a word or two each.
 
 The front as the report lists it: each member's figures, how probable it is, and what cannot be told apart from it.
 """
@@ -14,12 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.choose.pareto import (
-    Choice,
     Summary,
     assured,
-    break_even_s,
-    choice_of,
-    expected_compile_s,
     is_noisy,
     is_noisy_trial,
     pareto_front,
@@ -29,7 +21,7 @@ from analysis.choose.pareto import (
     usable,
 )
 from analysis.choose.uncertainty import chance
-from analysis.formatting import duration, figure, gib, interval, number, or_estimate, percent, span, text, times, upper_end
+from analysis.formatting import figure, number, percent, span, text, times
 from analysis.load import SweepInfo
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Scope
@@ -100,46 +92,27 @@ def has_drifted(trial: pd.Series) -> bool:
     return drift is not None and drift > CLOCK_DRIFT_LIMIT and moved
 
 
-_OF_THE_SAME = " of the same environment, workers and pipeline"
-
-
-def verdict(df: pd.DataFrame, found: Summary) -> list[str]:
-    """The findings, the most important sentence first.
+def none_usable(df: pd.DataFrame, found: Summary) -> str:
+    """What is said in place of a verdict where no trial is usable.
 
     Args:
         df: trials as `load` returns them.
         found: their `summary`.
     """
     if df.empty:
-        return ["No trial has finished yet, so there is nothing to choose from."]
-    return [*_findings(df, found), *_refuted(df)]
+        return "No trial has finished yet, so there is nothing to choose from."
+    failed, infeasible, stopped = (found.counts[status] for status in (Status.FAILED, Status.INFEASIBLE, Status.STOPPED))
+    outcomes = f"{infeasible} infeasible and {failed} failed"
+    if stopped:
+        outcomes = f"{infeasible} infeasible, {failed} failed and {stopped} stopped early"
+    sentence = f"No trial is usable: of {sum(found.counts.values())}, {outcomes}."
+    labels = standing(df)["label"].value_counts()
+    return sentence if labels.empty else f"{sentence} The most frequent label is {labels.index[0]}."
 
 
 def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     """What a reader must know before trusting the figures; none if there is nothing."""
-    return [*_on_the_sweep(df, sweep), *_on_the_measuring(df)]
-
-
-def _findings(df: pd.DataFrame, found: Summary) -> list[str]:
-    """What there is to choose from, the best first."""
-    if found.best is None:
-        return [_none_usable(df, found)]
-    best = found.best.trial
-    if found.counts[Status.OK] == 1:
-        return [
-            f"Only one setting is usable, {_name(best)}, at {_rate(best)}: there is nothing to compare it with.",
-            *_cost(best),
-        ]
-    if found.best_eager is None:
-        return [
-            f"The fastest setting is {_name(best)}, at {_rate(best)}. How much it gains over eager is not known: "
-            "no eager trial is usable.",
-            *_cost(best),
-            *_others(found, best),
-        ]
-    if best["scope"] == Scope.EAGER:
-        return [_eager_wins(df, best)]
-    return [*_compiled_wins(found.best, found.best_eager), *_others(found, best)]
+    return [*_on_the_sweep(df, sweep), *_on_the_measuring(df), *_refuted(df)]
 
 
 def _refuted(df: pd.DataFrame) -> list[str]:
@@ -273,98 +246,6 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _none_usable(df: pd.DataFrame, found: Summary) -> str:
-    failed, infeasible, stopped = (found.counts[status] for status in (Status.FAILED, Status.INFEASIBLE, Status.STOPPED))
-    outcomes = f"{infeasible} infeasible and {failed} failed"
-    if stopped:
-        outcomes = f"{infeasible} infeasible, {failed} failed and {stopped} stopped early"
-    sentence = f"No trial is usable: of {sum(found.counts.values())}, {outcomes}."
-    labels = standing(df)["label"].value_counts()
-    return sentence if labels.empty else f"{sentence} The most frequent label is {labels.index[0]}."
-
-
-def _compiled_wins(best: Choice, best_eager: Choice) -> list[str]:
-    trial, base = best.trial, best.eager
-    if base is None:
-        return [
-            f"The fastest setting is {_name(trial)}, at {_rate(trial)}; no eager trial is comparable with it.",
-            *_cost(trial),
-        ]
-    if base["samples_per_s"] > trial["samples_per_s"]:
-        first = f"The fastest setting is {_name(trial)}, at {_rate(trial)}. The best eager one, {_reaches(base, trial)}."
-        return [first, *_cost(trial), *_interleaved(trial)]
-    among = "" if base.name == best_eager.trial.name else _OF_THE_SAME
-    first = (
-        f"The fastest setting is {_name(trial)}, at {_rate(trial)}: {times(best.speedup)} the best eager setting{among} "
-        f"({_name(base)}, {_rate(base)})."
-    )
-    sentences = [first, *_cost(trial)]
-    if (ahead := break_even_s(trial, base)) is not None and sentences[1:]:
-        sentences[1] = sentences[1].rstrip(".") + f"; that is paid back after about {duration(ahead)} of training."
-    if _intervals_overlap(trial, base):
-        sentences.append("Their 95 % intervals overlap, so the gain may be noise.")
-    return [*sentences, *_interleaved(trial)]
-
-
-def _interleaved(trial: pd.Series) -> list[str]:
-    """The speed-up that no drift of the clock is in, where it was measured."""
-    if (speedup := number(trial["speedup_eager"])) is None:
-        return []
-    ends = interval(trial["speedup_eager_low"], trial["speedup_eager_high"])
-    between = f" (95 %: {ends})" if ends else ""
-    return [f"In turn with eager steps on the same batches it is {times(speedup)} as fast{between}."]
-
-
-def _eager_wins(df: pd.DataFrame, best: pd.Series) -> str:
-    sentence = f"No compiled setting beats eager: the fastest is {_name(best)}, at {_rate(best)}."
-    compiled = _compiled(standing(df))
-    if compiled.empty:
-        return f"{sentence} None of the compiled settings is usable."
-    runner_up = compiled.iloc[int(assured(compiled, "samples_per_s", at_most=False).argmax())]
-    gain = choice_of(df, runner_up)
-    if gain.eager is None or gain.eager.name == best.name:
-        return f"{sentence} The best compiled one, {_reaches(runner_up, best)}."
-    return (
-        f"The fastest setting is an eager one, {_name(best)}, at {_rate(best)}. The best compiled one, "
-        f"{_reaches(runner_up, best)}: {times(gain.speedup)} the best eager setting{_OF_THE_SAME} "
-        f"({_name(gain.eager)}, {_rate(gain.eager)})."
-    )
-
-
-def _reaches(runner_up: pd.Series, best: pd.Series) -> str:
-    """What the runner-up has; if that is more than the best, which is so by what is sure, why it is behind."""
-    words = f"{_name(runner_up)}, reaches {_rate(runner_up)}"
-    if runner_up["samples_per_s"] <= best["samples_per_s"]:
-        return words
-    return f"{words}, but by the low end of its interval {figure(runner_up['samples_per_s_low'], 'samples/s')}"
-
-
-def _others(found: Summary, best: pd.Series) -> list[str]:
-    """The knee and the quickest compile, where they are not the best setting itself."""
-    said = {best.name}
-    sentences = []
-    for choice, wording in ((found.knee, "The knee of the front is"), (found.quickest, "The quickest to compile is")):
-        if choice is None or choice.trial.name in said:
-            continue
-        said.add(choice.trial.name)
-        gain = "" if choice.speedup is None else f", {times(choice.speedup)} the best eager"
-        compile_s = figure(choice.trial["compile_s"], "s")
-        sentences.append(f"{wording} {_name(choice.trial)}: {_rate(choice.trial)}{gain}, for {compile_s} of compiling.")
-    return sentences
-
-
-def _cost(trial: pd.Series) -> list[str]:
-    compile_s = number(trial["compile_s"])
-    if trial["scope"] == Scope.EAGER or compile_s is None:
-        return []
-    return [f"It costs {figure(compile_s, 's')} of cold compiling."]
-
-
-def _intervals_overlap(one: pd.Series, other: pd.Series) -> bool:
-    low, high = number(one["samples_per_s_low"]), upper_end(other["samples_per_s_high"])
-    return low is not None and high is not None and low <= high
-
-
 def _names(trials: pd.DataFrame) -> str:
     """Up to three by name, of more only how many."""
     names = [_name(trial) for _, trial in trials.iterrows()]
@@ -377,87 +258,6 @@ def _name(trial: pd.Series) -> str:
 
 def _rate(trial: pd.Series) -> str:
     return figure(trial["samples_per_s"], "samples/s")
-
-
-_SURE, _LIKELY = 0.95, 0.75
-"""Probability of being on the front from which on confidence is high, or fair."""
-
-
-class Tile(NamedTuple):
-    """A figure, what it is, and what stands behind it."""
-
-    caption: str
-    figure: str
-    under: str
-
-
-def tiles(named: Choice | None, uncertain: pd.DataFrame) -> list[Tile]:
-    """Gain, cost, memory and confidence of the setting that the verdict names first; none where it is eager or there is none.
-
-    Args:
-        named: that setting.
-        uncertain: the `trials` of its `uncertain_front`.
-    """
-    if named is None or named.trial["scope"] == Scope.EAGER:
-        return []
-    trial, eager = named.trial, named.eager
-    return [*_gain(trial, named.speedup), _cost_tile(trial, eager), *_memory(trial, eager), _confidence(trial, uncertain)]
-
-
-def _gain(trial: pd.Series, speedup: float | None) -> list[Tile]:
-    in_turn = number(trial["speedup_eager"])
-    between = interval(trial["speedup_eager_low"], trial["speedup_eager_high"])
-    if speedup is not None:
-        under = "the best eager setting's throughput"
-        if in_turn is not None:
-            under += f"; {times(in_turn)} eager on the same batches in turn" + (f" ({between})" if between else "")
-        return [Tile("Gain", times(speedup), under)]
-    if in_turn is not None:
-        return [Tile("Gain", times(in_turn), "eager on the same batches in turn" + (f" (95 %: {between})" if between else ""))]
-    return []
-
-
-def _cost_tile(trial: pd.Series, eager: pd.Series | None) -> Tile:
-    expected = trial.copy()
-    expected["compile_s"] = expected_compile_s(trial.to_frame().T).iloc[0]
-    paid_back = None if eager is None else break_even_s(expected, eager)
-    under = ["of cold compiling"]
-    if paid_back is not None:
-        under.append(f"paid back after about {duration(paid_back)}")
-    if (warm := number(trial["warm_start_s"])) is not None:
-        under.append(f"{figure(warm, 's')} for a whole warm start")
-    cost = or_estimate(trial["compile_s"], trial["cold_equivalent_s"], lambda value: figure(value, "s"))
-    return Tile("Cost", cost, ", ".join(under))
-
-
-def _memory(trial: pd.Series, eager: pd.Series | None) -> list[Tile]:
-    peak = number(trial["peak_memory_bytes"])
-    if peak is None:
-        return []
-    base = None if eager is None else number(eager["peak_memory_bytes"])
-    if base is None:
-        return [Tile("Memory", gib(peak), "")]
-    more = round((peak - base) / 2**30, 1) + 0.0  # which makes no −0.0
-    return [Tile("Memory", gib(peak), f"{more:+.1f} GiB against the best eager setting".replace("-", "−"))]
-
-
-def _confidence(trial: pd.Series, uncertain: pd.DataFrame) -> Tile:
-    rows = uncertain[uncertain.index == trial.name]
-    row = None if rows.empty else rows.iloc[0]
-    probability = None if row is None else number(row["front_probability"])
-    ties = 0 if row is None else int(row["ties"]) - 1
-    doubts = [remark.text for remark in remarks(trial)]
-    level = "low"
-    if probability is not None and probability >= _LIKELY:
-        level = "high" if probability >= _SURE and not ties and not doubts else "fair"
-    because = [] if probability is None else [f"on the front with a probability of {chance(probability)}"]
-    if number(trial["compile_s"]) is None:
-        because.append("measured with warm caches only, so that what it costs is an estimate")
-    if ties:
-        because.append(f"{ties} other{'s' if ties > 1 else ''} cannot be told apart from it")
-    if (used := number(trial["numerics_worst_ratio"])) is not None:
-        because.append(f"numerics use {100 * used:.0f} % of what is allowed")
-    return Tile("Confidence", level, "; ".join([*because, *doubts]))
 
 
 MOST_EQUALS = 4

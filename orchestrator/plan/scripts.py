@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from compile_sweep.schema.errors import ConfigError
@@ -68,20 +67,19 @@ def job_of(
     return ScriptJob.of(script, arguments or (), in_place=in_place, seed=seed)
 
 
-def script_lines(job: ScriptJob, output: Path, findings: Sequence[Sequence[str]]) -> list[str]:
-    """What a person should know when a sweep of a script has ended: what was found in it, and how to train with the best setting.
+def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:
+    """What was found in a script, as lines.
 
     Args:
-        job: what was swept.
-        output: the sweep's folder.
         findings: of each trial, those that gave a figure first.
     """
-    found = list(dict.fromkeys(line for lines in findings for line in lines))
-    command = shlex.join(["python", "-m", "compile_sweep.run", "--settings", str(output), job.path, *job.arguments])
-    return [
-        *(f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))),
-        f"train: {command}",
-    ]
+    found = dict.fromkeys(line for lines in findings for line in lines)
+    return [f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))]
+
+
+def training_command(job: ScriptJob, settings_key: str) -> str:
+    """The command that trains a script with a setting."""
+    return shlex.join(["python", "-m", "compile_sweep.run", "--settings", settings_key, job.path, *job.arguments])
 
 
 def with_baseline(chosen: Choice, *, compile_loss: bool = False) -> Choice:

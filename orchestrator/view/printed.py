@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
@@ -92,43 +91,48 @@ def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRow:
-    """One setting worth naming at the end."""
-
-    what: str
-    setting: str
-    samples_per_s: float
-    compile_s: float | None
-    """Cold; None if it is only estimated."""
-    cold_equivalent_s: float | None
-    """That estimate."""
-    warm_start_s: float | None
-    """None if none was made."""
-    speedup: float | None
-
-
-def show_summary(
-    console: Console, rows: Sequence[SummaryRow], counts: Mapping[Status, int], *, remarks: Sequence[str] = ()
+def show_ending(
+    console: Console,
+    sentences: Sequence[str],
+    settings: Sequence[tuple[str, ...]],
+    counts: Mapping[Status, int],
+    *,
+    remarks: Sequence[str] = (),
 ) -> None:
-    """Prints the settings worth naming, how many trials ended how, and what else a person must know of them."""
-    starts = ["warm start s"] if any(row.warm_start_s is not None for row in rows) else []
-    headings = ("", "setting", "samples/s", "compile s", *starts, "over eager")
-    table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in rows:
-        compile_s = _number(row.compile_s) if row.compile_s is not None else f"≈ {_number(row.cold_equivalent_s)}"
-        speedup = "–" if row.speedup is None else f"{row.speedup:.2f}×"
-        started = [_number(row.warm_start_s)] * len(starts)
-        table.add_row(row.what, escape(row.setting), f"{row.samples_per_s:,.1f}", compile_s, *started, speedup)
-    if rows:
+    """Prints what to do, the settings worth naming, how many trials ended how, and what else a person must know of them.
+
+    Args:
+        console: where to.
+        sentences: what to do and why.
+        settings: of each setting worth naming why it is, its label, what it saves, its compile time and its memory.
+        counts: settings by status.
+        remarks: what to know before trusting the figures.
+    """
+    first, *others = sentences
+    console.print()
+    console.print(first, style="bold", markup=False, highlight=False, soft_wrap=True)
+    for sentence in others:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    if settings:
+        table = Table("", "setting", "saves % (95 %)", "compile", "memory", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for what, setting, *figures in settings:
+            table.add_row(what, escape(setting), *figures)
+        console.print()
         console.print(table)
-    else:
-        console.print("no trial gave a usable result; the reasons are in the report")
+        console.print()
     always = (Status.OK, Status.INFEASIBLE, Status.FAILED)
     ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status if status in always or counts.get(status))
     console.print(f"trials: {ended}", highlight=False)
     for remark in remarks:
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_commands(console: Console, commands: Mapping[str, str]) -> None:
+    """Prints what to do next: each command to copy, and what it is for."""
+    width = max(map(len, commands.values()), default=0)
+    console.print("next:", highlight=False)
+    for purpose, command in commands.items():
+        console.print(f"  {command:{width}}  # {purpose}", markup=False, highlight=False, soft_wrap=True)
 
 
 def show_search(console: Console, outcome: str, complaint: str | None, again: str | None) -> None:
@@ -141,7 +145,3 @@ def show_warnings(console: Console, complaints: Iterable[str]) -> None:
     """Prints what went wrong and did not end the sweep; libraries and paths may say it with brackets."""
     for complaint in complaints:
         console.print(f"warning: {complaint}", markup=False, soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f}"

@@ -60,7 +60,7 @@ def row(make_sweep: MakeSweep, record: TrialRecord) -> pd.Series:
 
 
 def test_the_script_begins_with_the_source_that_was_measured(make_sweep: MakeSweep) -> None:
-    script = best_script(row(make_sweep, toy()), seed=7, remark="Ran.")
+    script = best_script(row(make_sweep, toy()), seed=7, remarks=["Ran."])
     assert script.startswith(SOURCE.rstrip())
     assert "# Ran.\n" in script
     assert "seed=7," in script

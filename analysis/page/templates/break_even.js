@@ -1,9 +1,5 @@
 // Break-even: which setting takes least for a job of a given length, as analysis/choose/break_even.py reckons it.
 
-const time = (seconds) => {
-  const [value, unit] = seconds < 120 ? [seconds, "s"] : seconds < 7200 ? [seconds / 60, "min"] : seconds < 172800 ? [seconds / 3600, "h"] : [seconds / 86400, "d"];
-  return `${value.toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
-};
 const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); // against plotly's mark-up
 const whole = (value) => Math.round(value).toLocaleString("en");
 const money = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 100 ? 2 : 0 });
@@ -104,35 +100,26 @@ const setUpBreakEven = (data, figure) => {
       data: traces.map((trace) => ({ ...trace, visible: visible.has(trace.meta), y: trace.x.map((steps) => ratio(trace.meta, steps)),
         ...(isNarrow(element) ? { name: shortened(settings[trace.meta].label, legendChars, 2).map(escaped).join("<br>") } : {}),
         hovertext: trace.x.map((steps, point) => (
-          `${trace.hovertext[point].split("<br>")[0]}<br>${whole(steps)} steps: ${time(totalOf(settings[trace.meta], job, steps))}`)) })),
+          `${trace.hovertext[point].split("<br>")[0]}<br>${whole(steps)} steps: ${duration(totalOf(settings[trace.meta], job, steps))}`)) })),
       layout: { ...named(drawn, layout, element), shapes: [...crossings(), marker()] },
     };
   };
 
-  const answer = document.getElementById("job-answer");
   const ranking = document.getElementById("job-ranking");
   const flips = document.getElementById("job-flips");
-  const worth = (seconds) => time(seconds) + (job.price ? ` (${money(seconds * job.gpus * job.price / 3600)})` : "");
+  const worth = (seconds) => duration(seconds) + (job.price ? ` (${money(seconds * job.gpus * job.price / 3600)})` : "");
 
   const say = () => {
     const ranked = settings.map((one) => ({ one, total: totalOf(one, job, job.steps) })).sort((a, b) => a.total - b.total);
     const [best, ...others] = ranked;
     field("decades").ariaValueText = `${whole(job.steps)} steps`;
     document.getElementById("job-length").textContent = `${whole(job.steps)} steps`;
-    const parts = [`${whole(job.steps)} steps take ${worth(best.total)} with `, made("b", { textContent: best.one.label })];
-    const against = (words, other) => {
-      const saved = other.total - best.total;
-      if (other.one !== best.one && saved > 0) parts.push(`, ${worth(saved)} or ${(100 * saved / other.total).toFixed(1)} % less than with ${words}`);
-    };
-    if (baseline !== null) against("the best eager setting", ranked.find(({ one }) => one === base));
-    const plain = ranked.find(({ one }) => one.is_plain);
-    if (plain) against("torch.compile(model) as it comes", plain);
-    answer.replaceChildren(...parts, ".");
+    sayDecision(data, job);
     const longest = Math.max(...ranked.slice(0, 5).map(({ total }) => total));
     ranking.replaceChildren(...[best, ...others.slice(0, 4)].map(({ one, total }) => made("li", {},
       made("span", { textContent: one.label }),
-      made("meter", { min: 0, max: longest, value: total, ariaLabel: `${one.label}: ${time(total)}` }),
-      made("span", { className: "figures", textContent: `${worth(total)}, of it ${time(startsOf(one, job))} for starts` }))));
+      made("meter", { min: 0, max: longest, value: total, ariaLabel: `${one.label}: ${duration(total)}` }),
+      made("span", { className: "figures", textContent: `${worth(total)}, of it ${duration(startsOf(one, job))} for starts` }))));
     const options = [` --steps ${job.steps}`, job.restarts ? ` --restarts ${job.restarts}` : "", job.starts === "cold" ? "" : ` --starts ${job.starts}`,
       job.gpus === base.num_workers ? "" : ` --gpus-per-node ${job.gpus}`, job.price ? ` --price-per-gpu-hour ${job.price}` : ""].join("");
     for (const [id, name] of [["command-recommend", "recommend"], ["command-job", "export"]]) {
@@ -142,7 +129,7 @@ const setUpBreakEven = (data, figure) => {
     flips.replaceChildren(...reigns.map(({ setting, from }, place) => {
       const next = reigns[place + 1];
       const range = place === 0 ? (next ? `up to ${whole(next.from - 1)} steps` : "at any length")
-        : `from ${whole(from)} steps (${time(totalOf(setting, job, from))})${next ? ` to ${whole(next.from - 1)}` : ""}`;
+        : `from ${whole(from)} steps (${duration(totalOf(setting, job, from))})${next ? ` to ${whole(next.from - 1)}` : ""}`;
       return made("li", {}, `${range}: `, made("b", { textContent: setting.label }));
     }));
   };

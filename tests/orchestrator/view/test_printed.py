@@ -14,23 +14,34 @@ from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import MOST_AT_ONCE, SweepConfig
 from orchestrator.view.live import outcome_of
-from orchestrator.view.printed import show_plan, show_summary
+from orchestrator.view.printed import show_commands, show_ending, show_plan
 
 
-def said(*remarks: str) -> str:
+def ended(*, width: int = 60, **told: Any) -> str:
     out = io.StringIO()
-    console = Console(file=out, width=60)
-    show_summary(console, [], {Status.OK: 0, Status.FAILED: 3}, remarks=remarks)
+    console = Console(file=out, width=width)
+    show_ending(console, ["Stay with eager.", "For [N] steps nothing pays."], **told)
     return out.getvalue()
 
 
-def test_remarks_come_last_as_they_are() -> None:
+def test_what_to_do_comes_first_and_remarks_last_as_they_are() -> None:
     remark = "1 setting was noisy and [bold]would be on the front[/bold], which is said on one line."
-    assert (
-        said(remark)
-        == f"no trial gave a usable result; the reasons are in the report\ntrials: 0 ok, 0 infeasible, 3 failed\n{remark}\n"
-    )
-    assert said().endswith("3 failed\n")
+    counts = {Status.OK: 0, Status.FAILED: 3}
+    first = "\nStay with eager.\nFor [N] steps nothing pays.\n"
+    assert ended(settings=[], counts=counts, remarks=[remark]) == f"{first}trials: 0 ok, 0 infeasible, 3 failed\n{remark}\n"
+
+
+def test_settings_worth_naming_have_their_gain_and_memory() -> None:
+    row = ("recommended", "full, default, auto", "34 % (20 to 49)", "93 s", "32.2 GiB")
+    line = next(line for line in ended(settings=[row], counts={}, width=100).splitlines() if line.startswith("recommended"))
+    assert all(word in line for word in row)
+
+
+def test_commands_to_go_on_with_are_whole_on_a_line_each() -> None:
+    out = io.StringIO()
+    command = f"python -m analysis.export {'a' * 70}"
+    show_commands(Console(file=out, width=60), {"as a program": command})
+    assert out.getvalue() == f"next:\n  {command}  # as a program\n"
 
 
 def test_a_noisy_trials_line_has_its_interval() -> None:

@@ -1,0 +1,130 @@
+"""What to do, in words: one set of sentences for the end of a sweep, its report, `recommend` and `best.py`.
+
+The report's script fills the same sentences in for the job that its reader sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from analysis.choose.break_even import Starts
+from analysis.choose.decision import Decision, Line, Outcome, step_saving
+from analysis.choose.uncertainty import chance
+from analysis.formatting import duration, gib, percent, whole
+from compile_sweep.schema.settings import CompileSettings
+
+SENTENCES = {
+    "use": "Use “{setting}”.",
+    "use_why": "For {job}, it saves {saved} of {whole} (95 %: {low} to {high}), {share}, against {baseline}; "
+    "that it saves anything is {probability} probable.",
+    "use_bound": "Of what keeps the constraints it takes least; {baseline} does not keep them.",
+    "stay": "Stay with {baseline}.",
+    "stay_alone": "No other setting is usable.",
+    "stay_loses": "For {job}, the nearest, “{setting}”, takes {lost} longer than its {whole} (95 %: {least} to {most}).",
+    "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1 % of its {whole} "
+    "(95 %: {low} to {high}).",
+    "unclear": "Cannot tell whether “{setting}” is faster than {baseline}.",
+    "unclear_why": "For {job}, it saves {low} to {high} of {whole} (95 %); that it saves anything is {probability} probable.",
+    "unclear_longer": "What would tell: a job of {steps} steps or more, over which it saves time for certain; or both measured "
+    "again on a machine that does nothing else.",
+    "unclear_again": "What would tell: both measured again on a machine that does nothing else; a longer job would not, for a "
+    "step saves {step_low} to {step_high} (95 %).",
+    "unknown": "Cannot tell what “{setting}” gains.",
+    "unknown_why": "No eager trial is usable; of the others it takes least for {job}. What would tell: an eager trial, as "
+    "--settings scope=eager measures one.",
+}
+"""Each sentence with its blanks."""
+
+TILES = {
+    "Saves": ("{share}", "{saved} of {whole} (95 %: {low} to {high}) against {baseline}"),
+    "Takes": ("{total}", "of it {starts} for starting and compiling"),
+    "Memory": ("{memory}", "{memory_more}"),
+    "Real": ("{probability}", "probable that it saves anything"),
+}
+"""The same at a glance: caption → figure, and what stands under it."""
+
+MEMORY_MORE = "{more} GiB against {baseline}"
+
+STARTS = {
+    Starts.COLD: "every start cold",
+    Starts.FIRST_COLD: "the first start cold and restarts warm",
+    Starts.WARM: "every start warm",
+}
+"""How a job's starts are described."""
+
+AS_WRITTEN = "the script as it is"
+
+
+def sentence_names(found: Decision) -> list[str]:
+    """Which sentences say what to do, why, and, where that is not clear, what would tell."""
+    saving = found.saving
+    if saving is None:
+        return ["unknown", "unknown_why"] if found.baseline is None else ["stay", "stay_alone"]
+    if found.outcome is Outcome.USE:
+        return ["use", "use_why" if saving.low_s > 0 else "use_bound"]
+    if found.outcome is Outcome.STAY:
+        return ["stay", "stay_loses" if saving.high_s <= 0 else "stay_negligible"]
+    return ["unclear", "unclear_why", "unclear_again" if found.clear_from_steps is None else "unclear_longer"]
+
+
+def has_tiles(found: Decision) -> bool:
+    """Whether there is a gain to show at a glance."""
+    return found.saving is not None and found.outcome is not Outcome.STAY
+
+
+def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str, str]:
+    """What goes into the blanks for figures of time; empty where nothing is compared."""
+    saving = found.saving
+    if saving is None or found.setting is None or found.baseline is None:
+        return {}
+    setting, baseline = lines[found.setting], lines[found.baseline]
+    step_low, step_high = step_saving(setting, baseline)
+    return {
+        "whole": duration(baseline.total_s(steps)),
+        "total": duration(setting.total_s(steps)),
+        "starts": duration(setting.fixed_s),
+        "saved": signed(saving.saved_s),
+        "lost": duration(-saving.saved_s),
+        "low": signed(saving.low_s),
+        "high": signed(saving.high_s),
+        "least": duration(-saving.high_s),
+        "most": duration(-saving.low_s),
+        "share": minus(percent(saving.share)),
+        "probability": chance(saving.probability),
+        "steps": "" if found.clear_from_steps is None else whole(rounded_up(found.clear_from_steps)),
+        "step_low": minus(percent(step_low)),
+        "step_high": minus(percent(step_high)),
+    }
+
+
+def memory_words(setting_bytes: float | None, baseline_bytes: float | None, baseline: str) -> dict[str, str]:
+    """What goes into the blanks for memory."""
+    more = ""
+    if setting_bytes is not None and baseline_bytes is not None:
+        gibs = round((setting_bytes - baseline_bytes) / 2**30, 1) + 0.0  # which makes no −0.0
+        more = MEMORY_MORE.format(more=minus(f"{gibs:+.1f}"), baseline=baseline)
+    return {"memory": gib(setting_bytes), "memory_more": more}
+
+
+def words_of_baseline(settings_key: str, label: str) -> str:
+    """What is run today, in words."""
+    if CompileSettings.parse(settings_key).as_written:
+        return AS_WRITTEN
+    return label if label == "eager" else f"eager (“{label}”)"
+
+
+def signed(seconds: float) -> str:
+    """A duration that may be negative."""
+    return f"−{duration(-seconds)}" if seconds < 0 else duration(seconds)
+
+
+def minus(words: str) -> str:
+    """A figure with the sign that is as broad as a plus."""
+    return words.replace("-", "−")
+
+
+def rounded_up(steps: int) -> int:
+    """A count of two digits that is no smaller."""
+    unit = int(10 ** max(0, math.floor(math.log10(steps)) - 1))
+    return math.ceil(steps / unit) * unit

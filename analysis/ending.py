@@ -1,0 +1,96 @@
+"""How a sweep ended, for its last lines on the terminal: the verdict, and the settings worth naming with what each gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.choose.break_even import USUAL_STEPS, Job, line_of
+from analysis.choose.decision import Outcome, saving
+from analysis.choose.pareto import summary
+from analysis.decision_text import minus
+from analysis.formatting import MISSING, duration, gib, or_estimate
+from analysis.load import load
+from analysis.page.verdict import none_usable
+from analysis.recommend import Recommendation, recommend, verdict
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import Scope
+
+
+class NamedSetting(NamedTuple):
+    """A setting worth naming, as text."""
+
+    what: str
+    setting: str
+    saves: str
+    """Share of the job that it saves against what is run today, with its 95 % interval."""
+    compile: str
+    memory: str
+
+
+class Ending(NamedTuple):
+    """What a sweep came to."""
+
+    sentences: list[str]
+    named: list[NamedSetting]
+    settings_key: str | None
+    """Of the setting to train with; None where that is what is run today, or nothing is known."""
+
+
+def ending(folder: Path) -> Ending:
+    """What the sweep in this folder came to, for a job of usual length.
+
+    Raises:
+        RecordsError: the folder holds no records that this version reads.
+    """
+    df = load(folder)
+    try:
+        found = recommend(df, Job(steps=USUAL_STEPS), attempts=load(folder, all_attempts=True))
+    except ConfigError as error:
+        counted = summary(df)
+        return Ending([none_usable(df, counted) if counted.best is None else f"Cannot tell: {error}."], [], None)
+    stays = found.decision.outcome is Outcome.STAY
+    return Ending(verdict(found), list(_named(found)), None if stays else str(found.trial["settings_key"]))
+
+
+def _named(found: Recommendation) -> Iterator[NamedSetting]:
+    """The settings worth naming; one that is worth it in several ways is named once."""
+    rows: dict[object, tuple[pd.Series, list[str]]] = {}
+    for what, row in _roles(found):
+        rows.setdefault(row.name, (row, []))[1].append(what)
+    for row, roles in rows.values():
+        is_eager = row["scope"] == Scope.EAGER
+        yield NamedSetting(
+            what=", ".join(roles),
+            setting=str(row["settings_label"]),
+            saves=_saves(found, row),
+            compile=MISSING if is_eager else or_estimate(row["compile_s"], row["cold_equivalent_s"], duration),
+            memory=gib(row["peak_memory_bytes"]),
+        )
+
+
+def _roles(found: Recommendation) -> Iterator[tuple[str, pd.Series]]:
+    table, outcome = found.costs.table, found.decision.outcome
+    if outcome is not Outcome.STAY:
+        yield "recommended" if outcome is Outcome.USE else "may be better", found.about
+    is_eager = (table["scope"] == Scope.EAGER).to_numpy(dtype=bool)
+    if is_eager.any():
+        best_eager = table[is_eager].iloc[0]
+        gains = [saving(line_of(row), line_of(best_eager), found.job.steps).low_s > 0 for _, row in table.iterrows()]
+        if any(gains):
+            yield "cheapest that beats eager", table[gains].sort_values("fixed_s", kind="stable").iloc[0]
+        yield "best eager", best_eager
+    if found.baseline is not None:
+        yield "today", found.baseline
+
+
+def _saves(found: Recommendation, row: pd.Series) -> str:
+    if found.baseline is None or row.name == found.baseline.name:
+        return MISSING
+    today = line_of(found.baseline)
+    gain, whole_s = saving(line_of(row), today, found.job.steps), today.total_s(found.job.steps)
+    low, high = (f"{100 * seconds / whole_s:.0f}" for seconds in (gain.low_s, gain.high_s))
+    return minus(f"{100 * gain.share:.0f} % ({low} to {high})")

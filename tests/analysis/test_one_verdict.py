@@ -1,0 +1,105 @@
+"""One verdict: the end of a sweep, its report, `recommend` and `best.py` say the same, of sweeps that were recorded."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from samples import REPOSITORY
+
+import analysis
+from analysis import export, recommend
+from analysis.choose.decision import Outcome
+from analysis.ending import ending
+
+RESULTS = REPOSITORY / "docs" / "results"
+
+SWEEPS = {
+    Outcome.USE: "h100-resnet",
+    Outcome.STAY: "h200-workloads/layers-inference",
+    Outcome.UNCLEAR: "h100-gpt2-levers",
+}
+"""A recorded sweep for each outcome."""
+
+STEPS = {Outcome.UNCLEAR: "1000"}
+"""Of the job; by default the usual one."""
+
+BEGINNINGS = {
+    Outcome.USE: "Use “full, reduce-overhead, static, memory format channels_last”.",
+    Outcome.STAY: "Stay with eager.",
+    Outcome.UNCLEAR: "Cannot tell whether “full, reduce-overhead, static, fused optimizer” is faster than",
+}
+
+
+@pytest.fixture(params=SWEEPS)
+def outcome(request: pytest.FixtureRequest) -> Outcome:
+    return Outcome(request.param)
+
+
+@pytest.fixture
+def folder(outcome: Outcome, tmp_path: Path) -> Path:
+    copy = tmp_path / "sweep"
+    copy.mkdir()
+    for name in ("trials.jsonl", "sweep.json", "warm_starts.jsonl"):
+        if (RESULTS / SWEEPS[outcome] / name).exists():
+            shutil.copy(RESULTS / SWEEPS[outcome] / name, copy / name)
+    return copy
+
+
+def recommended(folder: Path, steps: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    assert recommend.main([str(folder), "--steps", steps]) == 0
+    return [line.strip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_recommend_and_best_py_say_the_same(folder: Path, outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = STEPS.get(outcome, "100000")
+    said = recommended(folder, steps, capsys)
+    assert said[0].startswith(BEGINNINGS[outcome])
+    assert export.main([str(folder), "--only", "best", "--no-rerun", "--steps", steps]) == 0
+    program = (folder / "best.py").read_text(encoding="utf-8")
+    head = " ".join(re.findall(r"^# (.*)$", program, flags=re.MULTILINE))
+    assert f"{said[0]} {said[1]}" in head
+    assert json.loads((folder / "best.json").read_text(encoding="utf-8"))["because"][:2] == said[:2]
+
+
+@pytest.mark.slow
+def test_the_end_of_a_sweep_and_its_report_say_what_recommend_does(
+    folder: Path, outcome: Outcome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, why, *others = ending(folder).sentences
+    assert recommended(folder, "100000", capsys)[: 2 + len(others)] == [first, why, *others]
+    page = html.unescape(analysis.write_report(folder).read_text(encoding="utf-8"))
+    assert f'<p class="lead">{first}</p>' in page
+    assert f'<p class="finding">{" ".join([why, *others])}</p>' in page
+    if outcome is not Outcome.UNCLEAR:  # which it is for a shorter job
+        assert first.startswith(BEGINNINGS[outcome])
+
+
+def test_what_would_tell_is_said_where_it_is_not_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    said = recommended(RESULTS / SWEEPS[Outcome.UNCLEAR], "1000", capsys)
+    assert re.fullmatch(r"For 1,000 steps .*, it saves −0\.\d+ s to 12 s of 43 s \(95 %\); .* 95\.\d % probable\.", said[1])
+    steps = re.match(r"What would tell: a job of ([\d,]+) steps or more, over which it saves time for certain; or ", said[2])
+    assert steps
+    longer = recommended(RESULTS / SWEEPS[Outcome.UNCLEAR], steps[1].replace(",", ""), capsys)
+    assert longer[0] == "Use “full, reduce-overhead, static, fused optimizer”."
+
+
+def test_only_settings_that_somebody_might_choose_are_named() -> None:
+    named = {one.what: one for one in ending(RESULTS / "h200-captioning").named}
+    assert set(named) == {"recommended", "cheapest that beats eager", "best eager", "today"}
+    assert named["today"].saves == "—"
+    assert named["best eager"].setting.startswith("eager, ")
+    assert [one.what for one in ending(RESULTS / SWEEPS[Outcome.STAY]).named] == ["best eager, today"]
+
+
+def test_without_a_usable_trial_the_end_says_so(tmp_path: Path) -> None:
+    (tmp_path / "trials.jsonl").write_text("")
+    (tmp_path / "sweep.json").write_text("{}")
+    found = ending(tmp_path)
+    assert found.sentences == ["No trial has finished yet, so there is nothing to choose from."]
+    assert (found.named, found.settings_key) == ([], None)
