@@ -335,7 +335,7 @@ def _fronts(config: SweepConfig) -> Fronts:
         status = trials["status"].mask(trials["label"] == Label.GPU_SHARED, str(Status.OK))
         return list(front_of(trials.assign(status=status, stable=True))["settings_key"])
 
-    return Fronts(present=present, hopeful=hopeful)
+    return Fronts(present=present, hopeful=hopeful, baseline=lambda output: analysis.baseline_key(analysis.load(output)))
 
 
 if __name__ == "__main__":

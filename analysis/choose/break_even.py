@@ -144,6 +144,17 @@ def baseline_place(table: pd.DataFrame) -> int | None:
     return min(eager, key=lambda place: (not settings[place].as_written, _num_fields_set(settings[place])), default=None)
 
 
+def baseline_key(df: pd.DataFrame) -> str | None:
+    """Settings key of what is run today; None before it was measured.
+
+    Args:
+        df: trials as `load` returns them.
+    """
+    trials = usable(standing(df), "samples_per_s").sort_values("samples_per_s", ascending=False, kind="stable")
+    place = baseline_place(trials)
+    return None if place is None else str(trials.iloc[place]["settings_key"])
+
+
 def _num_fields_set(settings: CompileSettings) -> int:
     """Fields besides padding that an eager setting sets."""
     plain = CompileSettings(scope=Scope.EAGER, padding=settings.padding, pad_multiple=settings.pad_multiple)

@@ -25,7 +25,7 @@ from orchestrator.search.pruning import Pruning, patience_with
 from orchestrator.search.search_run import Search
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
-from orchestrator.view.live import LiveView
+from orchestrator.view.live import BaselineOf, LiveView
 
 FrontOf = Callable[[Path], list[str]]
 """Settings keys of a folder's present front."""
@@ -37,6 +37,8 @@ class Fronts(NamedTuple):
     present: FrontOf
     hopeful: FrontOf
     """The front there would be if noisy trials were as good as their figures, and those that shared their GPU were usable."""
+    baseline: BaselineOf
+    """Finds what is run today, which gains are over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,7 @@ class Stages:
             planned=None if search else len(self._done()) + len(left),
             expected_s={setting.key: self._expected_s(setting) for setting in left},
             front_of=self.fronts.present,
+            baseline_of=self.fronts.baseline,
             stopping=self._interrupts.asked,
             running=runner.running,
         )

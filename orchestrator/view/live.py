@@ -12,9 +12,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -30,14 +31,27 @@ _POLL_S = 0.5
 _STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red", Status.STOPPED: "cyan"}
 FrontOf = Callable[[Path], Sequence[str]]
 """Settings keys of a folder's present front."""
+BaselineOf = Callable[[Path], str | None]
+"""Settings key of what is run today, by a folder's records; None before it was measured."""
+
+
+_NUM_BEST, _NUM_LAST = 5, 3
+_LEAST_RUNNING = 3
+_OTHER_LINES = 19
+"""Lines of the live view without those of running trials, and one to spare."""
 
 
 @dataclass(slots=True)
-class _State:
+class State:
+    """What the live view shows."""
+
     planned: int | None
+    """Trials the sweep consists of; None if nobody knows."""
     records: list[TrialRecord] = field(default_factory=list)
     running: Sequence[Progress] = ()
     front: Sequence[str] = ()
+    baseline: str | None = None
+    """Settings key of what is run today; None before it was measured."""
     stopping: bool = False
 
 
@@ -51,6 +65,7 @@ class LiveView:
         planned: trials this sweep consists of so far, those of earlier runs included; None if nobody knows, as in a search.
         expected_s: seconds each setting, by its key, will probably take.
         front_of: finds the present front.
+        baseline_of: finds what is run today.
         stopping: whether the sweep was asked to finish.
         running: returns how far each running trial is; it may fail.
     """
@@ -64,14 +79,16 @@ class LiveView:
         planned: int | None,
         expected_s: Mapping[str, float],
         front_of: FrontOf,
+        baseline_of: BaselineOf,
         stopping: threading.Event,
         running: Callable[[], Sequence[Progress]],
     ) -> None:
         self._console, self._folder, self._title = console, folder, title
-        self._expected_s, self._front_of, self._stopping, self._running = expected_s, front_of, stopping, running
+        self._expected_s, self._stopping, self._running = expected_s, stopping, running
+        self._front_of, self._baseline_of = front_of, baseline_of
         self._fresh_trials = records.follow(folder).fresh
         self._fresh_starts = records.follow_warm_starts(folder).fresh
-        self._state = _State(planned=planned, records=self._fresh_trials())
+        self._state = State(planned=planned, records=self._fresh_trials())
         self._fresh_starts()  # those of earlier runs, which are told of no more
         self._began = time.monotonic()
         self._ended = threading.Event()
@@ -120,7 +137,7 @@ class LiveView:
         fresh = self._fresh_trials()
         if fresh:
             state.records.extend(fresh)
-            state.front = self._front_of(self._folder)
+            state.front, state.baseline = self._front_of(self._folder), self._baseline_of(self._folder)
         asked = self._stopping.is_set() and not state.stopping
         state.stopping = self._stopping.is_set()
         if self._live is None:
@@ -156,49 +173,131 @@ class LiveView:
         self._console.print(f"[{time.monotonic() - self._began:7.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
 
     def _rendered(self) -> RenderableType:
-        state = self._state
-        counts = {status: sum(record.status is status for record in state.records) for status in Status}
-        head = Text.assemble(
-            (self._title, "bold"),
-            f"\n{len(state.records)}{'' if state.planned is None else f' of {state.planned}'} trials done",
-            f" ({', '.join(f'{count} {status}' for status, count in counts.items() if count or status is not Status.STOPPED)}), ",
-            f"{len(state.running)} running, {_duration(time.monotonic() - self._began)}",
-        )
-        parts: list[RenderableType] = [head]
-        if state.running:
-            parts.append(self._running_table())
-        if state.records:
-            parts.append(self._done_table())
-        if state.stopping:
-            parts.append(Text(_stopping_words(len(state.running)), style="bold yellow"))
-        return Group(*parts)
+        elapsed_s = time.monotonic() - self._began
+        return screen(self._state, title=self._title, elapsed_s=elapsed_s, expected_s=self._expected_s, size=self._console.size)
 
-    def _running_table(self) -> Table:
-        table = Table("running", "phase", "elapsed", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for progress in self._state.running:
-            expected = _duration(self._expected_s.get(progress.settings_key, 0.0))
-            phase = f"{progress.phase} {_duration(progress.in_phase_s)}"
-            table.add_row(escape(_label(progress.settings_key)), phase, _duration(progress.elapsed_s), expected)
-        return table
 
-    def _latest(self) -> Sequence[TrialRecord]:
-        """The record of each setting that counts."""
-        return list(records.standing(self._state.records).values())
+def screen(
+    state: State, *, title: str, elapsed_s: float, expected_s: Mapping[str, float], size: ConsoleDimensions
+) -> RenderableType:
+    """The live view within the terminal's height: what Ctrl-C does, progress, what runs, the best so far, what finished last.
 
-    def _done_table(self) -> Table:
-        table = Table("done", "samples/s", "compile s", "outcome", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for record in self._latest():
-            on_front = "on the front" if record.settings_key in self._state.front else ""
-            if on_front and record.contended:
-                on_front += ", compiled beside others"
-            outcome = on_front if record.status is Status.OK else visible(f"{record.status}: {record.label}")
-            table.add_row(
-                escape(_label(record.settings_key)),
-                _figure(record.samples_per_s),
-                _figure(record.compile_s) if record.cold_equivalent_s is None else f"≈ {_figure(record.cold_equivalent_s)}",
-                Text(outcome, style="bold" if on_front else _STYLES[record.status]),
-            )
-        return table
+    Args:
+        state: the sweep's.
+        title: what is swept.
+        elapsed_s: since this run of the sweep began.
+        expected_s: seconds each setting, by its key, will probably take.
+        size: of the terminal.
+    """
+    parts: list[RenderableType] = [
+        _message(state),
+        Text(title, style="bold", no_wrap=True, overflow="ellipsis"),
+        _progress(state, elapsed_s, expected_s),
+    ]
+    if state.running:
+        most = max(_LEAST_RUNNING, size.height - _OTHER_LINES)
+        parts += ["", _running_table(state.running[:most], len(state.running) - most, expected_s)]
+    latest = list(records.standing(state.records).values())
+    if best := _best(latest):
+        parts += ["", _best_table(best[:_NUM_BEST], state, latest)]
+    if state.records:
+        parts += ["", _last_table(state.records[: -_NUM_LAST - 1 : -1])]
+    return Group(*parts)
+
+
+def _message(state: State) -> Text:
+    if state.stopping:
+        return Text(_stopping_words(len(state.running)), style="bold yellow", overflow="fold")
+    return Text("Ctrl-C finishes what runs and writes the report; a second one stops now", style="dim", overflow="fold")
+
+
+def _progress(state: State, elapsed_s: float, expected_s: Mapping[str, float]) -> Table:
+    """The bar, how many trials are done and how they ended, and the time that is left."""
+    counts = {status: sum(record.status is status for record in state.records) for status in Status}
+    ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    done = len(state.records)
+    words = f"{done} done" if state.planned is None else f"{done} of {state.planned} done"
+    left_s = _left_s(state, expected_s)
+    left = "" if state.planned is None or left_s is None else f", about {_duration(left_s)} left"
+    line = f"{words}{f' ({ended})' if ended else ''}, {_duration(elapsed_s)}{left}"
+    grid = Table.grid(padding=(0, 1))
+    if state.planned:
+        grid.add_row(ProgressBar(total=state.planned, completed=min(done, state.planned), width=16), line)
+    else:
+        grid.add_row(line)
+    return grid
+
+
+def _left_s(state: State, expected_s: Mapping[str, float]) -> float | None:
+    """Seconds until everything planned is done, at the pace of the trials so far; None where nothing is expected."""
+    done = {record.settings_key: record.wall_s or 0.0 for record in state.records}
+    running = {progress.settings_key: progress.elapsed_s for progress in state.running}
+    open_s = sum(max(0.0, seconds - running.get(key, 0.0)) for key, seconds in expected_s.items() if key not in done)
+    known = [(done[key], seconds) for key, seconds in expected_s.items() if key in done and done[key] > 0]
+    pace = sum(took for took, _ in known) / sum(seconds for _, seconds in known) if any(seconds for _, seconds in known) else 1.0
+    return open_s * pace / max(1, len(running)) if expected_s else None
+
+
+def _running_table(running: Sequence[Progress], num_more: int, expected_s: Mapping[str, float]) -> Table:
+    table = _table("running", "phase", "elapsed", "expected")
+    for progress in running:
+        phase = f"{progress.phase} {_duration(progress.in_phase_s)}"
+        expected = _duration(expected_s.get(progress.settings_key, 0.0))
+        table.add_row(escape(_label(progress.settings_key)), phase, _duration(progress.elapsed_s), expected)
+    if num_more > 0:
+        table.add_row(f"and {num_more} more")
+    return table
+
+
+def _best(latest: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The usable trials, the most samples per second first."""
+    usable = [record for record in latest if record.status is Status.OK and record.samples_per_s is not None]
+    return sorted(usable, key=lambda record: -(record.samples_per_s or 0.0))
+
+
+def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[TrialRecord]) -> Table:
+    """The best so far, with what each gains over what is run today."""
+    today = next((record for record in latest if record.settings_key == state.baseline), None)
+    table = _table("best so far", "samples/s", "gain (95 %)", "compile s", "")
+    for record in best:
+        on_front = record.settings_key in state.front
+        compiled = _figure(record.compile_s) if record.cold_equivalent_s is None else f"≈ {_figure(record.cold_equivalent_s)}"
+        remark = "front, disturbed" if on_front and record.contended else "front" if on_front else ""
+        gain = "today" if record is today else _gain(record, today)
+        name = Text(_label(record.settings_key), style="bold" if on_front else "")
+        table.add_row(name, _figure(record.samples_per_s), gain, compiled, remark)
+    return table
+
+
+def _gain(record: TrialRecord, today: TrialRecord | None) -> str:
+    """Throughput as a multiple of today's, with the ends that both intervals allow."""
+    if today is None or not record.samples_per_s or not today.samples_per_s:
+        return "–"
+    gain = f"{record.samples_per_s / today.samples_per_s:.2f}×"
+    if record.samples_per_s_ci95 is None or today.samples_per_s_ci95 is None:
+        return gain
+    (low, high), (base_low, base_high) = record.samples_per_s_ci95, today.samples_per_s_ci95
+    if not (base_low > 0 and math.isfinite(high)):
+        return gain
+    return f"{gain} ({low / base_high:.2f}–{high / base_low:.2f})"
+
+
+def _last_table(finished: Sequence[TrialRecord]) -> Table:
+    table = _table("finished last", "outcome")
+    for record in finished:
+        is_ok = record.status is Status.OK
+        outcome = f"{_figure(record.samples_per_s)} samples/s" if is_ok else visible(f"{record.status}: {record.label}")
+        table.add_row(Text(_label(record.settings_key)), Text(outcome, style=_STYLES[record.status]))
+    return table
+
+
+def _table(name: str, *figures: str) -> Table:
+    """A table whose first column takes what room the figures leave."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
+    for figure in figures:
+        table.add_column(figure, no_wrap=True)
+    return table
 
 
 def outcome_of(record: TrialRecord) -> str:

@@ -30,7 +30,9 @@ def stages(output: Path, caches: CachePolicy, trial_deadline_s: float = 1200.0, 
         trial_deadline_s=trial_deadline_s, compile_deadline_s=200.0, **fields,
     )  # fmt: skip
     sweep_folder.begin(output, config, H200, None)
-    return Stages(config=config, output=output, fronts=Fronts(lambda _: [], lambda _: []), max_length=256, environment=H200)
+    return Stages(
+        config=config, output=output, fronts=Fronts(lambda _: [], lambda _: [], lambda _: None), max_length=256, environment=H200
+    )
 
 
 @pytest.mark.parametrize(("caches", "again_s"), [(CachePolicy.SHARED, 40.0), (CachePolicy.AUTO, 334.0)])

@@ -80,7 +80,13 @@ def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> St
     sweep_folder.begin(output, config, H200, None)
     for setting in SETTINGS:
         records.append(output, recorded(setting, **fields))
-    return Stages(config=config, output=output, fronts=Fronts(lambda _: KEYS, lambda _: KEYS), max_length=16, environment=H200)
+    return Stages(
+        config=config,
+        output=output,
+        fronts=Fronts(lambda _: KEYS, lambda _: KEYS, lambda _: None),
+        max_length=16,
+        environment=H200,
+    )
 
 
 def run(stages: Stages) -> None:

@@ -1,0 +1,83 @@
+"""The live view shows what matters within the terminal's height, whatever its size."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from samples import REPOSITORY
+
+import analysis
+from compile_sweep.schema import record as records
+from compile_sweep.schema.record import TrialRecord
+from orchestrator.guard.progress import Progress
+from orchestrator.view.live import State, screen
+
+FOLDER = REPOSITORY / "docs" / "results" / "h200-captioning"
+SIZES = [(80, 24), (140, 40)]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[TrialRecord]:
+    return list(records.read(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def baseline() -> str | None:
+    return analysis.baseline_key(analysis.load(FOLDER))
+
+
+def running(keys: list[str]) -> list[Progress]:
+    return [
+        Progress(trial_id=str(place), settings_key=key, phase="warming-up", in_phase_s=12.0, elapsed_s=20.0, neighbors=0)
+        for place, key in enumerate(keys)
+    ]
+
+
+def shown(state: State, size: tuple[int, int], **expected_s: float) -> list[str]:
+    width, height = size
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(screen(state, title="grid: captioning (base)", elapsed_s=600.0, expected_s=expected_s, size=console.size))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_running", [1, 4, 60])
+def test_of_74_records_the_best_and_the_last_are_seen_and_nothing_is_cut_off(
+    recorded: list[TrialRecord], baseline: str | None, size: tuple[int, int], num_running: int
+) -> None:
+    keys = [record.settings_key for record in recorded]
+    state = State(planned=120, records=recorded, running=running((keys * 2)[:num_running]), baseline=baseline, stopping=True)
+    lines = shown(state, size)
+    assert len(lines) < size[1]
+    assert lines[0].startswith("finishing the")
+    assert "Ctrl-C again stops now" in " ".join(lines[:2])
+    text = "\n".join(lines)
+    assert "74 of 120 done (" in text
+    best = max(record.samples_per_s or 0.0 for record in recorded if record.status == "ok")
+    assert f"{best:,.1f}" in text
+    rows = lines[next(place for place, line in enumerate(lines) if line.startswith("best so far")) + 1 :][:5]
+    assert all("×" in row for row in rows)
+    last = lines[next(place for place, line in enumerate(lines) if line.startswith("finished last")) + 1 :]
+    assert len(last) == 3
+    most = size[1] - 19
+    assert (f"and {num_running - most} more" in text) == (num_running > most)
+
+
+def test_time_left_goes_by_the_pace_so_far(recorded: list[TrialRecord]) -> None:
+    first, second, third = recorded[:3]
+    took = first.wall_s or 0.0
+    expected = {first.settings_key: took / 2, second.settings_key: 100.0, third.settings_key: 30.0}
+    state = State(planned=3, records=[first], running=running([third.settings_key]))
+    (line,) = [line for line in shown(state, (140, 40), **expected) if " of 3 done" in line]
+    assert "about 3.7 min left" in line  # twice (100 s, and 10 s of what runs)
+
+
+def test_before_anything_is_known_there_is_a_screen_too() -> None:
+    assert shown(State(planned=None), (80, 24)) == [
+        "Ctrl-C finishes what runs and writes the report; a second one stops now",
+        "grid: captioning (base)",
+        "0 done, 10.0 min",
+    ]
