@@ -41,6 +41,7 @@ def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
         WorkloadError: the workload's own code failed.
     """
     from compile_sweep.contract.base import Workload
+    from compile_sweep.contract.inspect_model import model_facts
 
     with explained_failures():
         try:
@@ -61,6 +62,7 @@ def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
             trains=workload.trains,
             needs_gpu=workload.needs_gpu,
             memory_format=workload.memory_format(),
+            **model_facts(workload),
             has_loader=type(workload).loader is not Workload.loader,
             folder=folder,
         )

@@ -30,7 +30,7 @@ from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import check_temp_folder
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.estimates import expected_s
-from orchestrator.plan.recipes import RECIPES
+from orchestrator.plan.recipes import AUTO_RECIPE, RECIPES
 from orchestrator.plan.scripts import job_of, split_arguments
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.local_runner import attempt_alone, plan_alone
@@ -199,6 +199,8 @@ def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[s
         if one.measurement is not None
     ]
     for name, recipe in RECIPES.items():
+        if name == AUTO_RECIPE:  # which ends with its time budget, and tries few of what it may
+            continue
         chosen = choose(recipe(target), target).settings
         minutes = sum(expected_s(settings, target.max_length, done, min_length=target.min_length) for settings in chosen) / 60
         size = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"

@@ -31,7 +31,7 @@ from orchestrator.search.stopping import Budget, StableFront
 IDENTITY = ("workload", "size", "script", "seed", "device", "workers_per_trial", "pipeline")
 """Fields in which a resumed sweep must equal the one that began the folder, for its figures to be comparable."""
 
-EACH_RUN = ("max_concurrent", "confirm", "warm_starts", "time_budget_s")
+EACH_RUN = ("max_concurrent", "confirm", "warm_starts", "time_budget_s", "effort")
 """Fields that a resumed sweep does not take over: they are about one run of it."""
 
 AUTO = "auto"
@@ -88,6 +88,19 @@ class CachePolicy(StrEnum):
     """What trials before them left: compile times are warm, and cold ones estimated."""
     AUTO = "auto"
     """The same, and then the front is measured again, cold."""
+
+
+class Effort(StrEnum):
+    """How long recipe auto may take."""
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    THOROUGH = "thorough"
+
+    @property
+    def seconds(self) -> float:
+        """Its time budget."""
+        return {Effort.QUICK: 300.0, Effort.STANDARD: 600.0, Effort.THOROUGH: 3600.0}[self]
 
 
 def check_count(name: str, count: int, *, least: int = 1) -> None:
@@ -202,7 +215,7 @@ class SweepConfig:
     """What is measured, and how; a resumed sweep goes on with what it began with, unless something else is said here."""
 
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
-    """quickstart (the default), captioning, grid (the default with --searcher) or another; --list names them."""
+    """auto (the default), quickstart, captioning, grid (the default with --searcher) or another; --list names them."""
     workload: str = "captioning"
     """captioning, another that --list names, or package.module:Class for your own."""
     size: str = AUTO
@@ -240,6 +253,8 @@ class SweepConfig:
     """Keep what Dynamo traced as well, so that a warm start does not trace. It checks fewer guards then."""
     warm_starts: Annotated[bool, tyro.conf.arg(name="warm-start")] = True
     """Start members of the front again from their own artifacts, at the end."""
+    effort: Effort | None = None
+    """How long recipe auto may take: quick is 5 minutes (the default on a CPU), standard 10 (on a GPU), thorough an hour."""
     time_budget_s: float | None = None
     """Start no trial that would probably end later than this many seconds from now."""
     compile_deadline_s: float = 600.0

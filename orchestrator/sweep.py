@@ -17,7 +17,6 @@ from rich.console import Console
 from compile_sweep import command_line
 from compile_sweep.command_line import STOPPED
 from compile_sweep.contract.names import find_workload, is_in_users_folder
-from compile_sweep.contract.workload_facts import SCRIPT_FACTS
 from compile_sweep.own_packages import find_own_packages
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
@@ -29,12 +28,13 @@ from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
-from orchestrator.plan.scripts import findings_lines, job_of, split_arguments, training_command
-from orchestrator.plan.space import Target, refuse_several_jobs
+from orchestrator.plan.scripts import findings_lines, job_of, script_facts, split_arguments, training_command
+from orchestrator.plan.space import Target, padded_length, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
 from orchestrator.run.unfinished import record_poison, withdrawn_if_ended_in_order
-from orchestrator.search.search_run import learned_for
+from orchestrator.search import Searcher
+from orchestrator.search.search_run import learned_for, planned_steps
 from orchestrator.storage import mirror
 from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Tracking
@@ -103,10 +103,13 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         learned = learned_for(config, environment)
         known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
         refuse_several_jobs((*config.settings, *known), target.job_options)
+    tokens = partial(padded_length, target=target)
     if run.dry_run:
         folder.refuse(output, config, environment, to_resume=run.resume)
         done = record.read(output) if run.resume else []
         printed.show_plan(console, config, target.max_length, done, min_length=target.min_length)
+        if config.search.searcher is Searcher.LEVERS:
+            printed.show_steps(console, planned_steps(config, target.max_length, target.min_length, tokens, done))
         return 0
     _check_cache(config)
     tracking = Tracking(config.log_to, output)
@@ -121,6 +124,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             fronts=_fronts(config),
             max_length=target.max_length,
             min_length=target.min_length,
+            tokens=tokens,
             environment=environment,
             learned=learned,
             tracking=tracking,
@@ -158,7 +162,7 @@ def _target(describer: Describer, config: SweepConfig, device: Device, job: Scri
     has_gpu = device is Device.CUDA
     machine: dict[str, Any] = {"has_gpu": has_gpu, "num_workers": config.workers_per_trial, "torch": describer}
     if job:
-        return Target.of(SCRIPT_FACTS, **machine)
+        return Target.of(script_facts(job), **machine)
     size = None if config.size == AUTO else config.size
     facts = describer.facts(config.workload, size, config.seed, has_gpu=has_gpu)
     about = {"workload": config.workload, "size": facts.size, "seed": config.seed, "has_gpu": has_gpu}

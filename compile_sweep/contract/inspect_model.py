@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from compile_sweep.contract.base import Workload
 
 Dims = dict[str, tuple[int, ...]]
 """Dimensions by tensor name; `pair.0` is the first tensor in the list, tuple or dictionary `pair`."""
@@ -41,6 +44,30 @@ def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
         if held and 5 * held >= total:
             return layout
     return None
+
+
+def has_attention(model: nn.Module) -> bool:
+    """Returns whether any module is called attention, or calls torch's `scaled_dot_product_attention`."""
+    kinds = {type(module) for module in model.modules()}
+    return any("attention" in kind.__name__.lower() or "scaled_dot_product_attention" in _source_of(kind) for kind in kinds)
+
+
+def model_facts(workload: Workload) -> dict[str, bool]:
+    """Returns fields of `WorkloadFacts` that the model tells, built without values; of one that cannot be built so, few."""
+    facts = {"autocasts": workload.autocast_dtype(torch.device("cuda")) is not None}
+    try:
+        with torch.device("meta"):
+            model = type(workload)(workload.size, workload.seed).build_model()
+        return {**facts, "has_blocks": bool(workload.regions(model)), "has_attention": has_attention(model)}
+    except Exception:  # a user's functions may raise anything, and no plan needs these facts
+        return facts
+
+
+def _source_of(kind: type[nn.Module]) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # made in a notebook, or by another program
+        return ""
 
 
 def _blocks(module: nn.Module, kind: type[nn.Module], prefix: str) -> Iterator[str]:

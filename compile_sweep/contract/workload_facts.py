@@ -44,6 +44,12 @@ class WorkloadFacts:
     """Option values that need a GPU, with the reason."""
     memory_format: MemoryFormat | None = None
     """The memory format that the model's convolutions may gain from; None without convolutions."""
+    has_blocks: bool | None = None
+    """Whether the model has repeated blocks; None if that is not known."""
+    has_attention: bool | None = None
+    """Whether the model computes attention; None if that is not known."""
+    autocasts: bool = False
+    """Whether a step on a GPU runs under autocast."""
     has_loader: bool = False
     """Whether it has an input pipeline for `--pipeline real`."""
     folder: str | None = None

@@ -30,6 +30,9 @@ _OPTIMIZER_S = 40.0
 _LEAST_COMPILE_S = 1.0
 """Of anything, eager too: libraries load and choose kernels at a length's first steps."""
 
+_LEAST_PACE = 0.1
+"""What one trial may tell of a machine's pace at most: ten times as fast as guessed, or ten times as slow."""
+
 _WARM_SHARE = 0.2
 """Of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
 
@@ -58,7 +61,28 @@ def expected_s(
     ]
     if like:
         return statistics.median(like)
-    return rest_s((record.compile_s, record.wall_s) for record in done) + guessed_compile_s(settings, max_length, min_length)
+    compiling = guessed_compile_s(settings, max_length, min_length)
+    return rest_s((record.compile_s, record.wall_s) for record in done) + compiling * _pace(done, max_length, min_length)
+
+
+def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int) -> float:
+    """By how much compiling took longer here than guessed."""
+    compiled = [(CompileSettings.from_dict(record.settings), record) for record in done if record.caches is Caches.COLD]
+    return compile_pace(
+        (record.compile_s, guessed_compile_s(setting, max_length, min_length))
+        for setting, record in compiled
+        if setting.scope is not Scope.EAGER and record.status is Status.OK
+    )
+
+
+def compile_pace(done: Iterable[tuple[float | None, float]]) -> float:
+    """Returns how many times as long as guessed compiling takes on this machine and model; 1 before anything was compiled.
+
+    Args:
+        done: of each trial that compiled, the seconds it took and those that were guessed.
+    """
+    ratios = [compile_s / guessed_s for compile_s, guessed_s in done if compile_s is not None and compile_s > 0]
+    return min(max(statistics.median(ratios), _LEAST_PACE), 1 / _LEAST_PACE) if ratios else 1.0
 
 
 def _not_compiled_s(record: TrialRecord) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import product
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.setting_text import Scalar
@@ -11,6 +12,9 @@ from compile_sweep.schema.settings import Attention
 from orchestrator.plan.space import Candidate, Target, every_candidate
 
 Recipe = Callable[[Target], Iterator[Candidate]]
+
+AUTO_RECIPE = "auto"
+"""The recipe of a sweep that names none."""
 
 GROUP_WINDOW = 100
 """Batches within which the recipes group captions of like length."""
@@ -20,6 +24,90 @@ AS_WRITTEN: Candidate = {"scope": "eager", "as_written": "on"}
 
 _EAGER_MAX: Candidate = {"scope": "eager", "padding": "max"}
 _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
+
+
+def auto(target: Target) -> Iterator[Candidate]:
+    """Within a time budget what won elsewhere, then lever by lever whatever fits the model and the machine."""
+    for own in _crossed(_levers(target)):
+        lengths = {name: own[name] for name in own if name in _LENGTHS}
+        shared = {name: value for name, value in own.items() if name not in _LENGTHS}
+        if target.is_script:
+            yield {"scope": "eager", **shared} if shared else AS_WRITTEN
+        elif lengths in ({"dynamic": "static"}, {"dynamic": "auto"}):
+            is_static = lengths == {"dynamic": "static"} or target.has_one_shape
+            yield {"scope": "eager", "padding": "max" if is_static else "longest", **shared}
+        for compiled in _ways_to_compile(target):
+            yield {**compiled, **own}
+            for rare in _rare_levers(target):
+                if (rare.get("dynamic"), {**compiled, **rare}.get("mode")) != ("true", "reduce-overhead"):
+                    yield {**compiled, **{name: value for name, value in own.items() if not _replaces(rare, name)}, **rare}
+
+
+_LENGTHS = ("dynamic", "num_buckets", "bucket_size")
+
+
+def _crossed(axes: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
+    """Each combination of one candidate of each axis."""
+    for chosen in product(*axes):
+        yield {name: value for one in chosen for name, value in one.items()}
+
+
+def _replaces(rare: Candidate, name: str) -> bool:
+    return name in _LENGTHS and any(length in rare for length in _LENGTHS)
+
+
+def _ways_to_compile(target: Target) -> list[Candidate]:
+    """Scopes, with CUDA graphs and without."""
+    scopes = ["full", *([] if target.has_blocks is False else ["regional"])]
+    modes: list[Candidate] = [{}, *([{"mode": "reduce-overhead"}] if target.has_gpu else [])]
+    ways = [{"scope": scope, **mode} for scope in scopes for mode in modes]
+    return [*ways, *({**way, "compile_loss": "on"} for way in ways if target.is_script and way["scope"] == "full")]
+
+
+def _lengths(target: Target) -> list[Candidate]:
+    """Strategies for lengths that change."""
+    if target.has_one_shape or target.is_script:
+        return [{"dynamic": "auto"}]
+    return [{"dynamic": "static"}, {"dynamic": "auto"}, {"dynamic": "mark"}]
+
+
+def _levers(target: Target) -> list[list[Candidate]]:
+    """Levers beside what is compiled that often gain, each as what to choose from; all of them are crossed."""
+    levers: list[Candidate] = []
+    if target.trains:
+        levers.append({"optimizer": "fused"})
+    if target.row_lengths and not target.has_one_shape:
+        levers.append({"group_window": GROUP_WINDOW})
+    if target.memory_format is not None:
+        levers.append({"memory_format": target.memory_format})
+    if Attention.UNMASKED in target.attentions:
+        levers.append({"attention": "unmasked"})
+    if target.has_gpu and target.has_attention:
+        levers.append({"sdpa_kernel": "cudnn"})
+    if target.has_gpu and not target.autocasts:
+        levers.append({"matmul_precision": "high"})
+    return [_lengths(target), *([{}, lever] for lever in levers)]
+
+
+def _rare_levers(target: Target) -> list[Candidate]:
+    """Levers that seldom gain or take long, each crossed with all that often gain, but not with each other."""
+    untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"} if target.has_gpu else {}
+    rare: list[Candidate] = [{"mode": "max-autotune-no-cudagraphs", **untuned}]
+    if target.has_gpu:
+        rare.append({"mode": "max-autotune", **untuned})
+    if target.trains:
+        rare.append({"optimizer": "compiled"})
+    if target.has_gpu and target.has_attention:
+        rare.append({"sdpa_kernel": "flash"})
+    if target.has_blocks:
+        rare.append({"scope": "nested"})
+    if not target.has_one_shape and not target.is_script:
+        buckets: list[Candidate] = [{"num_buckets": 3}, {"num_buckets": 6}]
+        rare += buckets if target.row_lengths else [{"dynamic": "buckets", "bucket_size": _part(target, 4)}]
+        rare.append({"dynamic": "true"})
+    if target.num_workers > 1 and target.trains:
+        rare.append({"ddp.optimize_ddp": "no_optimization"})
+    return rare
 
 
 def quickstart(target: Target) -> Iterator[Candidate]:
@@ -235,6 +323,7 @@ def _part(target: Target, count: int) -> int:
 
 
 RECIPES: dict[str, Recipe] = {
+    AUTO_RECIPE: auto,
     "quickstart": quickstart,
     "captioning": captioning,
     "regional": regional,

@@ -13,9 +13,22 @@ from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError, SettingsError
 from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.config import AUTO, HIDDEN, NONE, REDIS, Device, Run, RunnerKind, SearchConfig, SweepConfig, expanded, shown
+from orchestrator.config import (
+    AUTO,
+    HIDDEN,
+    NONE,
+    REDIS,
+    Device,
+    Effort,
+    Run,
+    RunnerKind,
+    SearchConfig,
+    SweepConfig,
+    expanded,
+    shown,
+)
 from orchestrator.environment import Environment
-from orchestrator.plan.recipes import candidates, find_recipe
+from orchestrator.plan.recipes import AUTO_RECIPE, candidates, find_recipe
 from orchestrator.plan.scripts import with_baseline
 from orchestrator.plan.space import Candidate, Choice, Target, candidate_text, choose, refuse_several_jobs, varied
 from orchestrator.search import Searcher
@@ -65,7 +78,7 @@ def _name_of(storage: str | None) -> str:
 def _recipe(config: SweepConfig, run: Run) -> str:
     if run.settings:
         return GIVEN
-    return config.recipe or ("grid" if config.search.searcher else "quickstart")
+    return config.recipe or ("grid" if config.search.searcher else AUTO_RECIPE)
 
 
 def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, environment: Environment, output: Path) -> SweepConfig:
@@ -82,12 +95,14 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
         ConfigError, SettingsError: something that does not work here, whatever the workload.
     """
     device = device_of(config, environment)
-    search = _search(config.search)
     if run.settings and config.recipe is not None:
         raise ConfigError(f"--settings replaces a recipe's settings; leave out {config.recipe} or --settings")
     recipe = None if before is not None and config.recipe is None and not run.settings else _recipe(config, run)
     if recipe not in (None, GIVEN):
         find_recipe(recipe)
+    is_auto = (recipe or (before and before.recipe)) == AUTO_RECIPE
+    search = _search(config.search, is_auto=is_auto)
+    time_budget_s = _time_budget_s(config, device, None if is_auto else _words_of(recipe, before))
     refuse_misspelled("--settings", run.settings, run.vary)
     num_gpus = environment.num_gpus if device is Device.CUDA else 0
     if num_gpus and config.workers_per_trial > num_gpus and not os.environ.get("RAY_ADDRESS"):
@@ -100,6 +115,8 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
         max_concurrent=config.max_concurrent or at_once,
         cache=_cache(config.cache, output),
         search=search,
+        time_budget_s=time_budget_s,
+        compile_deadline_s=_compile_deadline_s(config, time_budget_s if is_auto else None),
         log_to=tuple(Destination.parse(text).spelled for text in config.log_to),
     )
 
@@ -134,7 +151,55 @@ def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, 
     )
 
 
-def _search(asked: SearchConfig) -> SearchConfig:
+def _time_budget_s(config: SweepConfig, device: Device, other_recipe: str | None) -> float | None:
+    """Returns the seconds that the sweep may take.
+
+    Args:
+        config: as the command line says it.
+        device: what trials train on.
+        other_recipe: the recipe, if it is not auto.
+
+    Raises:
+        ConfigError: an effort, and what contradicts it.
+    """
+    effort, search = config.effort, config.search
+    ends = {
+        "--time-budget-s": config.time_budget_s,
+        "--num-trials": search.num_trials,
+        "--gpu-budget-s": search.gpu_budget_s,
+    }
+    said = [option for option, value in ends.items() if value is not None]
+    if effort is not None and other_recipe is not None:
+        raise ConfigError(
+            f"--effort {effort} is for recipe auto, and this sweep tries {other_recipe}; leave it out, or use --time-budget-s"
+        )
+    if effort is not None and said:
+        raise ConfigError(f"--effort {effort} and {said[0]} both say when to end; leave one of them out")
+    if said or other_recipe is not None:
+        return config.time_budget_s
+    return (effort or (Effort.STANDARD if device is Device.CUDA else Effort.QUICK)).seconds
+
+
+def _words_of(recipe: str | None, before: SweepConfig | None) -> str:
+    """Returns what a sweep tries, in words."""
+    name = recipe or str(before and before.recipe)
+    return "settings of its own" if name == GIVEN else name
+
+
+_LEAST_DEADLINE_S = 120.0
+"""Seconds that recipe auto lets a setting compile, however little time there is."""
+
+
+def _compile_deadline_s(config: SweepConfig, budget_s: float | None) -> float:
+    """Returns the compile deadline: of a search within a budget, unless another is asked for, half of it at most."""
+    if budget_s is None or config.compile_deadline_s != SweepConfig().compile_deadline_s:
+        return config.compile_deadline_s
+    return min(config.compile_deadline_s, max(_LEAST_DEADLINE_S, budget_s / 2))
+
+
+def _search(asked: SearchConfig, *, is_auto: bool = False) -> SearchConfig:
+    if is_auto and asked.searcher in (None, Searcher.LEVERS):
+        asked = replace(asked, searcher=Searcher.LEVERS, objectives=asked.objectives or ("samples_per_s:max",))
     if asked.searcher is None and asked.learn_from:
         raise ConfigError("--learn-from teaches a searcher; name one with --searcher")
     is_search = asked.searcher or asked.objectives or asked.constraints or asked.stop or asked.gpu_budget_s

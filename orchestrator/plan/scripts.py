@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
+from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.job import ScriptJob
@@ -65,6 +69,33 @@ def job_of(
         if said:
             raise ConfigError(f"{word} is for workloads, and --script takes the place of one; leave it out")
     return ScriptJob.of(script, arguments or (), in_place=in_place, seed=seed)
+
+
+def script_facts(job: ScriptJob) -> WorkloadFacts:
+    """Returns what a plan knows of a script before it runs: what its text, and that of modules beside it, mentions.
+
+    It decides only which levers are tried first; a lever that does not fit the script costs a trial.
+    """
+    text = _text_of(Path(job.path))
+
+    def mentions(*words: str) -> bool:
+        return any(word in text for word in words)
+
+    return replace(
+        SCRIPT_FACTS,
+        memory_format=MemoryFormat.CHANNELS_LAST if mentions("conv2d", "resnet", "torchvision.models", "timm", "unet") else None,
+        has_attention=mentions("attention", "transformer"),
+        has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,
+        autocasts=mentions("autocast", "bfloat16", ".half()", "float32_matmul_precision", "allow_tf32"),
+    )
+
+
+def _text_of(script: Path) -> str:
+    """Returns the text of a script and of the modules in its folder that it imports, in lower case."""
+    text = script.read_text(encoding="utf-8", errors="replace")
+    imported = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE)
+    beside = [path for name in dict.fromkeys(imported) if (path := script.with_name(f"{name}.py")).is_file()]
+    return "\n".join([text, *(path.read_text(encoding="utf-8", errors="replace") for path in beside)]).lower()
 
 
 def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -133,6 +134,33 @@ def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterab
             )
 
 
+def padded_length(setting: CompileSettings, target: Target) -> float:
+    """Returns the mean length that batches are padded to, in tokens; half of the longest where rows' lengths are not known.
+
+    Args:
+        setting: decides padding and batches.
+        target: knows the workload's lengths.
+    """
+    if target.has_one_shape or target.is_script:
+        return 1.0
+    policy = setting.shape_policy(target.max_length, target.min_length)
+    if not target.row_lengths:
+        return policy.padded(max(target.min_length, target.max_length // 2))
+    longest = _longest_rows(target.row_lengths, target.batch_size, setting.group_window or 1)
+    return sum(policy.padded(length) for length in longest) / len(longest) if longest else float(target.max_length)
+
+
+@lru_cache(maxsize=8)
+def _longest_rows(row_lengths: tuple[int, ...], batch_size: int, window: int) -> tuple[int, ...]:
+    """Returns the length of each batch's longest row, in tokens."""
+    return tuple(max(row_lengths[row] for row in rows) for rows in group_by_length(row_lengths, batch_size, window))
+
+
+@lru_cache(maxsize=32)
+def _best_buckets(row_lengths: tuple[int, ...], batch_size: int, window: int, count: int, max_length: int) -> tuple[int, ...]:
+    return optimal_buckets(Counter(_longest_rows(row_lengths, batch_size, window)), count, max_length)
+
+
 def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
     """The candidate with the best so many buckets for the workload's lengths in the place of their number."""
     if "num_buckets" not in candidate:
@@ -145,9 +173,8 @@ def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
     if not target.row_lengths:
         raise SettingsError("num_buckets needs a workload that says how long its rows are (row_lengths); give buckets=32/64/256")
     window = parse_count("group_window", values.get("group_window") or 1, "batches")
-    batches = group_by_length(target.row_lengths, target.batch_size, window)
-    longest = Counter(max(target.row_lengths[row] for row in rows) for rows in batches)
-    return {"dynamic": Dynamic.BUCKETS, **values, "buckets": optimal_buckets(longest, count, target.max_length)}
+    buckets = _best_buckets(target.row_lengths, target.batch_size, window, count, target.max_length)
+    return {"dynamic": Dynamic.BUCKETS, **values, "buckets": buckets}
 
 
 def varied(candidates: Iterable[Candidate], axes: Mapping[str, Sequence[Any]]) -> Iterator[Candidate]:

@@ -76,6 +76,8 @@ class Stages:
     """Of the head."""
     min_length: int = 1
     """Of the workload, in tokens."""
+    tokens: Callable[[CompileSettings], float] | None = None
+    """That batches are padded to under a setting, in the mean; None where they all have one shape."""
     learned: Learned = field(default_factory=Learned)
     """What earlier sweeps teach its search."""
     tracking: Tracking = field(default_factory=Tracking)
@@ -148,7 +150,8 @@ class Stages:
         if self.config.search.searcher is None:
             return None
         stopping = self._interrupts.asked.is_set
-        search = Search(self.config, self.output, self.max_length, self.learned, self._expected_s, stopping, self.min_length)
+        known = (self.config, self.output, self.max_length, self.learned)
+        search = Search(*known, self._expected_s, stopping, self.min_length, self.tokens)
         search.catch_up()
         return search
 

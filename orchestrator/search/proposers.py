@@ -8,7 +8,7 @@ The contract of everything that proposes settings.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.gain import GainPerSecond
+from orchestrator.search.lever_search import LeverSearch
+from orchestrator.search.prior import Prior
 
 
 class InOrder:
@@ -51,7 +53,7 @@ class Proposer(Protocol):
     """
 
     def propose(self) -> CompileSettings | None:
-        """The next setting; None if there is none left."""
+        """The next setting; None if there is none left, or, of `levers`, none that promises enough."""
         ...
 
     def tell(self, record: Record) -> None:
@@ -80,6 +82,8 @@ class Searcher(StrEnum):
     """Optuna's Gaussian processes; about a second a proposal."""
     GAIN = "gain"
     """Expected hypervolume gain for each second; see `gain.py`."""
+    LEVERS = "levers"
+    """What won elsewhere, then the best so far with one more lever; see `lever_search.py`."""
 
 
 def make_proposer(
@@ -91,6 +95,9 @@ def make_proposer(
     min_length: int = 1,
     seed: int = 0,
     known_good: Iterable[CompileSettings] = (),
+    prior: Prior | None = None,
+    tokens: Callable[[CompileSettings], float] | None = None,
+    fits: Callable[[CompileSettings], bool] | None = None,
 ) -> Proposer:
     """The proposer of this name, at its beginning.
 
@@ -102,15 +109,20 @@ def make_proposer(
         min_length: of the workload, in tokens.
         seed: decides whatever is left to chance.
         known_good: settings from elsewhere to begin with; only `gain` does.
+        prior: what levers gained elsewhere; only `levers` begins with it.
+        tokens: that batches are padded to under a setting, in the mean; only `levers` looks at it.
+        fits: whether a trial of a setting would end within the budget; only `levers` asks, others propose what is then refused.
     """
+    lengths = {"max_length": max_length, "min_length": min_length}
     match name:
         case Searcher.GRID:
             return InOrder(candidates)
         case Searcher.RANDOM:
             return InOrder(candidates, seed=seed)
         case Searcher.GAIN:
-            lengths = {"max_length": max_length, "min_length": min_length}
             return GainPerSecond(candidates, aims, **lengths, seed=seed, known_good=known_good)
+        case Searcher.LEVERS:
+            return LeverSearch(candidates, aims, **lengths, prior=prior, tokens=tokens, fits=fits)
     from orchestrator.search import optuna_proposer as samplers  # half a second, and most sweeps need none of them
 
     match name:

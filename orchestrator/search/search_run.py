@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.config import SweepConfig
+from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.run import remaining
 from orchestrator.run.sweep_folder import only_drives
@@ -26,15 +26,20 @@ from orchestrator.search import (
     Left,
     Origin,
     Outlook,
+    Searcher,
     Spending,
     StableFront,
     learn_from,
     make_proposer,
 )
 from orchestrator.search.gain import good_elsewhere
+from orchestrator.search.lever_search import LeverSearch, Step
+from orchestrator.search.prior import Prior, shipped_prior
 
 MOST_REFUSED = 20
 """Proposals in a row that do not fit in the budget, after which none is expected to."""
+
+_AN_HOUR_S = 3600.0
 
 _TOO_LITTLE_LEFT = "no setting fits in what is left of the budget"
 
@@ -73,6 +78,7 @@ class Search:
         expected_s: seconds a trial will probably take.
         stopping: whether a person has asked the sweep to finish.
         min_length: of the workload, in tokens.
+        tokens: that batches are padded to under a setting, in the mean.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class Search:
         expected_s: Callable[[CompileSettings], float],
         stopping: Callable[[], bool],
         min_length: int = 1,
+        tokens: Callable[[CompileSettings], float] | None = None,
     ) -> None:
         search = config.search
         if search.searcher is None:
@@ -112,6 +119,9 @@ class Search:
             min_length=min_length,
             seed=config.seed,
             known_good=[*learned.known_good, *good_elsewhere(f"{config.workload} {config.size}")],
+            prior=prior_for(config),
+            tokens=tokens,
+            fits=lambda setting: self.allows(self._expected_s(setting)),
         )
         for row in learned.records:
             self.proposer.tell(row)
@@ -187,6 +197,18 @@ class Search:
             outlook.tell(row)
         return outlook.left(untried)
 
+    def _outcome_of_levers(self, search: LeverSearch) -> str:
+        """Returns how a search lever by lever ended, as one line."""
+        num_left = len(self._untried())
+        nothing = (
+            "there is nothing left to try" if not num_left else "no other setting is expected to gain anything worth a trial"
+        )
+        why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else nothing)
+        words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
+        if not num_left or not np.isfinite(gain := search.forecast(_AN_HOUR_S)):
+            return words
+        return f"{words}; {num_left} were not tried, and an hour more of them would probably gain {gain:.1%}"
+
     def complaint(self) -> str | None:
         """Why no trial is of any use, if none is: a constraint that none keeps, say."""
         try:
@@ -208,12 +230,47 @@ class Search:
     def outcome(self) -> str:
         """How it ended, as one line."""
         why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else "there is nothing left to try")
+        if isinstance(self.proposer, LeverSearch):
+            return self._outcome_of_levers(self.proposer)
         words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
         if (left := self.left()) is not None and np.isfinite(left.by_one):
             adds = f"add {left.by_one:.1%} to" if left.by_one < 1 else "more than double"
             words += f"; of those not tried the best is expected to {adds} the hypervolume"
             words += f", all of them to add at most {left.at_most:.1%}" if left.at_most < 1 else ""  # a larger bound says nothing
         return words
+
+
+def prior_for(config: SweepConfig) -> Prior | None:
+    """Returns what levers gained on other workloads; None for a searcher that does not ask."""
+    if config.search.searcher is not Searcher.LEVERS:
+        return None
+    return shipped_prior().elsewhere(config.workload, has_gpu=config.device is Device.CUDA)
+
+
+def planned_steps(
+    config: SweepConfig, max_length: int, min_length: int, tokens: Callable[[CompileSettings], float], done: Sequence[TrialRecord]
+) -> list[Step]:
+    """Returns the first settings that recipe auto would try, if each came to what is expected of it.
+
+    Args:
+        config: the sweep's.
+        max_length: of the workload, in tokens.
+        min_length: of the workload, in tokens.
+        tokens: that batches are padded to under a setting, in the mean.
+        done: records of the sweep.
+    """
+    search = LeverSearch(
+        Candidates(config.settings),
+        config.search.aims,
+        max_length=max_length,
+        min_length=min_length,
+        prior=prior_for(config),
+        tokens=tokens,
+    )
+    for record in done:
+        search.tell(asdict(record))
+    budgets = (config.time_budget_s, config.search.gpu_budget_s, float("inf"))
+    return search.plan(min(budget for budget in budgets if budget is not None))[: config.search.num_trials]
 
 
 def _counted(number: int, what: str) -> str:

@@ -16,6 +16,7 @@ from orchestrator.config import CachePolicy, Placement, SweepConfig, shown
 from orchestrator.environment import Environment
 from orchestrator.plan.estimates import expected_s
 from orchestrator.run import remaining
+from orchestrator.search.lever_search import Step
 
 _AFTERWARDS = {
     CachePolicy.COLD: "",
@@ -89,6 +90,16 @@ def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
         f"{'' if search.prune else 'not '}stopped early",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_steps(console: Console, steps: Sequence[Step]) -> None:
+    """Prints the settings that a search would try first, with the reason for each and the seconds it would take."""
+    table = Table("first", "expected", "why", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for step in steps:
+        table.add_row(escape(step.setting.label), f"{step.seconds:.0f} s", escape(step.reason))
+    console.print(table)
+    seconds = sum(step.seconds for step in steps)
+    console.print(f"estimate: {seconds / 60:.1f} min for these; each next one depends on what they come to", highlight=False)
 
 
 def show_ending(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from golden import COMMANDS
 
 CACHE_COMMANDS = ("list", "show", "verify", "gc", "export", "import", "explain")
-RECIPES = ("quickstart", "captioning", "regional", "modes", "inference", "generation", "vision", "grid")
+RECIPES = ("auto", "quickstart", "captioning", "regional", "modes", "inference", "generation", "vision", "grid")
 
 WORKLOAD_OF = {"inference": "gpt2-inference", "generation": "decoder", "vision": "detection"}
 """What a recipe is made for, where that is not captioning."""
@@ -31,6 +31,7 @@ def _plans(device: str) -> dict[str, Sequence[str]]:
         },
         f"dry_run/{device}/options.txt": [
             f"sweep {small}",
+            f"sweep --workload resnet {small} --effort standard",
             f"sweep --workload segmentation vision {small}",
             f"sweep modes --workload layers {small} --num-trials 2 --max-concurrent 2 --pipeline real",
             f"sweep quickstart --workload gpt2 {small} --max-concurrent 2 --no-confirm --caches shared",
@@ -141,6 +142,8 @@ BAD_INPUT: Mapping[str, Sequence[str]] = {
         "sweep --num-trails 3",
         "sweep --num-trials many",
         "sweep --num-trials 0",
+        "sweep quickstart --effort quick",
+        "sweep --effort quick --num-trials 3",
         "sweep --max-concurrent 20000",
         "sweep --device cuda",
         "sweep --device tpu",

@@ -12,7 +12,8 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
-from orchestrator.config import Device, SearchConfig, SweepConfig
+from orchestrator.config import Device, Run, SearchConfig, SweepConfig
+from orchestrator.plan.resolve import resolve
 from orchestrator.run import sweep_folder
 from orchestrator.search import Searcher
 
@@ -33,18 +34,18 @@ def test_a_folder_is_the_users_where_no_shell_has_said_so(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "300")
-    assert sweep.main(["--dry-run", "--size", "tiny", "--output=~/deep/sweep"]) == 0
+    assert sweep.main(["quickstart", "--dry-run", "--size", "tiny", "--output=~/deep/sweep"]) == 0
     assert f"artifacts in {tmp_path}/home/deep/cache" in capsys.readouterr().out
     assert sweep.main(["--dry-run", "--searcher", "gain", "--learn-from=~/earlier"]) == 2
     assert f"{tmp_path}/home/earlier holds no trial's record" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.main(["--dry-run", "--max-concurrent", "2", "--pipeline", "real"]) == 0
+    assert sweep.main(["quickstart", "--dry-run", "--max-concurrent", "2", "--pipeline", "real"]) == 0
     out = capsys.readouterr().out
     assert "captioning (tiny) with its own loader" in out
     assert "then members of the front that met contention again, alone" in out
-    assert sweep.main(["--dry-run", "--max-concurrent", "2", "--no-confirm"]) == 0
+    assert sweep.main(["quickstart", "--dry-run", "--max-concurrent", "2", "--no-confirm"]) == 0
     assert "contention" not in capsys.readouterr().out
 
 
@@ -156,6 +157,43 @@ def test_what_a_search_is_unless_it_is_said(
     printed = capsys.readouterr().out
     assert (f"searcher {searcher}:" in printed) is (prunes is not None)
     assert prunes is None or prunes in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "until"),
+    [
+        ([], "300 s"),
+        (["auto"], "300 s"),
+        (["--effort", "standard"], "600 s"),
+        (["--effort", "thorough"], "3600 s"),
+        (["--time-budget-s", "200"], "200 s"),
+        (["--num-trials", "3"], "3 trials"),
+        (["--stop", "front stable for 2 trials"], "300 s or front stable for 2 trials"),
+    ],
+)
+def test_auto_says_what_it_would_try_first_why_and_until_when(
+    words: list[str], until: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert sweep.main(["--dry-run", "--workload", "layers", "--size", "tiny", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "searcher levers: samples_per_s:max" in lines
+    assert f"until {until}, 1 at once, trials are stopped early" in lines
+    first = lines.index(next(line for line in lines if line.startswith("first")))
+    assert re.match(r"eager +21 s +what runs today", lines[first + 1])
+    assert "scope=full (×1." in lines[first + 2]
+    assert re.fullmatch(r"estimate: .* min for these; each next one depends on what they come to", lines[-1])
+
+
+def test_auto_lets_no_setting_compile_for_most_of_its_time() -> None:
+    quick = resolve(SweepConfig(), Run(), before=None, environment=sweep.fingerprint(), output=Path("out"))
+    assert (quick.time_budget_s, quick.compile_deadline_s) == (300.0, 150.0)
+    asked = resolve(
+        SweepConfig(compile_deadline_s=250.0), Run(), before=None, environment=sweep.fingerprint(), output=Path("out")
+    )
+    assert asked.compile_deadline_s == 250.0
+    other = resolve(SweepConfig(recipe="grid"), Run(), before=None, environment=sweep.fingerprint(), output=Path("out"))
+    assert (other.time_budget_s, other.compile_deadline_s) == (None, 600.0)
 
 
 def test_a_resumed_search_goes_on_as_it_began(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Pat
     assert len(set(keys)) == len(keys) < 4
     assert "no setting fits in what is left of the budget" in printed or "GPU-seconds is spent" in printed
     assert "go on with: python -m orchestrator.sweep --resume" in printed
+
+
+def test_auto_begins_with_what_runs_today_and_ends_by_saying_what_is_left(tmp_path: Path) -> None:
+    output = tmp_path / "auto"
+    printed = sweep(output, "--workload", "toy_workloads:Brief", "--no-warm-start", "--num-trials", "3")
+    keys = [record["settings_key"] for record in records_of(output)]
+    assert keys[0] == "scope=eager,padding=max,optimizer=foreach"
+    assert len(set(keys)) == 3
+    config = json.loads((output / "sweep.json").read_text())["config"]
+    assert (config["recipe"], config["search"]["searcher"], config["time_budget_s"]) == ("auto", "levers", None)
+    assert re.search(
+        r"the search ended after 3 trials of \d+ settings: 3 trials were asked for; \d+ were not tried, and an hour", printed
+    )
 
 
 @pytest.mark.nightly("waits out a bound of 45 s; test_pruning.py and test_stopped_trials.py decide the same on figures")

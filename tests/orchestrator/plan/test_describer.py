@@ -101,5 +101,5 @@ def test_the_first_line_comes_at_once(repository: Path, tmp_path: Path) -> None:
         first, waited_s = process.stdout.readline(), time.monotonic() - began
         rest = process.stdout.read()
     assert first == "reading workload captioning …\n"
-    assert "recipe quickstart" in rest
+    assert "recipe auto" in rest
     assert waited_s < FIRST_LINE_S

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from compile_sweep.contract.base import load_workload
 from compile_sweep.describe import describe
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.script.job import ScriptJob
 from orchestrator.plan.recipes import RECIPES, find_recipe
+from orchestrator.plan.scripts import script_facts
 from orchestrator.plan.space import Target, choose
 from workloads.captioning import Captioning
 
@@ -164,13 +169,61 @@ def test_grid_holds_whatever_the_other_recipes_hold_in_the_fields_it_varies() ->
     assert plain <= grid
 
 
+def fields_of(found: list[CompileSettings]) -> set[str]:
+    """Names of the fields that any of them sets."""
+    return {name for setting in found for name in setting.fields_that_apply()}
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_auto_tries_the_levers_that_fit_the_model_and_the_machine(has_gpu: bool) -> None:
+    images, text = (
+        settings_of("auto", Target.of(describe(load_workload(name)("tiny", 0)), has_gpu=has_gpu)) for name in ("resnet", "gpt2")
+    )
+    for found in (images, text):
+        assert found[0] == CompileSettings.parse("scope=eager")
+        assert any(setting.claims_cudagraphs for setting in found) is has_gpu
+        assert {"fused", "compiled"} <= {setting.optimizer for setting in found}
+    assert "memory_format" in fields_of(images) - fields_of(text)
+    assert ("sdpa_kernel" in fields_of(text)) is has_gpu
+    assert "sdpa_kernel" not in fields_of(images)
+    assert {setting.dynamic for setting in images} == {None, "auto"}
+    assert {"static", "auto", "mark", "buckets"} <= {setting.dynamic for setting in text}
+
+
+def test_auto_compiles_blocks_apart_only_where_there_are_any() -> None:
+    facts = describe(load_workload("layers")("tiny", 0))
+    for has_blocks, scopes in ((True, {"eager", "full", "regional", "nested"}), (False, {"eager", "full"})):
+        target = Target.of(replace(facts, has_blocks=has_blocks), has_gpu=True)
+        assert {setting.scope for setting in settings_of("auto", target)} == scopes
+
+
+def test_auto_raises_matmul_precision_only_where_a_step_is_float32() -> None:
+    facts = describe(load_workload("layers")("tiny", 0))
+    assert facts.autocasts
+    for autocasts in (True, False):
+        found = settings_of("auto", Target.of(replace(facts, autocasts=autocasts), has_gpu=True))
+        assert ("matmul_precision" in fields_of(found)) is not autocasts
+
+
+def test_auto_begins_with_a_script_as_it_is_and_reads_what_it_mentions(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("from torch import nn\nnn.Conv2d; nn.ModuleList")
+    (tmp_path / "train.py").write_text("import torch\nfrom model import Net\nwith torch.autocast('cuda'): ...")
+    facts = script_facts(ScriptJob.of("train.py", folder=str(tmp_path)))
+    assert (facts.memory_format, facts.has_attention, facts.has_blocks, facts.autocasts) == ("channels_last", False, None, True)
+    found = settings_of("auto", Target.of(facts, has_gpu=True))
+    assert found[0].as_written
+    assert "compile_loss" in fields_of(found)
+    assert choose(find_recipe("auto")(Target.of(facts, has_gpu=True)), Target.of(facts, has_gpu=True)).excluded == ()
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
         ("quickstrat", r"no recipe is called 'quickstrat'; did you mean quickstart\?"),
         (
             "zzz",
-            "no recipe is called 'zzz'; use one of quickstart, captioning, regional, modes, inference, generation, vision, grid",
+            "no recipe is called 'zzz'; use one of auto, quickstart, captioning, regional, modes, inference, generation, vision, "
+            "grid",
         ),
     ],
 )

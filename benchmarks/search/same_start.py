@@ -1,0 +1,174 @@
+"""How soon each searcher comes to within 2 % of the fastest recorded setting, all from the same start.
+
+Background: `levers`, the searcher of recipe `auto`, begins with what won elsewhere, and much of any searcher's lead is its start.
+So every searcher here tries the two settings first that `levers` would: the baseline, and what its prior expects most of. The
+prior leaves out the workload of the table. `own start` lets each begin as it would by itself.
+
+Output: for each table and searcher the seconds of trials, their number, and the share of the best speed after 300 and 600 s, as
+medians over seeds; a JSON file.
+
+    python -m benchmarks.search.same_start --output same_start.json [TABLE ...] [--own-start]
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from compile_sweep import command_line
+from compile_sweep.command_line import Flag
+from compile_sweep.schema.objectives import Aims, Record
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.run.sweep_folder import write_json
+from orchestrator.search import Searcher, make_proposer
+from orchestrator.search.lever_search import LeverSearch
+from orchestrator.search.prior import Prior, shipped_prior
+from orchestrator.search.proposers import Proposer
+from orchestrator.search.tables import Table, read_table
+
+PROG = "python -m benchmarks.search.same_start"
+ROOT = Path(__file__).parents[2]
+TABLES = (
+    "benchmarks/tables/captioning-base-h200",
+    "benchmarks/tables/captioning-tiny-cpu",
+    "docs/results/h200-workloads/detection",
+    "docs/results/h200-workloads/segmentation",
+    "docs/results/h200-workloads/decoder",
+    "docs/results/h200-workloads/gpt2-inference-small",
+    "docs/results/h200-workloads/gpt2-small",
+    "docs/results/h100-gpt2-levers",
+    "docs/results/h100-resnet",
+)
+SEARCHERS = (Searcher.LEVERS, Searcher.GAIN, Searcher.TPE, Searcher.NSGA2, Searcher.RANDOM, Searcher.GRID)
+BUDGETS_S = (300.0, 600.0)
+NUM_SHARED = 2
+"""Settings that every searcher begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Compare searchers on recorded tables by the time to the fastest setting."""
+
+    tables: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")] = ()
+    """Folders of tables; by default those of nine sweeps."""
+    output: Path
+    """Where the JSON goes."""
+    searcher: tuple[Searcher, ...] = SEARCHERS
+    seeds: int = 20
+    target: float = 0.98
+    """Share of the fastest setting's speed to reach."""
+    own_start: Flag = False
+    """Let each searcher begin as it would by itself."""
+
+
+class Started:
+    """A proposer that begins with given settings.
+
+    Args:
+        start: the settings.
+        proposer: proposes what follows.
+    """
+
+    def __init__(self, start: Iterable[CompileSettings], proposer: Proposer) -> None:
+        self._start, self._proposer = deque(start), proposer
+        self._begun = {setting.key for setting in self._start}
+
+    def propose(self) -> CompileSettings | None:
+        if self._start:
+            return self._start.popleft()
+        while (setting := self._proposer.propose()) is not None:
+            if setting.key not in self._begun:
+                return setting
+        return None
+
+    def tell(self, record: Record) -> None:
+        self._proposer.tell(record)
+
+
+def main() -> int:
+    return command_line.run_with(Options, _compare, PROG, sys.argv[1:])
+
+
+def _compare(options: Options) -> int:
+    warnings.simplefilter("ignore")  # Optuna's, of samplers that may still change
+    aims = Aims.parse(["samples_per_s:max"])
+    told: dict[str, Any] = {"target": options.target, "seeds": options.seeds, "own_start": options.own_start, "tables": {}}
+    for folder in options.tables or tuple(ROOT / name for name in TABLES):
+        table = read_table(folder)
+        name = f"{table.name} ({len(table.rows)} settings, {table.gpu_s:,.0f} s)"
+        print(name)
+        told["tables"][table.name] = found = {"settings": len(table.rows), "gpu_s": table.gpu_s, "workload": table.workload}
+        for searcher in options.searcher:
+            seeds = 1 if searcher in (Searcher.LEVERS, Searcher.GRID) else options.seeds
+            runs = [_replay(table, aims, searcher, seed, options) for seed in range(seeds)]
+            middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            found[str(searcher)] = {key: None if value == math.inf else round(value, 4) for key, value in middle.items()}
+            print(f"  {searcher:8} {found[str(searcher)]}")
+    write_json(options.output, told)
+    return 0
+
+
+def _replay(table: Table, aims: Aims, searcher: Searcher, seed: int, options: Options) -> dict[str, float]:
+    prior = prior_for(table)
+    known = {"max_length": table.max_length, "prior": prior, "tokens": tokens_in(table)}
+    proposer = make_proposer(searcher, table.candidates, aims, seed=seed, **known)
+    if not options.own_start and searcher is not Searcher.LEVERS:
+        proposer = Started(_start(table, aims, prior), proposer)
+    best = max(row["samples_per_s"] for row in table.rows.values() if aims.is_usable(row))
+    spent, reached, trials, found, at = 0.0, math.inf, math.inf, 0.0, dict.fromkeys(BUDGETS_S, 0.0)
+    number = 0
+    while (setting := proposer.propose()) is not None:
+        row = table.rows[setting.key]
+        proposer.tell(row)
+        number, spent = number + 1, spent + float(row["wall_s"])
+        found = max(found, row["samples_per_s"] / best if aims.is_usable(row) else 0.0)
+        at = {budget: found if spent <= budget else at[budget] for budget in at}
+        if found >= options.target and reached == math.inf:
+            reached, trials = spent, number
+    return {
+        "seconds": reached,
+        "trials": trials,
+        **{f"at_{budget:.0f}_s": share for budget, share in at.items()},
+        "in_the_end": found,
+        "all_trials": number,
+        "all_seconds": spent,
+    }
+
+
+def _start(table: Table, aims: Aims, prior: Prior) -> list[CompileSettings]:
+    """Returns the settings that `levers` begins with; what the first of them came to is known when the second is chosen."""
+    search = LeverSearch(table.candidates, aims, max_length=table.max_length, prior=prior, tokens=tokens_in(table))
+    start: list[CompileSettings] = []
+    while len(start) < NUM_SHARED and (setting := search.propose()) is not None:
+        start.append(setting)
+        search.tell(table.rows[setting.key])
+    return start
+
+
+def tokens_in(table: Table) -> Callable[[CompileSettings], float]:
+    """Returns a function that tells the tokens a batch is padded to, which a sweep knows before a trial and this from records."""
+
+    def way(setting: CompileSettings) -> tuple[object, ...]:
+        return setting.padding, setting.pad_multiple, setting.group_window, setting.buckets, setting.bucket_size
+
+    measured = {way(CompileSettings.parse(key)): row["mean_length"] for key, row in table.rows.items() if row["mean_length"]}
+    return lambda setting: float(measured.get(way(setting), table.max_length))
+
+
+def prior_for(table: Table) -> Prior:
+    """Returns the prior for a table, less what was learned on its workload."""
+    has_gpu = any(row.get("device") not in (None, "cpu") for row in table.rows.values())
+    return shipped_prior().elsewhere(table.origin.workload, has_gpu=has_gpu)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

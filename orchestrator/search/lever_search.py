@@ -1,0 +1,379 @@
+"""The searcher of recipe `auto`: what won elsewhere first, then the best setting so far with one more lever pulled.
+
+A setting's speed is modeled as the baseline's times what each of its levers gains, in logarithms: each lever's gain is expected
+to be what it was elsewhere (`prior.py`), with the spread it had from one workload to another, and combinations may differ a
+little from the product. Measurements of this sweep correct the gains of the levers they pulled. What is tried next is the setting
+with the largest expected improvement over the best so far for each second that its trial will take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from compile_sweep.schema.objectives import Aims, Goal, Record, figure
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.settings import CompileSettings, Scope
+from orchestrator.plan.estimates import compile_pace, guessed_compile_s, rest_s
+from orchestrator.search.candidates import Candidates, Untried
+from orchestrator.search.levers import LENGTHS, Lever, changed, kind_of, levers_of
+from orchestrator.search.prior import Expectation, Prior
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+
+_LEVEL = 10.0
+"""Standard deviation of the logarithm of the baseline's speed: nothing is known of it."""
+
+_INTERPLAY = 0.12
+"""Standard deviation of the part of a setting's log speed that its levers do not explain one by one."""
+
+_ALIKE = 0.6
+"""Likeness, in that part, of settings that differ in one lever; in two it is the square, and so on. As in `surrogate.py`."""
+
+_PER_TOKEN = 0.4
+"""By how much log speed grows with the logarithm of tokens saved: less than 1, because a part of a step has no length."""
+
+_PER_TOKEN_SPREAD = 0.25
+"""How far that may be off: 0.47 and 0.26 for padding to the longest row, without and with rows grouped by length, of the
+captioning model in eager mode (docs/results/h200-side-by-side)."""
+
+_OF_LENGTHS = (*LENGTHS, "group_window")
+"""Levers that decide how many tokens a batch is padded to."""
+
+_NOISE = 0.01
+"""Standard deviation of a measured log speed."""
+
+LEAST_GAIN = 0.003
+"""Expected improvement below which nothing promises enough to be tried: less than repeated measurements differ by."""
+
+_STRAY_FAILURES = 0.1
+"""Share of settings that fail though each of their levers works."""
+
+_GAIN_EXPONENT = 2.0
+"""What counts is this power of the expected gain, a second: with 1, cheap settings that gain little come before those that win.
+Of the recorded tables only captioning's at `base` tells 1 from 2 (docs/search.md)."""
+
+_MOST_PLANNED = 8
+"""Settings that are planned ahead: what comes later hangs on what they come to."""
+
+_DRAWS = 256
+"""Draws of what settings may turn out to be, for a forecast."""
+
+
+class Step(NamedTuple):
+    """A setting that is tried next, and why."""
+
+    setting: CompileSettings
+    reason: str
+    seconds: float
+    """That its trial will probably take."""
+
+
+class LeverModel:
+    """What settings are expected to be worth, by the levers they pull.
+
+    Args:
+        candidates: the settings.
+        prior: what levers gained elsewhere.
+        tokens: that batches are padded to under a setting, in the mean.
+    """
+
+    def __init__(self, candidates: Candidates, prior: Prior, tokens: Callable[[CompileSettings], float]) -> None:
+        every = [levers_of(setting) for setting in candidates.settings]
+        usual = _usual(every)
+        self.levers: tuple[Mapping[str, str], ...] = tuple(
+            {name: value for name, value in levers.items() if (name, value) not in usual} for levers in every
+        )
+        """Of each candidate; those that all compiled candidates pull are left out."""
+        self.known = sorted({Lever(*item) for levers in self.levers for item in levers.items()})
+        self._place = {lever: place for place, lever in enumerate(self.known)}
+        self._expected = {
+            (lever, compiled): _expected(prior, lever, compiled) for lever in self.known for compiled in (False, True)
+        }
+        padded = np.log([tokens(setting) for setting in candidates.settings])
+        self._saved: Floats = padded.max() - padded
+        self._pulls = np.zeros((len(every), len(self.known)), dtype=bool)
+        for row, levers in enumerate(self.levers):
+            self._pulls[row, [self._place[Lever(*item)] for item in levers.items()]] = True
+        gains = [self._prior_gain(levers) for levers in self.levers]
+        self._means: Floats = np.array(gains) + _PER_TOKEN * self._saved
+        self.is_promising = np.array([self._wins(levers) for levers in self.levers])
+        """Of each candidate, whether all of its levers are expected to gain; scope and lengths do not count."""
+        self._spreads: Floats = np.array([self._expected[lever, True].spread for lever in self.known])
+
+    def expected(self, lever: Lever, levers: Mapping[str, str]) -> Expectation:
+        """Returns what a lever was worth elsewhere, among others that are pulled."""
+        return self._expected[lever, "scope" in levers and lever.name != "scope"]
+
+    def covariance(self, one: Indices, other: Indices) -> Floats:
+        """Returns the prior covariance of log speeds, one row a setting of `one`, one column a setting of `other`."""
+        mine, theirs = self._pulls[one] * self._spreads, self._pulls[other] * self._spreads
+        differing = (self._pulls[one][:, None, :] ^ self._pulls[other][None, :, :]).sum(axis=2)
+        # Another value of one lever is one difference, though it is two levers that are pulled or not.
+        likeness = _ALIKE ** np.ceil(differing / 2)
+        of_tokens = _PER_TOKEN_SPREAD**2 * np.outer(self._saved[one], self._saved[other])
+        return np.asarray(_LEVEL**2 + of_tokens + mine @ theirs.T + _INTERPLAY**2 * likeness, dtype=np.float64)
+
+    def predict(self, known: Indices, speeds: Floats, asked: Indices) -> tuple[Floats, Floats]:
+        """Returns the mean of each asked setting's log speed, and the covariance of them all.
+
+        Args:
+            known: settings that were measured.
+            speeds: logarithms of theirs.
+            asked: settings to predict.
+        """
+        cross = self.covariance(known, asked)
+        inner = self.covariance(known, known) + _NOISE**2 * np.eye(len(known))
+        weights = np.linalg.solve(inner, cross)
+        mean = self._means[asked] + weights.T @ (speeds - self._means[known])
+        return mean, self.covariance(asked, asked) - cross.T @ weights
+
+    def deviations(self, known: Indices, asked: Indices) -> Floats:
+        """Returns the standard deviation of each asked setting's log speed."""
+        cross = self.covariance(known, asked)
+        inner = self.covariance(known, known) + _NOISE**2 * np.eye(len(known))
+        own = _LEVEL**2 + (_PER_TOKEN_SPREAD * self._saved[asked]) ** 2 + self._pulls[asked] @ self._spreads**2 + _INTERPLAY**2
+        variances: Floats = np.maximum(own - np.einsum("ka,ka->a", cross, np.linalg.solve(inner, cross)), 1e-8)
+        return np.asarray(np.sqrt(variances), dtype=np.float64)
+
+    def works(self, results: Sequence[tuple[int, bool]]) -> Floats:
+        """Returns the chance that each candidate works, which is that of its most doubtful lever.
+
+        Args:
+            results: candidates that were tried, and whether they came to something.
+        """
+        worked = np.zeros(len(self.known))
+        for place, is_usable in results:
+            worked += self._pulls[place] * is_usable
+        failed = np.zeros(len(self.known))
+        for place, is_usable in results:
+            if not is_usable:  # levers that worked elsewhere in this sweep are not to blame
+                failed += self._pulls[place] & (worked == 0)
+        before = np.array([self._expected[lever, True].works for lever in self.known])
+        # By Bayes' rule: of a lever that cannot work all settings fail, of the others few do, and one success settles it.
+        sound = before * np.where(worked > 0, 1.0, _STRAY_FAILURES**failed)
+        chances = np.where(worked > 0, 1 - _STRAY_FAILURES, sound / (sound + 1 - before))
+        return np.asarray(np.where(self._pulls, chances, 1.0).min(axis=1, initial=1.0), dtype=np.float64)
+
+    def _wins(self, levers: Mapping[str, str]) -> bool:
+        chosen = (Lever(*item) for item in levers.items() if item[0] not in ("scope", *_OF_LENGTHS))
+        return all(self.expected(lever, levers).log_gain > 0 for lever in chosen)
+
+    def _prior_gain(self, levers: Mapping[str, str]) -> float:
+        return sum(self.expected(Lever(*item), levers).log_gain for item in levers.items())
+
+
+class LeverSearch:
+    """Proposes the baseline, what is expected to gain most a second by the prior, then one lever more than the best so far.
+
+    Args:
+        candidates: what may be proposed.
+        aims: the first objective decides; all constraints have to be kept.
+        max_length: of the workload, in tokens, by which the number of graphs is told.
+        min_length: of the workload, in tokens.
+        prior: what levers gained elsewhere.
+        tokens: that batches are padded to under a setting, in the mean; None where every batch has one shape.
+        fits: whether a trial of a setting would end within the budget.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        aims: Aims,
+        *,
+        max_length: int,
+        min_length: int = 1,
+        prior: Prior | None = None,
+        tokens: Callable[[CompileSettings], float] | None = None,
+        fits: Callable[[CompileSettings], bool] | None = None,
+    ) -> None:
+        self._candidates, self._aims = candidates, aims
+        self._untried = Untried(candidates)
+        is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
+        self.model = LeverModel(candidates, (prior or Prior()) if is_speed else Prior(), tokens or (lambda setting: 1.0))
+        self._fits = fits or (lambda setting: True)
+        self._guessed_s = np.array([guessed_compile_s(one, max_length, min_length) for one in candidates.settings])
+        self._speeds: dict[int, float] = {}
+        self._tried: dict[int, bool] = {}
+        self._took: dict[int, tuple[float | None, float]] = {}
+
+    def propose(self) -> CompileSettings | None:
+        step = self.next_step()
+        return None if step is None else step.setting
+
+    def next_step(self) -> Step | None:
+        """Returns what is tried next, which counts as tried from then on; None if nothing fits or promises enough."""
+        fitting = self._fitting()
+        if not len(fitting):
+            return None
+        if not self._tried and (baseline := self._baseline(fitting)) is not None:
+            return self._taken(baseline, "what runs today")
+        for asked in (self._near_best(fitting), self._won_elsewhere(fitting), fitting):
+            if len(asked):
+                gains = self._gains(asked)
+                bargain = int(np.argmax(gains**_GAIN_EXPONENT / self._seconds()[asked]))
+                if gains[bargain] >= LEAST_GAIN:
+                    return self._taken(int(asked[bargain]), self._reason(int(asked[bargain])))
+        return None
+
+    def tell(self, record: Record) -> None:
+        key = str(record["settings_key"])
+        self._untried.strike(key)
+        place = self._candidates.index(key)
+        if place is None:
+            return
+        told = {**record, **(record.get("bounds") or {})}  # of an attempt that was stopped once it was timed
+        loss = self._aims.objectives[0].loss(told)
+        is_usable = self._aims.is_usable(record)
+        self._tried[place] = is_usable or record["status"] == Status.STOPPED
+        if self._tried[place] and loss is not None and (speed := self._log_speed(loss)) is not None:
+            self._speeds[place] = speed
+        self._took[place] = (figure(record, "compile_s"), max(figure(record, "wall_s") or 0.0, 1e-3))
+
+    def plan(self, seconds: float) -> list[Step]:
+        """Returns the first settings that would be tried in so many seconds if each came to what is expected of it.
+
+        It takes them: what plans does not search any more.
+        """
+        steps: list[Step] = []
+        while (step := self.next_step()) is not None and (seconds := seconds - step.seconds) >= 0 and len(steps) < _MOST_PLANNED:
+            steps.append(step)
+            place = self._candidates.index(step.setting.key)
+            assert place is not None
+            expected = self._predicted(np.array([place], dtype=np.intp))[0] if self._speeds else [0.0]
+            self._speeds[place] = float(expected[0])
+            self._tried[place] = True
+        return steps
+
+    def best(self) -> int | None:
+        """Returns the place of the best setting so far; None before there is one."""
+        return max(self._speeds, key=lambda place: self._speeds[place], default=None)
+
+    def forecast(self, seconds: float) -> float:
+        """Returns by which share the best setting is expected to improve in so many seconds more; infinite before there is one.
+
+        Draws what the settings that would be tried by then may turn out to be, all at once: gains that hang on one lever do not
+        add up.
+        """
+        asked = self._untried.indices()
+        best = self.best()
+        if best is None:
+            return math.inf
+        if not len(asked):
+            return 0.0
+        needs = self._seconds()[asked]
+        gains = self._gains(asked)
+        order = np.argsort(-gains / needs)
+        tried = asked[order[np.cumsum(needs[order]) <= seconds]][:_DRAWS]
+        if not len(tried):
+            return 0.0
+        mean, covariance = self.model.predict(*self._measured(), tried)
+        works = self.model.works(list(self._tried.items()))[tried]
+        chance = np.random.default_rng(0)
+        draws = chance.multivariate_normal(mean, covariance, size=_DRAWS, method="eigh")
+        draws = np.where(chance.random(draws.shape) < works, draws, -np.inf)
+        return float(np.median(np.expm1(np.maximum(draws.max(axis=1) - self._speeds[best], 0.0))))
+
+    def _fitting(self) -> Indices:
+        """Returns the places of the untried candidates whose trials would end within the budget."""
+        settings = self._candidates.settings
+        return np.array([place for place in self._untried.indices() if self._fits(settings[place])], dtype=np.intp)
+
+    def _near_best(self, fitting: Indices) -> Indices:
+        """Returns those within one lever of the best setting so far; none while nothing compiled is the best."""
+        best = self.best()
+        if best is None or self._candidates.settings[best].scope is Scope.EAGER:
+            return fitting[:0]
+        return np.array([place for place in fitting if self._distance(best, place) <= 1], dtype=np.intp)
+
+    def _won_elsewhere(self, fitting: Indices) -> Indices:
+        """Returns those all of whose levers are expected to gain, while the best is eager: one unknown may fail all of them."""
+        best = self.best()
+        if best is not None and self._candidates.settings[best].scope is not Scope.EAGER:
+            return fitting[:0]
+        return np.array([place for place in fitting if self.model.is_promising[place]], dtype=np.intp)
+
+    def _distance(self, one: int, other: int) -> int:
+        return len(changed(self.model.levers[one], self.model.levers[other]))
+
+    def _baseline(self, asked: Indices) -> int | None:
+        """Returns the place of the setting without levers, or of the eager one with the fewest; None if nothing is eager."""
+        eager = [int(place) for place in asked if self._candidates.settings[place].scope is Scope.EAGER]
+        return min(eager, key=lambda place: len(self.model.levers[place]), default=None)
+
+    def _measured(self) -> tuple[Indices, Floats]:
+        return np.array(list(self._speeds), dtype=np.intp), np.array(list(self._speeds.values()))
+
+    def _gains(self, asked: Indices) -> Floats:
+        """Returns the expected improvement over the best so far, as a share of it; that the setting may fail is counted in."""
+        known, speeds = self._measured()
+        if not len(known):  # the baseline has failed, so what is expected to be fastest is worth most
+            return np.asarray(np.exp(self.model._means[asked]) * self.model.works(list(self._tried.items()))[asked])
+        best = float(speeds.max())
+        mean, deviation = self._predicted(asked)
+        ahead = (mean - best) / deviation
+        density = np.exp(-(ahead**2) / 2) / math.sqrt(2 * math.pi)
+        below = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in ahead])
+        return np.asarray((deviation * (ahead * below + density)) * self.model.works(list(self._tried.items()))[asked])
+
+    def _predicted(self, asked: Indices) -> tuple[Floats, Floats]:
+        known, speeds = self._measured()
+        mean = np.concatenate(
+            [self.model.predict(known, speeds, part)[0] for part in np.array_split(asked, len(asked) // 64 + 1)]
+        )
+        return mean, self.model.deviations(known, asked)
+
+    def _seconds(self) -> Floats:
+        """Returns the seconds that a trial of each candidate will probably take."""
+        compiled = [place for place in self._took if self._candidates.settings[place].scope is not Scope.EAGER]
+        pace = compile_pace((self._took[place][0], self._guessed_s[place]) for place in compiled)
+        return np.asarray(rest_s(self._took.values()) + pace * self._guessed_s)
+
+    def _log_speed(self, loss: float) -> float | None:
+        """Returns a logarithm that is larger for better settings; None if there is none."""
+        value = abs(loss)
+        return None if not value > 0 else math.log(value) * (-1.0 if self._aims.objectives[0].goal is Goal.MIN else 1.0)
+
+    def _taken(self, place: int, reason: str) -> Step:
+        seconds = float(self._seconds()[place])
+        return Step(self._untried.take(place), reason, seconds)
+
+    def _reason(self, place: int) -> str:
+        best = self.best()
+        mine = self.model.levers[place]
+        before: Mapping[str, str] = {} if best is None else self.model.levers[best]
+        names = changed(before, mine)
+        added = [Lever(name, mine[name]) for name in names if name in mine]
+        words = [self._worth(lever, mine) for lever in added] + [
+            f"without {name}={before[name]}" for name in names if name not in mine
+        ]
+        if len(names) > 1:
+            return f"several levers at once: {', '.join(words)}"
+        anchor = "the best so far" if before else "what runs today"
+        return f"{anchor} {'and' if added else 'but'} {', '.join(words)}"
+
+    def _worth(self, lever: Lever, levers: Mapping[str, str]) -> str:
+        expected = self.model.expected(lever, levers)
+        if not expected.num_workloads:
+            return str(kind_of(lever))
+        others = f"{expected.num_workloads} other{'' if expected.num_workloads == 1 else 's'}"
+        return f"{kind_of(lever)} (×{math.exp(expected.log_gain):.2f} on {others})"
+
+
+def _usual(every: Sequence[Mapping[str, str]]) -> set[tuple[str, str]]:
+    """Returns the levers that all compiled settings pull, which tell nothing apart, such as dynamic=auto of one shape."""
+    compiled = [set(levers.items()) for levers in every if "scope" in levers]
+    shared = set.intersection(*compiled) if compiled else set()
+    return {(name, value) for name, value in shared if name != "scope"}
+
+
+def _expected(prior: Prior, lever: Lever, compiled: bool) -> Expectation:
+    """Returns what a lever is expected to be worth, from settings of the other kind where none of this kind showed it."""
+    found = prior.of(lever, compiled=compiled)
+    found = found if found.num_workloads else prior.of(lever, compiled=not compiled)
+    return found._replace(log_gain=0.0, num_workloads=0) if lever.name in _OF_LENGTHS else found  # by their tokens instead

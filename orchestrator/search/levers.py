@@ -1,0 +1,67 @@
+"""A setting as the levers that are pulled: one field's value against the one that nobody has to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from compile_sweep.schema.setting_text import flatten, format_value
+from compile_sweep.schema.settings import DEFAULT_PAD_MULTIPLE, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+
+BASELINE: Mapping[str, str] = {
+    "scope": Scope.EAGER,
+    "dynamic": Dynamic.STATIC,
+    "padding": Padding.MAX,
+    "pad_multiple": str(DEFAULT_PAD_MULTIPLE),
+    "optimizer": OptimizerKind.FOREACH,
+}
+"""Values that pull no lever. Of the fields not named here, that is to leave them out."""
+
+LENGTHS = ("dynamic", "padding", "pad_multiple")
+"""Levers on lengths, which have other names in eager settings than in compiled ones."""
+
+_IMPLIED = ("mode", "as_written", "options.coordinate_descent_tuning")
+"""Fields that follow from other levers or from what is swept."""
+
+_TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
+
+_UNNUMBERED = ("buckets", "bucket_size")
+"""Fields whose values belong to one workload's lengths."""
+
+
+class Lever(NamedTuple):
+    """One field with a value other than its baseline."""
+
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+
+def levers_of(setting: CompileSettings) -> dict[str, str]:
+    """Returns the levers that a setting pulls, value by name; the baseline, `scope=eager` as it comes, pulls none."""
+    found = {name: format_value(value) for name, value in flatten(setting.fields_that_apply()) if name not in _IMPLIED}
+    if setting.scope is not Scope.EAGER:
+        found.pop("padding", None)  # follows from `dynamic`
+    if found.get("cudagraphs") == "off":
+        del found["cudagraphs"]
+    if setting.mode in _TUNED:  # a mode is one or both of two levers, so that what one gains is expected of the other mode, too
+        found["max_autotune"] = "on"
+    if any(name in found for name in _UNNUMBERED):
+        found["dynamic"] = f"buckets:{'/'.join(found.pop(name) for name in _UNNUMBERED if name in found)}"
+    return {name: value for name, value in found.items() if BASELINE.get(name) != value}
+
+
+def kind_of(lever: Lever) -> Lever:
+    """Returns the lever without what belongs to one workload: the lengths of its buckets."""
+    return Lever(lever.name, lever.value.partition(":")[0])
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Returns the names of the levers in which two settings differ.
+
+    To compile what ran eagerly is one change, whatever that calls the lengths: padding=longest becomes, say, dynamic=auto.
+    """
+    ignored = LENGTHS if ("scope" in before) != ("scope" in after) else ()
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name) and name not in ignored)

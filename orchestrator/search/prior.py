@@ -1,0 +1,249 @@
+"""What each lever gained in recorded sweeps: the prior that a search begins with.
+
+`prior.json` is written by `python -m benchmarks.lever_prior` from the committed sweeps. Each entry is what one lever was worth on
+one workload: the median, over pairs of settings that differ in nothing else, of the logarithm of the ratio of their speeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
+from compile_sweep.schema.record import Caches, TrialRecord
+from compile_sweep.schema.settings import CompileSettings, Padding
+from orchestrator.search.levers import Lever, changed, kind_of, levers_of
+
+PRIOR_FILE = "prior.json"
+SCHEMA_VERSION = 1
+
+_USUAL_SPREAD = 0.12
+"""Standard deviation of the logarithm of what a lever gains, where no sweep has shown it: two in three gain or lose less than
+12 %."""
+
+_OPTION_SPREAD = 0.4
+"""The same of a workload's own options, which may change anything, such as the batch size."""
+
+BELIEFS: Mapping[str, tuple[float, float]] = {
+    "scope=full": (0.2, 0.3),
+    "scope=regional": (0.1, 0.3),
+    "scope=nested": (0.1, 0.15),
+    "scope=modular": (0.1, 0.3),
+    "cudagraphs=on": (0.1, 0.4),
+    "memory_format=channels_last": (0.15, 0.2),
+    "memory_format=channels_last_3d": (0.15, 0.2),
+    "matmul_precision=high": (0.05, 0.2),
+    "compile_loss=on": (0.1, 0.1),
+    "optimizer=fused": (0.03, 0.05),
+    "attention=unmasked": (0.05, 0.15),
+    "max_autotune=on": (0.0, 0.06),
+}
+"""What a person who knows torch expects of a lever and how far that may be off, as `log_gain` and `spread`. Written by hand, they
+count as one workload more, so that they decide only where no sweep has shown the lever. All others gain nothing, usually."""
+
+_WORTH_ELSEWHERE = 0.5
+"""What a workload on another kind of device counts."""
+
+_FAILS = 0.1
+"""Share of settings that come to nothing before any is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverGain:
+    """What one lever was worth on one workload in one size."""
+
+    lever: str
+    """`field=value`."""
+    compiled: bool
+    """Whether the settings compared were compiled before the lever was pulled."""
+    workload: str
+    size: str
+    device: str
+    """cuda or cpu."""
+    log_gain: float
+    """Median over the pairs of the logarithm of speed with the lever over speed without; 0.1 is 10.5 % more samples a second."""
+    pairs: int
+    """Pairs that were measured; 0 if the lever always failed, and `log_gain` then is 0."""
+    failed: int
+    """Pairs of which the setting with the lever came to nothing, and the one without did not."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            kind = {"str": str, "bool": bool, "int": int, "float": float}[str(one.type)]
+            if type(getattr(self, one.name)) is not kind:
+                raise TypeError(f"{one.name} is {getattr(self, one.name)!r}")
+        if not math.isfinite(self.log_gain) or self.pairs < 0 or self.failed < 0 or self.pairs + self.failed == 0:
+            raise ValueError(f"{self.lever} of {self.workload} holds no gain")
+        if not all(self.lever.partition("=")) or self.device not in ("cuda", "cpu"):
+            raise ValueError(f"{self.lever} on {self.device} is no lever")
+
+
+class Expectation(NamedTuple):
+    """What a lever is expected to be worth before it is tried."""
+
+    log_gain: float
+    spread: float
+    """Standard deviation of `log_gain` from one workload to another."""
+    works: float
+    """Chance that a setting with the lever works."""
+    num_workloads: int
+    """Workloads that it was tried on."""
+
+
+class Prior:
+    """What levers gained on some workloads.
+
+    Args:
+        gains: an entry for each lever, workload and size.
+        device: cuda or cpu, what settings will run on; None if that is not known.
+    """
+
+    def __init__(self, gains: Iterable[LeverGain] = (), device: str | None = None) -> None:
+        self._device = device
+        self._gains: dict[tuple[str, bool], list[LeverGain]] = defaultdict(list)
+        for gain in gains:
+            self._gains[gain.lever, gain.compiled].append(gain)
+
+    def elsewhere(self, workload: str, *, has_gpu: bool) -> Prior:
+        """Returns what is known from workloads of another family."""
+        every = [gain for gains in self._gains.values() for gain in gains if family(gain.workload) != family(workload)]
+        return Prior(every, "cuda" if has_gpu else "cpu")
+
+    def of(self, lever: Lever, *, compiled: bool) -> Expectation:
+        """Returns what a lever is expected to be worth.
+
+        Args:
+            lever: which.
+            compiled: whether it is pulled on settings that are compiled.
+        """
+        name = str(kind_of(lever))
+        found = self._gains.get((name, compiled)) or []
+        tried = sum(gain.pairs + gain.failed for gain in found)
+        works = 1 - (sum(gain.failed for gain in found) + 5 * _FAILS) / (tried + 5)
+        groups = _by_family([gain for gain in found if gain.pairs])
+        weights = [1.0 if self._device in (None, gains[0].device) else _WORTH_ELSEWHERE for gains in groups]
+        unknown = _OPTION_SPREAD if lever.name.startswith("workload.") else _USUAL_SPREAD
+        believed, spread = BELIEFS.get(name, (0.0, unknown))
+        total = 1 + sum(weights)
+        middles = [statistics.fmean(gain.log_gain for gain in gains) for gains in groups]
+        mean = (believed + _product(weights, middles)) / total
+        squares = [statistics.fmean((gain.log_gain - mean) ** 2 for gain in gains) for gains in groups]
+        variance = (spread**2 + (believed - mean) ** 2 + _product(weights, squares)) / total
+        return Expectation(mean, math.sqrt(variance), works, len({gains[0].workload for gains in groups}))
+
+
+def family(workload: str) -> str:
+    """Returns the name that workloads of one model share: `gpt2` and `gpt2-inference` are of one family."""
+    return workload.removesuffix("-inference")
+
+
+def _by_family(gains: Sequence[LeverGain]) -> list[list[LeverGain]]:
+    """Returns the gains in groups of one model on one kind of device, each of which counts alike, however many sizes it has."""
+    found: dict[tuple[str, str], list[LeverGain]] = defaultdict(list)
+    for gain in gains:
+        found[family(gain.workload), gain.device].append(gain)
+    return list(found.values())
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+@cache
+def shipped_prior() -> Prior:
+    """Returns the prior that comes with the package.
+
+    Raises:
+        ConfigError: the installed file is not what this version wrote.
+    """
+    return parse_prior(files("orchestrator.search").joinpath(PRIOR_FILE).read_text(encoding="utf-8"))
+
+
+def parse_prior(text: str) -> Prior:
+    """Returns the prior that JSON text holds.
+
+    Raises:
+        ConfigError: it is not what `write_prior` wrote.
+    """
+    try:
+        told = json.loads(text)
+        if told["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {told['schema_version']!r} instead of {SCHEMA_VERSION}")
+        return Prior([LeverGain(**gain) for gain in told["gains"]])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{PRIOR_FILE} holds no gains of levers ({error}); install compile-sweep again") from None
+
+
+def prior_text(gains: Iterable[LeverGain]) -> str:
+    """Returns the JSON text of a prior, one entry a line, in an order that does not depend on where they came from."""
+    lines = sorted(json.dumps(asdict(gain)) for gain in gains)
+    return f'{{"schema_version": {SCHEMA_VERSION}, "gains": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+class _Trial(NamedTuple):
+    """One recorded setting."""
+
+    levers: Mapping[str, str]
+    padding: str | None
+    speed: float | None
+    """Samples per second; None if the setting came to nothing."""
+
+
+def gains_in(records: Sequence[TrialRecord]) -> list[LeverGain]:
+    """Returns what each lever gained in one sweep, by all pairs of its settings that differ in nothing else.
+
+    Args:
+        records: of one workload and size, each setting's that counts.
+    """
+    trials = [trial for record in records if (trial := _trial(record)) is not None]
+    has_lengths = any(trial.padding != Padding.MAX for trial in trials if "scope" not in trial.levers)
+    ratios: dict[tuple[str, bool], list[float | None]] = defaultdict(list)
+    for before in trials:
+        if before.speed is None:
+            continue
+        for after in trials:
+            lever = _pulled(before, after, has_lengths=has_lengths)
+            if lever is not None:
+                ratio = None if after.speed is None else math.log(after.speed / before.speed)
+                ratios[str(kind_of(lever)), "scope" in before.levers].append(ratio)
+    origin: dict[str, Any] = {
+        "workload": records[0].workload,
+        "size": records[0].size,
+        "device": "cpu" if records[0].device in (None, "cpu") else "cuda",
+    }
+    return [_gain(lever, compiled, found, origin) for (lever, compiled), found in sorted(ratios.items())] if trials else []
+
+
+def _gain(lever: str, compiled: bool, ratios: Sequence[float | None], origin: Mapping[str, Any]) -> LeverGain:
+    measured = [ratio for ratio in ratios if ratio is not None]
+    middle = round(statistics.median(measured), 4) if measured else 0.0
+    failed = len(ratios) - len(measured)
+    return LeverGain(lever=lever, compiled=compiled, log_gain=middle, pairs=len(measured), failed=failed, **origin)
+
+
+def _trial(record: TrialRecord) -> _Trial | None:
+    """Returns what a record says of levers; None if nothing: its machines ended it, or it was stopped early, or began warm."""
+    if record.label in LOST_TO_MACHINES or record.status is Status.STOPPED or record.caches is not Caches.COLD:
+        return None
+    setting = CompileSettings.from_dict(record.settings)
+    speed = record.samples_per_s if record.status is Status.OK else None
+    return _Trial(levers_of(setting), setting.padding, speed or None)
+
+
+def _pulled(before: _Trial, after: _Trial, *, has_lengths: bool) -> Lever | None:
+    """Returns the one lever that `after` pulls and `before` does not; None if they differ otherwise."""
+    names = changed(before.levers, after.levers)
+    if len(names) != 1 or names[0] in before.levers or names[0] == "workload":
+        return None
+    (name,) = names
+    if name == "scope" and has_lengths and before.padding != after.padding:
+        return None  # another number of tokens a batch
+    return Lever(name, after.levers[name])

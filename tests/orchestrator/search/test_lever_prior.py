@@ -1,0 +1,145 @@
+"""Settings as levers, and what recorded sweeps say of each."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.search.levers import Lever, changed, levers_of
+from orchestrator.search.prior import LeverGain, Prior, gains_in, parse_prior, prior_text, shipped_prior
+
+
+def levers(text: str) -> dict[str, str]:
+    return levers_of(CompileSettings.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("setting", "pulled"),
+    [
+        ("scope=eager", {}),
+        ("scope=eager,as_written=on", {}),
+        ("scope=eager,padding=longest,optimizer=fused", {"padding": "longest", "optimizer": "fused"}),
+        ("scope=full,mode=reduce-overhead", {"scope": "full", "cudagraphs": "on"}),
+        ("scope=full,mode=max-autotune", {"scope": "full", "cudagraphs": "on", "max_autotune": "on"}),
+        ("scope=full,mode=max-autotune-no-cudagraphs", {"scope": "full", "max_autotune": "on"}),
+        ("scope=regional,dynamic=buckets,buckets=16/64", {"scope": "regional", "dynamic": "buckets:16/64"}),
+    ],
+)
+def test_a_setting_pulls_the_levers_that_are_not_at_their_baseline(setting: str, pulled: dict[str, str]) -> None:
+    assert levers(setting) == pulled
+
+
+def test_to_compile_is_one_change_whatever_it_calls_the_lengths() -> None:
+    assert changed(levers("scope=eager,padding=longest"), levers("scope=full,dynamic=auto")) == ["scope"]
+    assert changed(levers("scope=full"), levers("scope=full,dynamic=auto")) == ["dynamic"]
+    assert changed(levers("scope=full,mode=reduce-overhead"), levers("scope=regional")) == ["cudagraphs", "scope"]
+
+
+def record(setting: str, samples_per_s: float | None, **fields: Any) -> TrialRecord:
+    made = CompileSettings.parse(setting)
+    status = Status.OK if samples_per_s else Status.INFEASIBLE
+    known = {
+        "workload": "made",
+        "size": "up",
+        "device": "NVIDIA H100",
+        "status": status,
+        "samples_per_s": samples_per_s,
+        **fields,
+    }
+    return TrialRecord(trial_id=setting, settings=made.to_dict(), settings_key=made.key, **known)
+
+
+def test_a_gain_is_the_median_over_pairs_that_differ_in_the_lever_alone() -> None:
+    done = [
+        record("scope=eager", 100.0),
+        record("scope=full", 200.0),
+        record("scope=full,optimizer=fused", 220.0),
+        record("scope=full,mode=reduce-overhead", 300.0),
+        record("scope=full,mode=reduce-overhead,optimizer=fused", 360.0),
+        record("scope=nested", None),
+        record("scope=regional", 999.0, status=Status.FAILED, label="node-lost"),
+    ]
+    found = {(gain.lever, gain.compiled): gain for gain in gains_in(done)}
+    assert found["optimizer=fused", True].log_gain == pytest.approx((math.log(1.1) + math.log(1.2)) / 2, abs=1e-4)
+    assert found["optimizer=fused", True].pairs == 2
+    assert found["scope=full", False].log_gain == pytest.approx(math.log(2), abs=1e-4)
+    assert (found["scope=nested", False].pairs, found["scope=nested", False].failed) == (0, 1)
+    assert ("scope=regional", False) not in found, "what its machines ended says nothing of a lever"
+    assert {gain.device for gain in found.values()} == {"cuda"}
+
+
+def gain(workload: str, log_gain: float, **fields: Any) -> LeverGain:
+    usual = {"lever": "cudagraphs=on", "compiled": True, "size": "base", "device": "cuda", "pairs": 1, "failed": 0}
+    return LeverGain(**{**usual, "workload": workload, "log_gain": log_gain, **fields})
+
+
+GRAPHS = Lever("cudagraphs", "on")
+
+
+def test_what_was_learned_on_the_workload_itself_or_its_family_is_left_out() -> None:
+    prior = Prior([gain("gpt2", 1.0), gain("gpt2-inference", 1.2), gain("resnet", 0.4)])
+    assert prior.elsewhere("gpt2", has_gpu=True).of(GRAPHS, compiled=True).num_workloads == 1
+    assert prior.elsewhere("captioning", has_gpu=True).of(GRAPHS, compiled=True).num_workloads == 2
+
+
+def test_a_lever_is_expected_to_gain_what_it_did_elsewhere_the_surer_the_more_workloads_agree() -> None:
+    one = Prior([gain("resnet", 0.4)]).of(GRAPHS, compiled=True)
+    many = Prior([gain(f"model-{number}", 0.4) for number in range(6)]).of(GRAPHS, compiled=True)
+    assert 0 < one.log_gain < many.log_gain < 0.4
+    assert many.spread < one.spread
+    unknown = Prior().of(Lever("optimizer", "nobodys"), compiled=True)
+    assert (unknown.log_gain, unknown.num_workloads) == (0.0, 0)
+
+
+def test_sizes_of_one_workload_count_as_one_and_another_device_as_half() -> None:
+    sizes = [gain("gpt2", 0.4, size=size) for size in ("small", "large", "xl")]
+    expected = [Prior(known).of(GRAPHS, compiled=True).log_gain for known in (sizes, sizes[:1])]
+    assert expected[0] == pytest.approx(expected[1])
+    here, there = (Prior([gain("gpt2", 0.8)]).elsewhere("x", has_gpu=has).of(GRAPHS, compiled=True) for has in (True, False))
+    assert there.log_gain < here.log_gain
+
+
+def test_what_failed_elsewhere_is_less_likely_to_work() -> None:
+    fails = Prior([gain("a", 0.0, pairs=0, failed=6)]).of(GRAPHS, compiled=True)
+    works = Prior([gain("a", 0.3, pairs=6)]).of(GRAPHS, compiled=True)
+    assert fails.works < 0.5 < works.works
+
+
+def test_the_shipped_prior_is_what_its_text_says_and_knows_the_levers_that_win() -> None:
+    assert shipped_prior().elsewhere("nobodys", has_gpu=True).of(GRAPHS, compiled=True).log_gain > 0.2
+    gains = [gain("b", 0.25), gain("a", 0.5)]
+    parsed = parse_prior(prior_text(gains))
+    assert parsed.of(GRAPHS, compiled=True) == Prior(gains).of(GRAPHS, compiled=True)
+    assert prior_text(gains) == prior_text(reversed(gains))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"log_gain": "much"},
+        {"log_gain": 1},
+        {"pairs": -1},
+        {"device": "tpu"},
+        {"lever": "fused"},
+        {"colour": "red"},
+        {"failed": True},
+    ],
+)
+def test_a_prior_that_was_not_written_so_is_refused(change: dict[str, Any]) -> None:
+    told = json.loads(prior_text([gain("a", 0.5)]))
+    told["gains"][0] |= change
+    with pytest.raises(ConfigError, match="holds no gains of levers"):
+        parse_prior(json.dumps(told))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 2, "gains": []}'])
+def test_a_file_that_is_no_prior_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="install compile-sweep again"):
+        parse_prior(text)

@@ -1,0 +1,179 @@
+"""The searcher of recipe `auto`: the baseline, what won elsewhere, then one lever more; on tables with known gains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import REPOSITORY
+
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.search.candidates import Candidates
+from orchestrator.search.lever_search import LeverSearch, Step
+from orchestrator.search.levers import changed, levers_of
+from orchestrator.search.prior import LeverGain, Prior, shipped_prior
+from orchestrator.search.tables import read_table
+
+SPEED = Aims.parse(["samples_per_s:max"])
+SETTINGS = [
+    CompileSettings.parse(f"scope={scope},optimizer={optimizer}{layout}{mode}")
+    for scope in ("eager", "full", "regional")
+    for mode in ("", ",mode=reduce-overhead")
+    for optimizer in ("foreach", "fused")
+    for layout in ("", ",memory_format=channels_last")
+    if not (scope == "eager" and mode)
+]
+GAINS = {
+    "scope=full": 0.4,
+    "scope=regional": 0.2,
+    "cudagraphs=on": 0.3,
+    "optimizer=fused": 0.05,
+    "memory_format=channels_last": 0.3,
+}
+
+
+def elsewhere(gains: Mapping[str, float]) -> Prior:
+    """A prior in which each lever gained this on two workloads."""
+    own = {"size": "base", "device": "cuda", "pairs": 3, "failed": 0}
+    return Prior(
+        LeverGain(lever=lever, compiled=not lever.startswith("scope"), workload=workload, log_gain=worth, **own)  # type: ignore[arg-type]
+        for lever, worth in gains.items()
+        for workload in ("one", "another")
+    )
+
+
+def row(setting: CompileSettings, gains: Mapping[str, float], broken: str | None = None) -> dict[str, Any]:
+    """What a setting comes to whose levers gain this; one with the broken lever fails."""
+    pulled = [f"{name}={value}" for name, value in levers_of(setting).items()]
+    compile_s = {"eager": 1.0, "regional": 20.0, "full": 60.0}[setting.scope]
+    common = {"settings_key": setting.key, "wall_s": 20.0 + compile_s}
+    if broken in pulled:
+        return {**common, "status": "infeasible", "label": "compile-error"}
+    speed = 100 * math.exp(sum(gains.get(lever, 0.0) for lever in pulled))
+    return {**common, "status": "ok", "samples_per_s": speed, "compile_s": compile_s}
+
+
+def search(prior: Prior, **options: Any) -> LeverSearch:
+    return LeverSearch(Candidates(SETTINGS), SPEED, max_length=1, prior=prior, **options)
+
+
+def run(searching: LeverSearch, gains: Mapping[str, float], broken: str | None = None) -> list[Step]:
+    """The steps of a whole search."""
+    steps = []
+    while (step := searching.next_step()) is not None:
+        steps.append(step)
+        searching.tell(row(step.setting, gains, broken))
+    return steps
+
+
+def test_it_begins_with_what_runs_today_and_then_with_all_that_won_elsewhere() -> None:
+    first, second, *_ = run(search(elsewhere(GAINS)), GAINS)
+    assert (first.setting.key, first.reason) == (SETTINGS[0].key, "what runs today")
+    assert levers_of(second.setting).keys() == {"scope", "cudagraphs", "optimizer", "memory_format"}
+    assert "cudagraphs=on (×1.26 on 2 others)" in second.reason
+
+
+def test_what_follows_is_the_best_so_far_with_one_more_lever() -> None:
+    searching = search(Prior())
+    best: CompileSettings | None = None
+    num_steps = 0
+    while (step := searching.next_step()) is not None and num_steps < 6:
+        num_steps += 1
+        if best is not None and best.scope != "eager":
+            assert len(changed(levers_of(best), levers_of(step.setting))) == 1, step
+        searching.tell(row(step.setting, GAINS))
+        best = SETTINGS[searching.best() or 0]
+    assert num_steps >= 4
+
+
+@pytest.mark.parametrize("loser", ["memory_format=channels_last", "cudagraphs=on"])
+def test_it_goes_back_when_a_lever_that_won_elsewhere_loses_here(loser: str) -> None:
+    here = {**GAINS, loser: -0.4}
+    best_of_all = max(SETTINGS, key=lambda setting: row(setting, here)["samples_per_s"])
+    steps = run(search(elsewhere(GAINS)), here)
+    place = [step.setting.key for step in steps].index(best_of_all.key)
+    assert place <= 4, "the baseline, all levers at once, the other scope, and one step back"
+
+
+def test_a_lever_that_does_not_work_is_left_alone_after_it_failed() -> None:
+    steps = run(search(elsewhere(GAINS)), GAINS, broken="cudagraphs=on")
+    works = [step.setting for step in steps if not step.setting.cudagraphs]
+    assert max(row(setting, GAINS)["samples_per_s"] for setting in works) == pytest.approx(100 * math.exp(0.75))
+    assert len(steps) - len(works) <= 4
+
+
+def test_it_ends_when_nothing_promises_enough_and_says_what_more_time_would_gain() -> None:
+    searching = search(elsewhere(GAINS))
+    steps = run(searching, GAINS)
+    assert len(steps) < len(SETTINGS)
+    assert 0 <= searching.forecast(3600.0) < 0.01
+    early = search(elsewhere(GAINS))
+    assert early.forecast(3600.0) == math.inf
+    early.tell(row(SETTINGS[0], GAINS))
+    assert early.forecast(3600.0) > 0.5
+    assert early.forecast(1.0) == 0.0
+
+
+def test_what_would_not_end_in_time_is_not_proposed() -> None:
+    steps = run(search(elsewhere(GAINS), fits=lambda setting: setting.scope != "full"), GAINS)
+    assert {step.setting.scope for step in steps} == {"eager", "regional"}
+    assert search(elsewhere(GAINS), fits=lambda setting: False).propose() is None
+
+
+def test_fewer_tokens_are_worth_more_before_any_trial_has_shown_it() -> None:
+    settings = [CompileSettings.parse(f"scope=eager,padding={padding}") for padding in ("max", "longest")]
+    settings += [CompileSettings.parse(f"scope=full,dynamic={dynamic}") for dynamic in ("static", "mark")]
+    tokens = {"max": 256.0, "longest": 64.0}
+    searching = LeverSearch(Candidates(settings), SPEED, max_length=256, tokens=lambda setting: tokens[str(setting.padding)])
+    searching.tell(row(settings[0], {}))
+    step = searching.next_step()
+    assert step is not None
+    assert step.setting.padding == "longest"
+
+
+def test_a_plan_is_what_would_be_tried_if_all_went_as_expected() -> None:
+    steps = search(elsewhere(GAINS)).plan(300.0)
+    assert steps[0].reason == "what runs today"
+    assert levers_of(steps[1].setting).keys() >= {"scope", "cudagraphs", "memory_format"}
+    assert sum(step.seconds for step in steps) <= 300
+    assert len({step.setting.key for step in steps}) == len(steps)
+
+
+@pytest.mark.parametrize(
+    ("table", "share", "within_s"),
+    [
+        ("benchmarks/tables/captioning-base-h200", 0.9, 300),
+        ("benchmarks/tables/captioning-tiny-cpu", 0.95, 300),
+        ("docs/results/h100-gpt2-levers", 0.98, 120),
+        ("docs/results/h100-resnet", 0.98, 200),
+    ],
+)
+def test_recorded_sweeps_are_replayed_with_a_prior_that_has_not_seen_them(table: str, share: float, within_s: float) -> None:
+    recorded = read_table(Path(REPOSITORY, table))
+    has_gpu = "cpu" not in table
+    prior = shipped_prior().elsewhere(recorded.origin.workload, has_gpu=has_gpu)
+    lengths = {(s.padding, s.group_window): r["mean_length"] for s, r in _measured(recorded.rows) if r["mean_length"]}
+    searching = LeverSearch(
+        recorded.candidates,
+        SPEED,
+        max_length=recorded.max_length,
+        prior=prior,
+        tokens=lambda setting: lengths.get((setting.padding, setting.group_window), recorded.max_length),
+    )
+    best = max(one["samples_per_s"] for one in recorded.rows.values() if SPEED.is_usable(one))
+    spent, found = 0.0, 0.0
+    while found < share and (setting := searching.propose()) is not None:
+        one = recorded.rows[setting.key]
+        searching.tell(one)
+        spent += one["wall_s"]
+        found = max(found, one["samples_per_s"] / best if SPEED.is_usable(one) else 0.0)
+    assert found >= share
+    assert spent <= within_s
+
+
+def _measured(rows: Mapping[str, Any]) -> list[tuple[CompileSettings, Any]]:
+    return [(CompileSettings.parse(key), one) for key, one in rows.items()]
