@@ -176,6 +176,7 @@ def _findings(tried: Tried) -> Iterator[str]:
     yield "works" if not tried.verdict else f"not to be used: {tried.verdict}"
     speed = f", {found['speedup_eager']:.2f} times as fast as eager" if found["speedup_eager"] else ""
     yield f"about {found['step_ms_median']:.3g} ms a step{speed}; compiles for {found['compile_s']:.1f} s"
+    yield from found["findings"]
     if tried.settings.scope is Scope.EAGER:
         return
     yield f"graphs: {found['graphs']}"

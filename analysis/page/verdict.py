@@ -37,6 +37,7 @@ DISAGREEMENT_LIMIT = 0.05
 """Share by which a speed-up over eager in another trial may differ from the one over eager in the same trial, likewise."""
 
 REAL_PIPELINE = "real"
+SCRIPT_PIPELINE = "script"
 
 
 class Remark(NamedTuple):
@@ -62,6 +63,8 @@ def remarks(trial: pd.Series) -> list[Remark]:
     if outliers := int(number(trial["outliers"]) or 0):
         words = f"{outliers} outlier{'s' if outliers > 1 else ''}"
         found.append(Remark(words, "timed steps over 1.5 times their batch's median; they are kept in every figure"))
+    if (changes := trial["findings"]) and trial["pipeline"] != SCRIPT_PIPELINE:
+        found.append(Remark("changes with the step", "; ".join(changes)))
     if number(trial["contended"]):
         pressure = (
             "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"

@@ -33,6 +33,7 @@ from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
+from compile_sweep.harness.late_compiles import LateCompiles
 from compile_sweep.harness.measurement import Measurement, Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
@@ -165,13 +166,15 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         _synchronize(device)
         on_phase(Phase.WARMING_UP)
         warmup = _warm_up(step, recorder, warmup_batches, device)
+        late = LateCompiles(step, diagnostics.recompile_reasons, steps=len(warmup_batches))
         del recorder, warmup_batches
         on_phase(Phase.STEADY)
-        found = _steady(run, step, lambda window, peaks: on_early(_early(run, warmup, window, peaks)))
+        found = _steady(run, late, lambda window, peaks: on_early(_early(run, warmup, window, peaks)))
         watching.close()  # what the check compiles is none of the setting's
         on_phase(Phase.CHECKING)
         gradient_check = check_step(prepared, model, step, run.compared[0], draws=warmup.trajectory.random)
-    del step, model, optimizer, expected
+    findings = [*late.sentences(has_stopped=found.window.is_settled), *_changes(found.window, len(run.pool))]
+    del step, late, model, optimizer, expected
     torch._dynamo.reset()
     memory.free(device)
     numerics = check_numerics(
@@ -184,7 +187,24 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         gradient_check=gradient_check,
     )
     on_phase(Phase.DONE)
-    return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source))
+    return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source, findings))
+
+
+def _changes(window: Window, batches: int) -> list[str]:
+    """What changed with the step while it was timed, and where that makes the speed-up doubtful."""
+    found = []
+    if shift := steady.find_shift(window.passes):
+        step = window.steps - (len(window.passes) - shift.after_passes) * (1 + batches)
+        found.append(
+            f"from about step {step} on a step takes {shift.after_ms:.3g} ms, and {shift.before_ms:.3g} before: the work changed "
+            "with the step, or the host slowed down; the figures are of both"
+        )
+    behind = window.steps - window.eager_steps
+    if window.restarts and window.eager_blocks and behind > batches:
+        found.append(
+            f"eager steps beside it are {behind} steps behind, so they may do other work, and the speed-up over eager is doubtful"
+        )
+    return found
 
 
 def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequence[Batch], device: torch.device) -> _WarmUp:
@@ -225,10 +245,10 @@ def _undisturbed() -> Iterator[None]:
         gc.set_threshold(young, middle, oldest)
 
 
-def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryPeaks], None]) -> _Steady:
+def _steady(run: _Run, step: LateCompiles, on_first_pass: Callable[[Window, MemoryPeaks], None]) -> _Steady:
     memory.reset_peaks(run.device)
     with _undisturbed():
-        window = steady.first_pass(step, run.pool, run.device)
+        window = steady.first_pass(step, run.pool, run.device, steps=step.steps, compiled_graphs=lambda: step.graphs)
     peaks = memory.read_peaks(run.device)
     on_first_pass(window, peaks)
     several = num_workers() > 1
@@ -249,11 +269,12 @@ def _steady(run: _Run, step: TrainStep, on_first_pass: Callable[[Window, MemoryP
     return _Steady(window=window, peaks=peaks, eager=eager, real=real)
 
 
-def _grown_beside_eager(run: _Run, step: TrainStep, window: Window) -> Trajectory:
+def _grown_beside_eager(run: _Run, step: LateCompiles, window: Window) -> Trajectory:
     """Fills the window, with blocks of eager steps unless they are too slow, and returns the first steps of the eager model."""
     with eager_reference(run.prepared) as (model, eager_step):
         trajectory = record_run(run.prepared.workload, model, eager_step, run.compared)
         window.chosen = _for_reference(run, eager_step)
+        window.eager_steps = len(run.compared) + 2
         if window.chosen:
             with _undisturbed():
                 steady.grow(window, step, run.pool, run.limits, run.device, reference=eager_step)
@@ -272,7 +293,7 @@ def _for_reference(run: _Run, eager_step: TrainStep) -> list[int]:
     return [int(index) for index in agreed_numbers(padded, run.device) if index >= 0]
 
 
-def _real(run: _Run, step: TrainStep) -> RealPasses:
+def _real(run: _Run, step: LateCompiles) -> RealPasses:
     return real_passes(
         step,
         run.prepared.workload,
@@ -285,7 +306,13 @@ def _real(run: _Run, step: TrainStep) -> RealPasses:
 
 
 def _summarized(
-    run: _Run, warmup: _WarmUp, found: _Steady, diagnostics: Diagnostics, numerics: dict[str, Any], source: str
+    run: _Run,
+    warmup: _WarmUp,
+    found: _Steady,
+    diagnostics: Diagnostics,
+    numerics: dict[str, Any],
+    source: str,
+    findings: list[str],
 ) -> Measurement:
     window, real = found.window, found.real
     compile_s = _compile_s(warmup, window)
@@ -320,6 +347,7 @@ def _summarized(
         data_wait_share=max(0.0, 1 - throughput.samples_per_s / resident.samples_per_s) if real else None,
         source=source,
         numerics=numerics,
+        findings=findings,
         **asdict(diagnostics),
         step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
     )

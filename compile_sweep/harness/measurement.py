@@ -108,6 +108,8 @@ class Measurement:
     fallbacks: list[str]
     step_ms: list[float]
     """Every timed step on a prepared batch, pass by pass."""
+    findings: list[str] = field(default_factory=list)
+    """What changed while it trained, a sentence each."""
     samples_per_s_per_worker: float | None = None
     """Mean over the workers."""
     compile_s_by_rank: list[float] = field(default_factory=list)
@@ -122,7 +124,7 @@ class Measurement:
 _SEVERITY = ("nan", "diverges", "eager_unstable", "ok")
 """Of what the numerics check says, the gravest first."""
 
-_FINDINGS = ("recompile_limit_hits", "cudagraph_skip_reasons", "fallbacks", "graph_break_reasons")
+_FINDINGS = ("findings", "recompile_limit_hits", "cudagraph_skip_reasons", "fallbacks", "graph_break_reasons")
 
 
 def together(measured: Measurement) -> Measurement:

@@ -41,6 +41,15 @@ _RESAMPLINGS = 1000
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """97.5 % quantiles of Student's t by degrees of freedom."""
 
+MAX_RESTARTS = 3
+"""Times that a window begins anew because something was compiled in it."""
+
+MAX_CATCH_UP_S = 5.0
+"""Seconds that the eager reference may take to get to the same step, where the work changes with the step."""
+
+SHIFT = 1.2
+"""Times as slow, or as fast, that the passes of a window's end are when its steps are said to have changed."""
+
 Step = Callable[[Batch], Tensor]
 """Trains on a batch and returns its loss."""
 
@@ -61,6 +70,18 @@ class Window:
     """Of every timed compiled step."""
     eager_losses: list[Tensor] = field(default_factory=list)
     """Of every timed eager step."""
+    compiled_graphs: Callable[[], int] = lambda: 0
+    """Graphs compiled since the warm-up, as this worker counts them."""
+    restarts: int = 0
+    """How often it began anew because something was compiled in a pass; passes before the last time are dropped."""
+    is_settled: bool = True
+    """Whether nothing was compiled in the passes that it holds."""
+    steps: int = 0
+    """That the compiled model has made in all, warm-up included."""
+    eager_steps: int = 0
+    """That the eager reference has made in all."""
+    catch_up_s: float = 0.0
+    """That the reference took for steps that only bring it to the step of the compiled model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +115,23 @@ def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: to
     return [1e3 * (after - before) for before, after in pairwise(times)]
 
 
-def first_pass(step: Step, pool: Sequence[Batch], device: torch.device) -> Window:
-    """A window of one pass, with nothing else in the device's memory."""
-    window = Window(lengths=largest_everywhere([batch.length for batch in pool], device))
-    _pass(window, step, pool, device)
+def first_pass(
+    step: Step, pool: Sequence[Batch], device: torch.device, *, steps: int = 0, compiled_graphs: Callable[[], int] = lambda: 0
+) -> Window:
+    """A window of one pass, with nothing else in the device's memory.
+
+    Args:
+        step: the compiled one.
+        pool: batches of a pass.
+        device: where.
+        steps: that the model has made already.
+        compiled_graphs: graphs compiled since the warm-up.
+    """
+    window = Window(
+        lengths=largest_everywhere([batch.length for batch in pool], device), steps=steps, compiled_graphs=compiled_graphs
+    )
+    while not window.passes:
+        _pass(window, step, pool, device)
     return window
 
 
@@ -118,8 +152,11 @@ def grow(
 
     def block() -> None:
         if reference is not None and eager_batches:
+            if window.restarts:
+                _catch_up(window, reference, pool)
             reference(eager_batches[-1])
             window.eager_blocks.append(timed(reference, eager_batches, window.eager_losses, device))
+            window.eager_steps += 1 + len(eager_batches)
 
     began = time.monotonic()
     look_again_at = limits.min_passes
@@ -135,7 +172,10 @@ def grow(
                 return
             look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # looking costs time too
         _pass(window, step, pool, device)
-        block()
+        if window.passes:  # after a restart, a pass comes before the first block, as ever
+            block()
+        else:
+            look_again_at = limits.min_passes
 
 
 def is_hopeless(window: Window, width: float, limits: Limits) -> bool:
@@ -145,8 +185,27 @@ def is_hopeless(window: Window, width: float, limits: Limits) -> bool:
 
 
 def _pass(window: Window, step: Step, pool: Sequence[Batch], device: torch.device) -> None:
+    graphs = window.compiled_graphs()
     step(pool[-1])
-    window.passes.append(timed(step, pool, window.losses, device))
+    times = timed(step, pool, window.losses, device)
+    window.steps += 1 + len(pool)
+    compiled = agreed(window.compiled_graphs() != graphs, device)
+    if compiled and window.restarts < MAX_RESTARTS:
+        window.restarts += 1
+        window.passes.clear()
+        window.eager_blocks.clear()
+        return
+    window.is_settled = window.is_settled and not compiled
+    window.passes.append(times)
+
+
+def _catch_up(window: Window, reference: Step, pool: Sequence[Batch]) -> None:
+    """Brings the eager reference to the step of the compiled model, as far as there is time."""
+    began = time.monotonic()
+    while window.eager_steps < window.steps and window.catch_up_s + time.monotonic() - began < MAX_CATCH_UP_S:
+        reference(pool[window.eager_steps % len(pool)]).item()
+        window.eager_steps += 1
+    window.catch_up_s += time.monotonic() - began
 
 
 def _marked() -> torch.cuda.Event:
@@ -205,6 +264,31 @@ def outliers(passes: Sequence[Sequence[float]]) -> int:
     """Steps that took over `OUTLIER_FACTOR` times their batch's median."""
     times = np.asarray(passes)
     return int((times > OUTLIER_FACTOR * np.median(times, axis=0)).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """A change of the step's time within a window."""
+
+    after_passes: int
+    before_ms: float
+    """Of a step, on average over a pass."""
+    after_ms: float
+
+
+def find_shift(passes: Sequence[Sequence[float]]) -> Shift | None:
+    """Where the steps became slower or faster for good; None if they did not.
+
+    All passes on one side must be slower than all on the other one, of which each has a third of them at least, so that a noisy
+    host is seldom taken for a change of the work.
+    """
+    totals = [math.fsum(times) / len(times) for times in passes]
+    least = max(3, len(totals) // 3)
+    for cut in range(least, len(totals) - least + 1):
+        before, after = totals[:cut], totals[cut:]
+        if min(after) > SHIFT * max(before) or min(before) > SHIFT * max(after):
+            return Shift(after_passes=cut, before_ms=statistics.median(before), after_ms=statistics.median(after))
+    return None
 
 
 def relative_half_width(passes: Sequence[Sequence[float]]) -> float:

@@ -213,7 +213,8 @@ class TrialRecord(AttemptRecord):
     fallbacks: list[str] = field(default_factory=list)
     """Where torch ran eagerly without being asked to, a sentence each."""
     findings: list[str] = field(default_factory=list)
-    """Of a script: what was found in it, a sentence each, what limits it first."""
+    """What changed while it trained, such as graphs compiled after the warm-up, a sentence each; of a script: what was found in
+    it, what limits it first."""
     perf_hints: list[str] = field(default_factory=list)
     """What torch's log says would be faster."""
     step_ms: list[float] = field(default_factory=list)

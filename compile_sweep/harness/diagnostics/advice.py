@@ -183,6 +183,8 @@ def explain_measurement(
         yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], advice_on_cudagraph_skip))
     yield Section(title="performance hints", lines=_hints(found["perf_hints"]))
     yield Section(title="time", lines=list(_times(found)))
+    if changes := found.get("findings"):
+        yield Section(title="changes while it trains", lines=changes)
     if settings.scope is not Scope.EAGER and (reasons := why_not_faster(found, found["speedup_eager"], settings.backend)):
         lines = [line for one in reasons for line in (one.found, f"  → {one.advice}")]
         yield Section(title="why it is not faster than eager", lines=lines)
