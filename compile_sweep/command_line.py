@@ -19,6 +19,7 @@ import tyro
 from tyro import _errors as complaints  # private, so pyproject.toml names the versions of tyro that are known to have it
 
 import compile_sweep
+from compile_sweep import command_help
 from compile_sweep.schema.errors import CompileSweepError, check_utf8, one_line_message
 
 Options = TypeVar("Options")
@@ -64,10 +65,13 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str], *, defaul
     if "--version" in arguments:
         print(f"compile-sweep {compile_sweep.__version__}")
         raise SystemExit(0)
+    if set(command_help.WORDS).intersection(arguments):
+        print(command_help.help_text(options, prog, all_options="--help-all" in arguments), end="")
+        raise SystemExit(0)
     words = _checked(options, arguments)
     with complaints.on_parse_error(lambda complaint: _refuse(complaint, options, prog, words)):
         usual = tyro.MISSING_NONPROP if default is None else default
-        return tyro.cli(options, prog=prog, args=words, default=usual, config=_CONFIG)
+        return tyro.cli(options, prog=prog, args=words, default=usual, add_help=False, config=_CONFIG)
 
 
 def parse_known(options: type[Options], prog: str, arguments: Sequence[str]) -> Options:
@@ -197,7 +201,7 @@ def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: 
         UsageError: no such command, or options that do not fit it.
     """
     name = words[0] if words else ""
-    if name in ("-h", "--help"):
+    if name in command_help.WORDS:
         print(f"usage: {prog} COMMAND …, each with its own --help\n")
         for command, (options, _) in commands.items():
             print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")

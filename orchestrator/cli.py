@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 import compile_sweep
-from compile_sweep import command_line
+from compile_sweep import command_help, command_line
 from compile_sweep.command_line import UsageError
 from compile_sweep.own_packages import find_own_packages
 from orchestrator.config import Device
@@ -53,7 +53,7 @@ class ExplainOptions:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     words = list(command_line.words_of(arguments))
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in command_help.WORDS:
         _help()
         return 0 if words else command_line.USAGE_ERROR
     if words[0] in ("-V", "--version"):

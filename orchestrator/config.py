@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -172,9 +172,9 @@ class SearchConfig:
     searcher: Searcher | None = None
     """Choose what to try next among the settings, of the recipe grid if none is named; by default all of them, in order. gain
     expects hypervolume gained for each second."""
-    objectives: Annotated[tuple[str, ...], tyro.conf.arg(name="objective"), _OBJECTIVES] = ()
+    objectives: Annotated[tuple[str, ...], tyro.conf.arg(name="objective", metavar="FIELD:GOAL …"), _OBJECTIVES] = ()
     """What is searched for, like samples_per_s:max; by default throughput, compile time and memory."""
-    constraints: Annotated[tuple[str, ...], tyro.conf.arg(name="constraint"), _BOUNDS] = ()
+    constraints: Annotated[tuple[str, ...], tyro.conf.arg(name="constraint", metavar="BOUND …"), _BOUNDS] = ()
     """Bounds to keep, like compile_s<=120 or peak_memory_bytes<=40GiB."""
     stop: str | None = None
     """When to end for want of news, like "front stable for 6 trials"."""
@@ -183,7 +183,7 @@ class SearchConfig:
     gpu_budget_s: float | None = None
     """Start no trial with which all trials, those of earlier runs included, would probably take more than this many GPU-seconds,
     compile time included."""
-    learn_from: Annotated[tuple[str, ...], _FOLDERS] = ()
+    learn_from: Annotated[tuple[str, ...], _FOLDERS, tyro.conf.arg(metavar="DIR …")] = ()
     """Folders of earlier sweeps whose results the searcher is told of; what they tried is not tried again."""
     learn_anyway: bool = False
     """Take also sweeps of another workload or environment: their best settings are tried first."""
@@ -265,7 +265,7 @@ class SweepConfig:
     """Where the folder is copied while the sweep runs; None for nowhere."""
     search: SearchConfig = SearchConfig()
     """How settings are chosen among `settings`."""
-    log_to: Annotated[tuple[str, ...], _PLACES] = ()
+    log_to: Annotated[tuple[str, ...], _PLACES, tyro.conf.arg(metavar="PLACE …")] = ()
     """Log trials there as well, as they finish: mlflow:URI, mlflow:DIR, tensorboard:DIR or wandb:PROJECT."""
 
     def __post_init__(self) -> None:
@@ -353,11 +353,11 @@ class SweepConfig:
 class Run:
     """What this run of the command is to do, and where."""
 
-    settings: Annotated[tuple[str, ...], _SETTINGS] = ()
+    settings: Annotated[tuple[str, ...], _SETTINGS, tyro.conf.arg(metavar="SETTING …")] = ()
     """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
-    vary: Annotated[tuple[str, ...], _SETTINGS] = ()
+    vary: Annotated[tuple[str, ...], _SETTINGS, tyro.conf.arg(metavar="FIELD=VALUES …")] = ()
     """Further values of any field to cross the settings with, like group_window=1,100."""
-    script: str | None = None
+    script: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A training script to run unchanged in place of a workload; its own arguments follow after --."""
     in_place: Flag = False
     """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
@@ -372,9 +372,9 @@ class Run:
     """Go on with the sweep in --output: what is recorded there is not repeated."""
     dry_run: Flag = False
     """Print what would run, what would not and why, and how long it would take; start nothing."""
-    explain: str | None = None
+    explain: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
-    source: str | None = None
+    source: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Print one setting as Python to paste into a training script; run nothing."""
     list: Flag = False
     """Name workloads, recipes and settings, a line each; run nothing."""
@@ -382,8 +382,29 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCommand:
-    """Measure compile settings of a training workload and report the trade-off."""
+    """Measure compile settings of a training script or a workload, and report which are worth training with.
 
+    For example: compile-sweep sweep --script train.py --output results/mine -- --batch-size 16
+    """
+
+    HELP_GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "common options": (
+            "--script", "--workload", "--size", "--settings", "--device", "--output", "--resume", "--time-budget-s", "--searcher",
+            "--dry-run", "--list",
+        ),
+        "what is measured": (
+            "--vary", "--seed", "--pipeline", "--workers-per-trial", "--in-place", "--compile-loss", "--explain", "--source",
+        ),
+        "how trials run": (
+            "--max-concurrent", "--runner", "--placement", "--confirm", "--compile-deadline-s", "--trial-deadline-s",
+        ),
+        "compile caches": ("--cache", "--caches", "--precompile", "--warm-start"),
+        "search": (
+            "--objective", "--constraint", "--num-trials", "--gpu-budget-s", "--stop", "--learn-from", "--learn-anyway",
+            "--prune",
+        ),
+        "results elsewhere": ("--storage", "--log-to"),
+    }  # fmt: skip
     sweep: Annotated[SweepConfig, tyro.conf.arg(name="")] = SweepConfig()
     run: Run = Run()
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from compile_sweep import command_line
+from compile_sweep import command_help, command_line
 from compile_sweep.command_line import STOPPED
 from compile_sweep.contract.names import find_workload, is_in_users_folder
 from compile_sweep.own_packages import find_own_packages
@@ -63,7 +63,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
     console = Console(emoji=False)  # a path is printed as it is, whatever stands between two colons
     begun = (
         _begun(command_line.parse_known(Run, prog, words))
-        if "--resume" in words and not {"-h", "--help"}.intersection(words)
+        if "--resume" in words and not set(command_help.WORDS).intersection(words)
         else None
     )
     default = SweepCommand(sweep=begun.config.to_resume()) if begun and begun.config else None
@@ -84,7 +84,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         scratch_folders.check_temp_folder()
     output = begun.output if begun else folder_of(config, run)
     kept = begun.storage if begun else _storage(run.storage, output)
-    device = device_of(config, environment)
+    device = device_of(config, environment, only_plans=run.dry_run)
     before = begun.config if begun else None
     job = _job(command, arguments, before)
     config = resolve(config, run, before=before, environment=environment, output=output)

@@ -39,15 +39,22 @@ GIVEN = "given"
 """What a sweep of `--settings` calls its recipe."""
 
 
-def device_of(config: SweepConfig, environment: Environment) -> Device:
+def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool = False) -> Device:
     """What trials train on.
+
+    Args:
+        config: of the sweep.
+        environment: of this machine.
+        only_plans: whether nothing will run, so that a GPU need not be here.
 
     Raises:
         ConfigError: a GPU is asked for, and there is none.
     """
     device = config.device or (Device.CUDA if environment.gpu else Device.CPU)
-    if device is Device.CUDA and not environment.gpu and not os.environ.get("RAY_ADDRESS"):
-        raise ConfigError("--device cuda needs a GPU, and none is visible; use cpu, or run on a cluster that has one")
+    if device is Device.CUDA and not environment.gpu and not only_plans and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            "--device cuda needs a GPU, and none is visible; use cpu, plan with --dry-run, or run on a cluster that has one"
+        )
     return device
 
 
@@ -94,7 +101,7 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
     Raises:
         ConfigError, SettingsError: something that does not work here, whatever the workload.
     """
-    device = device_of(config, environment)
+    device = device_of(config, environment, only_plans=run.dry_run)
     if run.settings and config.recipe is not None:
         raise ConfigError(f"--settings replaces a recipe's settings; leave out {config.recipe} or --settings")
     recipe = None if before is not None and config.recipe is None and not run.settings else _recipe(config, run)

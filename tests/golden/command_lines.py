@@ -15,7 +15,8 @@ WORKLOAD_OF = {"inference": "gpt2-inference", "generation": "decoder", "vision":
 CAPTIONING = "results/h200-captioning"
 
 HELP: Mapping[str, Sequence[str]] = {
-    **{f"help/{name}.txt": [f"{name} --help"] for name in COMMANDS if name != "cache"},
+    **{f"help/{name}.txt": [f"{name} --help"] for name in COMMANDS if name not in ("cache", "sweep")},
+    "help/sweep.txt": ["sweep --help", "sweep --help-all"],
     "help/cache.txt": ["cache --help", *(f"cache {command} --help" for command in CACHE_COMMANDS)],
     "list.txt": ["sweep --list"],
 }

@@ -29,6 +29,16 @@ def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str])
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_what_would_run_on_a_gpu_is_planned_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["modes", "--dry-run", "--device", "cuda", "--size", "tiny"]) == 0
+    plan = capsys.readouterr().out
+    assert "full, reduce-overhead, static" in plan  # CUDA graphs, which no CPU has
+    assert "estimate:" in plan
+    assert list(Path.cwd().iterdir()) == []
+    assert sweep.main(["modes", "--device", "cuda", "--size", "tiny"]) == 2
+    assert "plan with --dry-run" in capsys.readouterr().err
+
+
 def test_a_folder_is_the_users_where_no_shell_has_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
