@@ -41,7 +41,7 @@ def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
         WorkloadError: the workload's own code failed.
     """
     from compile_sweep.contract.base import Workload
-    from compile_sweep.contract.inspect_model import model_facts
+    from compile_sweep.contract.inspect_model import batch_lengths, model_facts
 
     with explained_failures():
         try:
@@ -53,6 +53,7 @@ def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
             min_length=workload.min_length,
             batch_size=workload.batch_size,
             row_lengths=row_lengths,
+            batch_lengths=() if row_lengths or workload.has_one_shape else batch_lengths(workload),
             parts=tuple(name.rpartition(".")[2] for name in workload.parts()),
             attentions=tuple(attention for attention in Attention if _runs(workload, attention)),
             workload=type(workload).__name__,

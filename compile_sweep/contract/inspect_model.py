@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.shapes import make_policy
 
 if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload
@@ -61,6 +62,15 @@ def model_facts(workload: Workload) -> dict[str, bool]:
         return {**facts, "has_blocks": bool(workload.regions(model)), "has_attention": has_attention(model)}
     except Exception:  # a user's functions may raise anything, and no plan needs these facts
         return facts
+
+
+def batch_lengths(workload: Workload) -> tuple[int, ...]:
+    """Returns the length of each batch of a workload's pool, in tokens; nothing if its batches cannot be made here."""
+    policy = make_policy(workload.max_length, multiple=1, buckets=None, min_length=workload.min_length)
+    try:
+        return tuple(batch.length for batch in workload.pool(policy, rank=0, device=torch.device("cpu")))
+    except Exception:  # a user's functions may raise anything, and no plan needs this fact
+        return ()
 
 
 def _source_of(kind: type[nn.Module]) -> str:

@@ -26,6 +26,8 @@ class WorkloadFacts:
     """Samples per step and worker."""
     row_lengths: tuple[int, ...] = ()
     """Tokens of a representative sample of rows; empty if the workload does not say."""
+    batch_lengths: tuple[int, ...] = ()
+    """Tokens of the longest row of each batch, where `row_lengths` are not known; empty if these are not either."""
     parts: tuple[str, ...] | None = None
     """Short names of what scope=modular compiles separately; None for any."""
     attentions: tuple[Attention, ...] = tuple(Attention)
@@ -62,6 +64,11 @@ class WorkloadFacts:
         """Whether every batch has the same shape, so that none is padded."""
         return self.min_length == self.max_length
 
+    @property
+    def has_lengths(self) -> bool:
+        """Whether batches are known, or may be expected, to differ in length."""
+        return not self.has_one_shape and set(self.batch_lengths) != {self.max_length}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values."""
         options = {name: _WHOLE_NUMBER if isinstance(able, type) else list(able) for name, able in self.options.items()}
@@ -77,6 +84,7 @@ class WorkloadFacts:
             **{
                 **values,
                 "row_lengths": tuple(values["row_lengths"]),
+                "batch_lengths": tuple(values["batch_lengths"]),
                 "parts": None if parts is None else tuple(parts),
                 "attentions": tuple(map(Attention, values["attentions"])),
                 "options": {name: int if able == _WHOLE_NUMBER else tuple(able) for name, able in values["options"].items()},

@@ -59,6 +59,7 @@ def _replaces(rare: Candidate, name: str) -> bool:
 def _ways_to_compile(target: Target) -> list[Candidate]:
     """Scopes, with CUDA graphs and without."""
     scopes = ["full", *([] if target.has_blocks is False else ["regional"])]
+    scopes += ["modular"] if target.parts and not target.trains else []  # parts of a loop that writes text, say
     modes: list[Candidate] = [{}, *([{"mode": "reduce-overhead"}] if target.has_gpu else [])]
     ways = [{"scope": scope, **mode} for scope in scopes for mode in modes]
     return [*ways, *({**way, "compile_loss": "on"} for way in ways if target.is_script and way["scope"] == "full")]
@@ -68,6 +69,8 @@ def _lengths(target: Target) -> list[Candidate]:
     """Strategies for lengths that change."""
     if target.has_one_shape or target.is_script:
         return [{"dynamic": "auto"}]
+    if not target.has_lengths:
+        return [{"dynamic": "static"}]
     return [{"dynamic": "static"}, {"dynamic": "auto"}, {"dynamic": "mark"}]
 
 
@@ -76,7 +79,7 @@ def _levers(target: Target) -> list[list[Candidate]]:
     levers: list[Candidate] = []
     if target.trains:
         levers.append({"optimizer": "fused"})
-    if target.row_lengths and not target.has_one_shape:
+    if target.row_lengths and target.has_lengths:
         levers.append({"group_window": GROUP_WINDOW})
     if target.memory_format is not None:
         levers.append({"memory_format": target.memory_format})
@@ -101,7 +104,7 @@ def _rare_levers(target: Target) -> list[Candidate]:
         rare.append({"sdpa_kernel": "flash"})
     if target.has_blocks:
         rare.append({"scope": "nested"})
-    if not target.has_one_shape and not target.is_script:
+    if target.has_lengths and not target.is_script:
         buckets: list[Candidate] = [{"num_buckets": 3}, {"num_buckets": 6}]
         rare += buckets if target.row_lengths else [{"dynamic": "buckets", "bucket_size": _part(target, 4)}]
         rare.append({"dynamic": "true"})

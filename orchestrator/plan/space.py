@@ -135,7 +135,7 @@ def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterab
 
 
 def padded_length(setting: CompileSettings, target: Target) -> float:
-    """Returns the mean length that batches are padded to, in tokens; half of the longest where rows' lengths are not known.
+    """Returns the mean length that batches are padded to, in tokens; that of the longest where lengths are not known.
 
     Args:
         setting: decides padding and batches.
@@ -144,10 +144,8 @@ def padded_length(setting: CompileSettings, target: Target) -> float:
     if target.has_one_shape or target.is_script:
         return 1.0
     policy = setting.shape_policy(target.max_length, target.min_length)
-    if not target.row_lengths:
-        return policy.padded(max(target.min_length, target.max_length // 2))
-    longest = _longest_rows(target.row_lengths, target.batch_size, setting.group_window or 1)
-    return sum(policy.padded(length) for length in longest) / len(longest) if longest else float(target.max_length)
+    longest = _longest_rows(target.row_lengths, target.batch_size, setting.group_window or 1) or target.batch_lengths
+    return sum(policy.padded(length) for length in longest) / len(longest) if longest else policy.padded(target.max_length)
 
 
 @lru_cache(maxsize=8)

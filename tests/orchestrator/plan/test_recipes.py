@@ -14,7 +14,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.job import ScriptJob
 from orchestrator.plan.recipes import RECIPES, find_recipe
 from orchestrator.plan.scripts import script_facts
-from orchestrator.plan.space import Target, choose
+from orchestrator.plan.space import Target, choose, padded_length
 from workloads.captioning import Captioning
 
 BASE_ON_GPU = Target.of(describe(Captioning("base", 0)), has_gpu=True)
@@ -187,7 +187,16 @@ def test_auto_tries_the_levers_that_fit_the_model_and_the_machine(has_gpu: bool)
     assert ("sdpa_kernel" in fields_of(text)) is has_gpu
     assert "sdpa_kernel" not in fields_of(images)
     assert {setting.dynamic for setting in images} == {None, "auto"}
-    assert {"static", "auto", "mark", "buckets"} <= {setting.dynamic for setting in text}
+    assert {setting.dynamic for setting in text} == {None, "static"}, "all rows are of full length"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_auto_tries_dynamic_shapes_where_lengths_differ(target: Target) -> None:
+    found = settings_of("auto", target)
+    assert {"static", "auto", "mark", "buckets"} <= {setting.dynamic for setting in found}
+    assert {"group_window", "attention"} <= fields_of(found)
+    lengths = {padded_length(setting, target) for setting in found}
+    assert max(lengths) == target.max_length > 2 * min(lengths)
 
 
 def test_auto_compiles_blocks_apart_only_where_there_are_any() -> None:
