@@ -134,6 +134,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "environment_key": Column("string", "digest of what makes figures comparable"),
         "started_at": Column(TIMESTAMP, "when the attempt began; NaT if it is not written"),
         "wall_s": Column("Float64", "seconds the attempt took, worker start included"),
+        "phases_s": Column("object", "dict: seconds of wall_s in each phase reached; empty in older records"),
         "waited_s": Column("Float64", "seconds it waited for a host of the cluster"),
         "tries": Column("Int64", "this attempt and those before it that faults of the machines, or --precompile, may have ended"),
         "retry_reasons": Column("object", "list of str: why each of those before ended"),

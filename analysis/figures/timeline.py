@@ -13,6 +13,7 @@ from analysis.figures.chart_style import LINE_COLOR, PAPER, base_layout, empty_f
 from analysis.figures.setting_rows import row_hover
 from analysis.formatting import duration, number, text
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.record import WarmStart
 
 _MOST_TRIALS = 400
@@ -22,12 +23,16 @@ _LANE_PX, _AXES_PX = 34, 130
 
 PARTS = {
     "other": ("starting, building, checking", "#9aa0a6"),
-    "warm-up": ("warm-up, compiling", "#D55E00"),
-    "timing": ("timed steps", "#0072B2"),
+    "starting": ("starting", "#9aa0a6"),
+    "building": ("building", "#5f6368"),
+    "warming-up": ("warm-up, compiling", "#D55E00"),
+    "steady": ("timed steps", "#0072B2"),
+    "checking": ("checking", "#E69F00"),
+    "done": ("publishing, ending", "#c9ccd1"),
     "start": ("warm start", "#009E73"),
     "lost": ("ended without a figure", "#B8649A"),
 }
-"""Name of a part → what the legend calls it, and its colour."""
+"""Name of a part, a phase or of what is known without phases → what the legend calls it, and its color."""
 
 
 class Span(NamedTuple):
@@ -112,6 +117,8 @@ class TimelineInfo(NamedTuple):
     """Share of the lanes' time in which there was a trial on them."""
     compiling: float
     """Share of it that was warm-up."""
+    measuring: float
+    """Share of it that was warm-up or timed steps."""
     num_left_out: int
     """Earlier trials for which there is no room, or which do not say when they began."""
 
@@ -154,9 +161,15 @@ def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> Timelin
         lane_names=lanes.shown_names(),
         of_gpus=any(one.gpus for one in shown),
         busy=min(1.0, sum(sum(span.parts_s.values()) * len(span.lanes) for span in spans) / whole) if whole else 0.0,
-        compiling=sum(span.parts_s.get("warm-up", 0.0) * len(span.lanes) for span in spans) / whole if whole else 0.0,
+        compiling=_share(spans, whole, Phase.WARMING_UP),
+        measuring=_share(spans, whole, Phase.WARMING_UP, Phase.STEADY),
         num_left_out=len(df) + len(starts) - len(shown),
     )
+
+
+def _share(spans: Sequence[Span], whole: float, *parts: str) -> float:
+    """What part of all lanes' time these parts took."""
+    return sum(span.parts_s.get(part, 0.0) * len(span.lanes) for span in spans for part in parts) / whole if whole else 0.0
 
 
 def timeline_figure(info: TimelineInfo) -> go.Figure:
@@ -195,9 +208,11 @@ def _parts(row: pd.Series) -> dict[str, float]:
     warmup_s = number(row["warmup_s"]) or number(row["warm_warmup_s"])
     if warmup_s is None:
         return {"lost": wall_s}
+    if row["phases_s"]:
+        return dict(row["phases_s"])
     warmup_s = min(warmup_s, wall_s)
     timed_s = min((sum(row["step_ms"]) + sum(row["eager_step_ms"])) / 1e3, wall_s - warmup_s)
-    return {"other": wall_s - warmup_s - timed_s, "warm-up": warmup_s, "timing": timed_s}
+    return {"other": wall_s - warmup_s - timed_s, Phase.WARMING_UP: warmup_s, Phase.STEADY: timed_s}
 
 
 def _outcome(row: pd.Series) -> str:

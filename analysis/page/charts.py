@@ -172,6 +172,7 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
         return None
     left_out = f" {info.num_left_out} earlier ones are left out." if info.num_left_out else ""
     busy = f"There was a trial {percent(info.busy)} of the time, and it was warming up {percent(info.compiling)} of it"
+    busy += f" and timing steps {percent(info.measuring - info.compiling)}"
     count = len(info.lane_names)
     if info.of_gpus:
         lanes = f"{count} GPUs" if count > 1 else "One GPU"

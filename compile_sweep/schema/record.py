@@ -72,6 +72,8 @@ class AttemptRecord:
     """ISO 8601 with its UTC offset."""
     wall_s: float = 0.0
     """Seconds the whole attempt took, worker start included."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of `wall_s` in each phase that it reached, in order; done is publishing and ending. Empty in older records."""
     waited_s: float = 0.0
     """Seconds that its tries waited for hosts of the cluster; in no other figure."""
     tries: int = 1

@@ -53,6 +53,8 @@ class Progress:
     """Ray's IDs of the nodes its workers run on."""
     gpus: tuple[str, ...] = ()
     """The GPUs of its workers, each as host:index."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of `elapsed_s` in each phase so far."""
 
     @property
     def worked_s(self) -> float:
@@ -73,6 +75,8 @@ class _RunningTrial:
     neighbors: set[str] = field(default_factory=set)
     early_figures: Mapping[str, float] = field(default_factory=dict)
     stop_request: StopRequest | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Of the phases it has left."""
 
 
 class ProgressTracker:
@@ -111,7 +115,9 @@ class ProgressTracker:
             self.begin(trial_id, settings_key)
         if trial_id in self._running:
             trial = self._running[trial_id]
-            trial.phase, trial.since = phase, time.monotonic()
+            now = time.monotonic()
+            trial.phases_s[trial.phase] = trial.phases_s.get(trial.phase, 0.0) + now - trial.since
+            trial.phase, trial.since = phase, now
             trial.waited_s = trial.waited_s or 0.0
             self._note_neighbors()
 
@@ -159,6 +165,7 @@ class ProgressTracker:
                 stop_request=trial.stop_request,
                 hosts=tuple(sorted(trial.hosts)),
                 gpus=tuple(sorted(trial.gpus)),
+                phases_s={**trial.phases_s, trial.phase: trial.phases_s.get(trial.phase, 0.0) + now - trial.since},
             )
             for trial_id, trial in self._running.items()
         ]

@@ -28,6 +28,7 @@ from compile_sweep.schema.outcome import (
     judge_warm_start,
     verdict_of,
 )
+from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from orchestrator.artifacts.manifest import kept_apart
 from orchestrator.artifacts.redis import NO_SERVER, NOBODY, environment_for
@@ -145,7 +146,11 @@ def _tried(assignment: Assignment, attempt: Attempts, ask: Ask) -> TrialRecord |
         phase=progress.phase if progress else None,
         started_at=started_at,
         wall_s=wall_s,
-        figures=_figures(result.figures, assignment.plan, progress) | _bounds(verdict, progress) | _gpus(progress) | before,
+        figures=_figures(result.figures, assignment.plan, progress)
+        | _bounds(verdict, progress)
+        | _gpus(progress)
+        | _phases(progress, wall_s)
+        | before,
     )
 
 
@@ -197,6 +202,16 @@ def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: P
 def _gpus(progress: Progress | None) -> dict[str, Any]:
     """Where it ran, whatever became of it."""
     return {"gpus": list(progress.gpus)} if progress else {}
+
+
+def _phases(progress: Progress | None, wall_s: float) -> dict[str, Any]:
+    """What it spent its seconds on. What comes after the last word of its worker belongs to the last phase."""
+    if progress is None:
+        return {}
+    phases_s = {**progress.phases_s, Phase.STARTING: progress.phases_s.get(Phase.STARTING, 0.0) - progress.waited_s}
+    phases_s = {str(phase): max(0.0, seconds) for phase, seconds in phases_s.items()}
+    rest_s = max(0.0, wall_s - sum(phases_s.values()))
+    return {"phases_s": {**phases_s, progress.phase: phases_s.get(progress.phase, 0.0) + rest_s}}
 
 
 def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:

@@ -96,8 +96,17 @@ def test_trials_side_by_side_have_lanes_of_their_own(make_sweep: MakeSweep) -> N
     }  # fmt: skip
     assert info.lane_names == ["1", "2", "3", "4"]
     parts = info.spans[0].parts_s
-    assert parts == pytest.approx({"other": 60 - 21 - 0.613333, "warm-up": 21.0, "timing": 0.613333}, abs=1e-3)
+    assert parts == pytest.approx({"other": 60 - 21 - 0.613333, "warming-up": 21.0, "steady": 0.613333}, abs=1e-3)
     assert info.busy == pytest.approx(300 / (4 * 119))
+
+
+def test_a_trial_that_says_what_its_seconds_went_to_is_drawn_by_its_phases(make_sweep: MakeSweep) -> None:
+    phases_s = {"starting": 1.0, "building": 2.0, "warming-up": 30.0, "steady": 5.0, "checking": 1.5, "done": 0.5}
+    records = [trial("scope=full", 640, 20, wall_s=40.0, phases_s=phases_s, started_at="2026-11-21T09:00:00+00:00")]
+    info = timeline_info(analysis.load(make_sweep(records)))
+    assert info.spans[0].parts_s == phases_s
+    assert (info.compiling, info.measuring) == pytest.approx((0.75, 0.875))
+    assert [trace.name for trace in timeline_figure(info).data][-1] == "publishing, ending"
 
 
 def test_a_trial_is_on_the_lanes_of_its_gpus_and_one_that_names_none_where_there_is_room(make_sweep: MakeSweep) -> None:

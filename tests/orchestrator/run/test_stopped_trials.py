@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
+from orchestrator.guard import progress as progress_module
 from orchestrator.guard.progress import Progress, ProgressTracker, StopRequest
 from orchestrator.run import death, trial, worker_group
 from orchestrator.run.trial_spec import Assignment, TrialPlan
@@ -40,6 +43,20 @@ def test_what_the_first_pass_told_stands_on_the_board() -> None:
     board.report_early_figures("1", {"samples_per_s": 5.0})
     (progress,) = board.running()
     assert progress.early_figures == {"samples_per_s": 5.0}
+
+
+def test_a_trial_says_what_its_seconds_went_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    board = ProgressTracker()
+    board.begin("1", "scope=full")
+    for clock.now, phase in ((12.0, "building"), (14.0, "warming-up"), (50.0, "steady"), (56.0, "done")):
+        board.enter_phase("1", phase)
+    clock.now = 57.0
+    (told,) = board.running()
+    assert told.phases_s == {"starting": 12.0, "building": 2.0, "warming-up": 36.0, "steady": 6.0, "done": 1.0}
+    waited = replace(told, waited_s=10.0)
+    assert trial._phases(waited, wall_s=47.5)["phases_s"] == told.phases_s | {"starting": 2.0, "done": 1.5}
 
 
 class _Died(Exception):

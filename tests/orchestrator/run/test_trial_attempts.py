@@ -133,6 +133,7 @@ def test_what_its_tries_waited_for_hosts_is_told_apart(tmp_path: Path, monkeypat
     ran(tmp_path, monkeypatch, clock, LOST, LOST, OK, waits_s=100.0)
     (record,) = records.read(tmp_path)
     assert (record.waited_s, record.wall_s, record.retried_s) == (300.0, 10.0, 26.0)
+    assert record.phases_s == {"starting": 0.0, "done": 10.0}
 
 
 @pytest.mark.usefixtures("board")
