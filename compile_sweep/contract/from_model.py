@@ -31,11 +31,12 @@ from compile_sweep.contract.inspect_model import (
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
+from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import OptimizerKind
 from compile_sweep.schema.shapes import ShapePolicy
 
 ModelFn = Callable[[], nn.Module]
-BatchFn = Callable[[int], Mapping[str, Tensor]]
+BatchFn = Callable[..., Mapping[str, Tensor]]
 LossFn = Callable[[nn.Module, dict[str, Any]], Any]
 OptimizerFn = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer from parameters, like the classes of `torch.optim`. Receives `foreach=` or `fused=` if it accepts them."""
@@ -45,6 +46,9 @@ MODEL = "model"
 
 IGNORE_INDEX = -100
 """Padding for integer tensors named like labels: torch's and Hugging Face's losses ignore it."""
+
+BATCH_SIZE = "batch_size"
+"""Argument of a batch function, and the option of its workload, that says how many samples a batch has."""
 
 _LABELS = ("label", "labels", "target", "targets")
 
@@ -106,7 +110,8 @@ def WorkloadFromModel(
     Args:
         model_fn: Makes the model. Called with the random seed set, so that equal seeds give equal weights.
         batch_fn: Makes batch number `n` as tensors by name, on the CPU, padded no further than its own longest row.
-            Called with the random seed set, so it may draw random numbers.
+            Called with the random seed set, so it may draw random numbers. If it has an argument `batch_size` with a default,
+            settings may choose another, as `workload.batch_size=64`.
         loss_fn: Called with the model and a batch; calls the model and returns the scalar loss, or the outputs for inference.
             By default `model(**batch).loss`, as Hugging Face models have it, or `model(**batch)` for inference.
         trains: False for inference.
@@ -136,6 +141,7 @@ def WorkloadFromModel(
         "pad_with": dict(pad_with or {}),
         "optimizer_fn": staticmethod(optimizer_fn or partial(torch.optim.Adam, lr=1e-4)),
         "autocast": autocast,
+        "options": {BATCH_SIZE: int} if _takes_batch_size(batch_fn) else {},
         "__doc__": model_fn.__doc__,
         "__module__": getattr(model_fn, "__module__", __name__),
     }
@@ -166,6 +172,7 @@ class ModelWorkload(Workload):
         self._handed_out: ref[nn.Module] | None = None
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
+        self._asked_size: int | None = None
         self._changes: BatchChanges = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
         for name in sorted(self.pad_with.keys() - self.raw_batches(0)[0].keys()):
             raise WorkloadError(
@@ -176,6 +183,26 @@ class ModelWorkload(Workload):
         self.min_length = self.declared_min_length or min(self.max_length, *self._changes.lengths)
         if self.min_length > self.max_length:
             raise WorkloadError(f"min_length={self.min_length} is above the longest batch's {self.max_length}; use less")
+
+    def take(self, chosen: Mapping[str, Scalar]) -> None:
+        """Makes batches of another size, if one is chosen.
+
+        Raises:
+            WorkloadError: the batch function makes others than it is asked for.
+        """
+        self.chosen = chosen
+        if BATCH_SIZE not in chosen:
+            return
+        self._asked_size = int(chosen[BATCH_SIZE])
+        self._batches.clear()
+        self._dims.clear()
+        self._changes = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
+        self.batch_size = self._changes.samples
+        if self.batch_size != self._asked_size:
+            raise WorkloadError(
+                f"the batch function was asked for batches of {self._asked_size} and made some of {self.batch_size}; "
+                f"make as many samples as its argument {BATCH_SIZE} says"
+            )
 
     def build_model(self) -> nn.Module:
         if self._made is not None:
@@ -300,7 +327,8 @@ class ModelWorkload(Workload):
 
     def _made_batch(self, number: int) -> dict[str, Tensor]:
         with _failing_as(f"the batch function failed on batch {number}"):
-            batch = type(self).batch_fn(number)
+            asked = {} if self._asked_size is None else {BATCH_SIZE: self._asked_size}
+            batch = type(self).batch_fn(number, **asked)
         return _tensors(batch)
 
     def length_of(self, raw: Mapping[str, Tensor]) -> int:
@@ -338,6 +366,15 @@ class ModelWorkload(Workload):
         """Returns what a tensor of a batch is padded with."""
         is_label = name.lower() in _LABELS and tensor.dtype in (torch.int32, torch.int64)
         return self.pad_with.get(name, IGNORE_INDEX if is_label else 0)
+
+
+def _takes_batch_size(batch_fn: BatchFn) -> bool:
+    """Whether the function has an argument for the size of its batches, and a size of its own."""
+    try:
+        taken = signature(batch_fn).parameters.get(BATCH_SIZE)
+    except (TypeError, ValueError):  # no function, or one written in C; calling it will tell
+        return False
+    return taken is not None and taken.default is not Parameter.empty
 
 
 def _copied(model: nn.Module) -> nn.Module | None:

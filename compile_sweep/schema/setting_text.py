@@ -178,7 +178,8 @@ def group_by_field(values: Mapping[str, Any], fields: Sequence[str], dotted: Map
         first, dot, inner = str(name).partition(".")
         field = dotted.get(first, "") if dot else first
         if field not in fields:
-            raise SettingsError(f"no setting is called {quote_value(name)}; {suggest(str(name), fields)}")
+            hint = "did you mean workload.batch_size?" if name == "batch_size" else suggest(str(name), fields)
+            raise SettingsError(f"no setting is called {quote_value(name)}; {hint}")
         taken[field] = {**as_mapping(field, taken.get(field) or {}), inner: value} if dot else value
     return taken
 

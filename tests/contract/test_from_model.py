@@ -271,6 +271,28 @@ def test_options_that_a_workload_does_not_have_are_refused() -> None:
     assert workload.under(CompileSettings.parse("scope=full")) is workload
 
 
+def test_a_batch_function_that_takes_a_size_makes_batches_of_the_size_that_settings_choose() -> None:
+    def rows(number: int, batch_size: int = 4) -> dict[str, Tensor]:
+        return {"x": torch.full((batch_size, 3 + number % 2, 8), float(number))}
+
+    workload = made(rows)
+    assert workload.batch_size == 4
+    larger = workload.under(CompileSettings.parse("workload.batch_size=6"))
+    batch = larger.pool(PadToMax(max_length=4), rank=0, device=CPU)[0]
+    assert (larger.batch_size, batch.samples, batch.inputs["x"].shape[0]) == (6, 6, 6)
+    assert larger.batch_changes.length == workload.batch_changes.length
+    with pytest.raises(SettingsError, match="batch_size"):
+        workload.under(CompileSettings.parse("workload.batch_size=0"))
+    with pytest.raises(SettingsError, match=r"did you mean workload\.batch_size"):
+        CompileSettings.parse("batch_size=6")
+
+    def deaf(number: int, batch_size: int = 4) -> dict[str, Tensor]:
+        return rows(number)
+
+    with pytest.raises(WorkloadError, match="asked for batches of 6 and made some of 4"):
+        made(deaf).under(CompileSettings.parse("workload.batch_size=6"))
+
+
 @pytest.mark.slow
 def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
     workload = load_workload(f"{EXAMPLES}:Texts")("only", 0)
