@@ -33,7 +33,7 @@ SCREENS: Mapping[str, tuple[int, str, str, str]] = {
     "break-even": (1280, "light", "#break-even", "#break-even"),
     "compile": (1280, "light", "#phases", "#memory"),
     "choices": (1280, "light", "#parallel", "#effects"),
-    "table": (1280, "light", "#timeline", "#table"),
+    "table": (1280, "light", "#table", "#timeline"),
     "narrow": (390, "light", "header", "#verdict"),
     "compare": (1280, "light", "h1", ".scrolls"),
 }

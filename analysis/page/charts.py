@@ -36,6 +36,8 @@ class Chart(NamedTuple):
     """Whether the filter of trials acts on it."""
     is_wide: bool = False
     """Whether it scrolls sideways on a narrow screen instead of shrinking."""
+    is_detail: bool = False
+    """Whether it stands among the details, and not where the page says why settings are as fast as they are."""
 
 
 class Fronts(NamedTuple):
@@ -70,7 +72,7 @@ def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
 
 
 def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmStart], sweep: SweepInfo) -> list[Chart]:
-    """The charts under the front that have something to show.
+    """The charts below the verdict that have something to show, in their order.
 
     Args:
         df: trials as `load` returns them.
@@ -79,8 +81,8 @@ def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmS
         sweep: what `sweep.json` says.
     """
     found = [
-        _phases(df), _step_times(df), _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _parallel(df),
-        _effects(df, attempts), _regions(df, attempts), _timeline(attempts, starts), _caches(df),
+        _parallel(df), _effects(df, attempts), _regions(df, attempts), _phases(df), _step_times(df),
+        _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _timeline(attempts, starts), _caches(df),
     ]  # fmt: skip
     return [chart for chart in found if chart is not None]
 
@@ -183,7 +185,7 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
     return Chart(
         "timeline", "What the machine did when", "Time line", "Trials on a time line, by what they were busy with",
         f"{lanes}. {busy}; what is empty was idle. {whose}{left_out}",
-        as_json(charts.timeline_figure(info)),
+        as_json(charts.timeline_figure(info)), is_detail=True,
     )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ def _caches(df: pd.DataFrame) -> Chart | None:
         "A cold start compiles all; a warm one, a fresh process with the setting's own artifacts, restores them and compiles the "
         "rest. What both take besides is left out, importing and building the model and the warm-up's steps: the table's warm "
         f"start holds that as well. The hover has hits and misses.{_no_room(info.num_left_out)}",
-        as_json(charts.cache_figure(info)),
+        as_json(charts.cache_figure(info)), is_detail=True,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import gzip
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -34,8 +34,9 @@ from analysis.decision_text import MEMORY_MORE, SENTENCES, STARTS, TILES
 from analysis.figures import BreakEvenInfo, break_even_data, break_even_figure, break_even_info, plotly_script
 from analysis.formatting import MISSING, gib, instant, text
 from analysis.load import SweepInfo, load, load_sweep
-from analysis.page.charts import as_json, fronts, page_charts
-from analysis.page.table import table, table_data, unusable
+from analysis.page.charts import Chart, as_json, fronts, page_charts
+from analysis.page.slowness import reasons
+from analysis.page.table import static_table, table, table_data, unusable
 from analysis.page.verdict import cautions, front_list, none_usable
 from analysis.recommend import Recommendation, recommend, tiles, verdict
 from compile_sweep.schema import record
@@ -111,7 +112,9 @@ def report_page(folder: Path, *, version: str = "") -> str:
         "break_even": _job_data(jobs) if jobs.settings else None,
         "table": table_data(headings, rows, _command(sweep)),
     }
-    recommended = _recommended(df, attempts)
+    why, details = ([chart for chart in charts if chart.is_detail is wanted] for wanted in (False, True))
+    recommended, slow = _recommended(df, attempts), reasons(df)
+    static_headings, static_rows = static_table(headings, rows)
     plotly, script, theme = plotly_script(), _script(), _asset("theme.js")
     return _template().render(
         version=version,
@@ -134,10 +137,14 @@ def report_page(folder: Path, *, version: str = "") -> str:
         front=front_list(df, found, uncertain),
         next=what_next(folder),
         usual_steps=USUAL_STEPS,
-        charts=charts,
+        why_charts=why,
+        detail_charts=details,
         rows=rows,
         unusable=apart,
-        contents=_contents([(chart.name, chart.short_title) for chart in charts], has_jobs=bool(jobs.settings)),
+        contents=_contents(why, details, has_jobs=bool(jobs.settings), has_slow=bool(slow)),
+        slow=slow,
+        static_headings=static_headings,
+        static_rows=static_rows,
         all_phases=COMPILE_PHASES.values(),
         environment=_facts(sweep.environment),
         config=_facts(sweep.config),
@@ -183,17 +190,28 @@ def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> Recommendation | N
         return None
 
 
-def _contents(charts: list[tuple[str, str]], *, has_jobs: bool) -> list[tuple[str, str]]:
-    return [
-        ("verdict", "Verdict"),
-        ("front", "Front"),
-        *([("break-even", "Break-even")] if has_jobs else []),
-        *charts,
-        ("table", "Table"),
-        ("failures", "Not to use"),
-        ("where", "Environment"),
-        ("meaning", "Method"),
+class Part(NamedTuple):
+    """A part of the page, for its contents."""
+
+    name: str
+    """Its heading's id."""
+    title: str
+    sections: list[tuple[str, str]]
+    """Id of each, and what the contents call it."""
+
+
+def _contents(why: Sequence[Chart], details: Sequence[Chart], *, has_jobs: bool, has_slow: bool) -> list[Part]:
+    jobs = [("break-even", "Break-even")] if has_jobs else []
+    slow = [("slow", "Not faster")] if has_slow else []
+    reasons = [*slow, *((chart.name, chart.short_title) for chart in why)]
+    shown = [(chart.name, chart.short_title) for chart in details]
+    about = [("failures", "Not to use"), ("where", "Environment"), ("meaning", "Method")]
+    parts = [
+        Part("decide", "Decide", [("verdict", "Verdict"), ("front", "Front"), *jobs]),
+        Part("why", "Why", reasons),
+        Part("details", "Details", [("table", "Table"), *shown, *about]),
     ]
+    return [part for part in parts if part.sections]
 
 
 def _where(sweep: SweepInfo) -> str:

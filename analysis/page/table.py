@@ -153,6 +153,27 @@ def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading],
     return headings, rows
 
 
+STATIC_ROWS = 30
+"""Rows that are there without a script."""
+
+
+def static_table(headings: Sequence[Heading], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the fastest usable settings as text, for readers without JavaScript."""
+    shown = [heading for heading in headings if not heading.is_detail]
+    titles = ["setting", "remarks", *(f"{one.title} {one.unit}".strip() for one in shown), "numerics"]
+    cells = [
+        [
+            row.settings_label,
+            ", ".join(remark.text for remark in row.remarks),
+            *(cell.text for heading, cell in row.columns if not heading.is_detail),
+            row.numerics.text,
+        ]
+        for row in rows
+        if row.status == Status.OK
+    ]
+    return titles, cells[:STATIC_ROWS]
+
+
 def table_data(headings: Sequence[Heading], rows: Sequence[Row], command: str) -> dict[str, Any]:
     """The table as JSON for the page's script.
 

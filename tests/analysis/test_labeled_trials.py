@@ -71,7 +71,7 @@ def test_it_is_listed_apart_with_its_reason(make_sweep: MakeSweep, label: str) -
     folder = make_sweep(labelled(label))
     page = re.sub(r"<(script|style)\b.*?</\1>", "", analysis.write_report(folder).read_text(), flags=re.DOTALL)
     apart = page[page.index("Trials not to use") :]
-    assert re.search(rf'class="tag {LABELS[label]}">{LABELS[label]}</span> {label}</h3>', apart)
+    assert re.search(rf'class="tag {LABELS[label]}">{LABELS[label]}</span> {label}</h4>', apart)
     assert REASON in apart
     assert REASON not in page[: page.index("Trials not to use")]
     assert f"{LABELS[label]}: {label} |" in markdown_table(analysis.load(folder))

@@ -225,3 +225,25 @@ def test_importing_analysis_brings_in_neither_plotly_nor_torch_nor_ray() -> None
 
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(analysis, name) for name in analysis.__all__)
+
+
+@pytest.mark.slow
+def test_without_javascript_the_fastest_settings_and_what_is_missing_are_there(make_sweep: MakeSweep) -> None:
+    page = page_without_scripts(analysis.write_report(make_sweep()))
+    assert "Without JavaScript this page has no charts" in page
+    rows = page[page.index('<table id="trials">') :]
+    rows = rows[: rows.index("</table>")]
+    assert rows.count("<tr>") == 1 + 6  # headings, and the usable ones
+    assert rows.index("full, default, buckets of 32") < rows.index("regional, default, auto")
+    assert "<td>1,046</td>" in rows
+    assert "the loss is NaN" not in rows
+
+
+@pytest.mark.slow
+def test_the_page_has_three_parts_that_its_contents_name_in_order(make_sweep: MakeSweep) -> None:
+    page = page_without_scripts(analysis.write_report(make_sweep()))
+    assert re.findall(r'<h2 class="part" id="(\w+)">', page) == ["decide", "why", "details"]
+    linked = re.findall(r'<a href="#([\w-]+)">', page)
+    places = [page.index(f'id="{name}"') for name in linked]
+    assert len(linked) > 10
+    assert places == sorted(places)

@@ -92,6 +92,7 @@ const beforePrint = () => {
   themeOnScreen = root.dataset.theme;
   root.dataset.theme = "light";
   root.dataset.printing = "yes";
+  document.querySelectorAll("details:not([open])").forEach((one) => { one.open = true; one.dataset.closed = "yes"; });
   charts.forEach((chart) => chart.draw());
 };
 const afterPrint = () => {
@@ -99,6 +100,7 @@ const afterPrint = () => {
   root.dataset.theme = themeOnScreen;
   themeOnScreen = null;
   delete root.dataset.printing;
+  document.querySelectorAll("details[data-closed]").forEach((one) => { one.open = false; delete one.dataset.closed; });
   drawAll();
 };
 addEventListener("beforeprint", beforePrint);

@@ -73,7 +73,7 @@ const setUpTrials = (table) => {
     words: [row.label, row.key, row.status, ...row.remarks.map(([words]) => words)].join(" ").toLowerCase(),
   }));
 
-  // Columns: setting, the figures, numerics, remarks.
+  // Columns by number: setting, the figures, numerics, remarks; remarks stand second.
   const hidden = new Set(kept.read("hidden", columns.flatMap((column, place) => (column.is_detail ? [place] : []))));
   const chooser = document.getElementById("columns");
   columns.forEach((column, place) => {
@@ -137,16 +137,16 @@ const setUpTrials = (table) => {
     numerics.className = "words";
     const status = row.status === "ok" ? [] : [made("span", { className: `tag ${row.status}`, textContent: row.outcome })];
     const remarks = row.remarks.map(([words, meaning]) => made("span", { className: "tag doubt", textContent: words, title: meaning }));
-    return made("tr", {}, made("th", { scope: "row", title: row.key }, name), ...cells, numerics,
-      made("td", { className: "words" }, ...[...status, ...remarks].flatMap((tag) => [tag, " "])));
+    return made("tr", {}, made("th", { scope: "row", title: row.key }, name),
+      made("td", { className: "words remarks" }, ...[...status, ...remarks].flatMap((tag) => [tag, " "])), ...cells, numerics);
   };
 
   const fill = () => {
     head.replaceChildren(
       heading("setting", "", "", -1, true),
+      heading("remarks", "", "what is unusual about how it was measured", columns.length + 1, true),
       ...columns.flatMap((column, place) => (hidden.has(place) ? [] : [heading(column.title, column.unit, column.meaning, place, false)])),
-      heading("numerics", "", "how the check against eager ended, and how much of the tolerance its worst gap took", columns.length, true),
-      heading("remarks", "", "what is unusual about how it was measured", columns.length + 1, true));
+      heading("numerics", "", "how the check against eager ended, and how much of the tolerance its worst gap took", columns.length, true));
     const offered = allRows.filter((row) => unusable?.checked || row.status === "ok");
     const rows = offered.filter(matcher(filterText, columns)).sort(compare);
     matching = filterText.trim() ? rows : null;

@@ -88,7 +88,7 @@ def test_the_report_shows_the_bars_below_the_front_and_above_the_table(make_swee
     page = analysis.write_report(make_sweep()).read_text()
     places = [
         page.index(words)
-        for words in ("On the front, by cold compile time</h3>", "Where the compile time goes</h2>", "Usable trials</h2>")
+        for words in ("On the front, by cold compile time</h4>", "Where the compile time goes</h3>", "Usable trials</h3>")
     ]
     assert places == sorted(places)
 

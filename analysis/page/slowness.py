@@ -1,0 +1,55 @@
+"""Why compiled settings are not faster than eager, as far as their records know, grouped by the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.choose.break_even import baseline_key
+from analysis.choose.pareto import standing, usable
+from analysis.formatting import number, times
+from compile_sweep.schema.causes import why_not_faster
+from compile_sweep.schema.settings import CompileSettings, Scope
+
+MOST_NAMED = 6
+"""Settings of one reason that are named."""
+
+_LISTS = ("recompile_limit_hits", "recompile_reasons", "fallbacks", "graph_break_reasons", "perf_hints", "cudagraph_skip_reasons")
+
+
+class Reason(NamedTuple):
+    """Why some settings are not faster. Text is as it stands in the records, not escaped."""
+
+    found: str
+    advice: str
+    settings: list[str]
+    """Labels, each with its speed as a multiple of eager's."""
+    num_more: int
+
+
+def reasons(df: pd.DataFrame) -> list[Reason]:
+    """Why usable compiled settings are no more than 5 % faster than eager; the reason of most settings first.
+
+    Args:
+        df: trials as `load` returns them.
+    """
+    trials = usable(standing(df), "samples_per_s", "step_ms_median")
+    rates = trials.set_index("settings_key")["samples_per_s"]
+    today = rates[rates.index == baseline_key(df)].head(1)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for _, trial in trials[(trials["scope"] != Scope.EAGER).to_numpy(dtype=bool)].iterrows():
+        in_turn = number(trial["speedup_eager"])
+        speedup = in_turn if in_turn is not None or today.empty else number(trial["samples_per_s"] / today.iloc[0])
+        backend = CompileSettings.parse(str(trial["settings_key"])).backend
+        for reason in why_not_faster(_measured(trial), speedup, backend):
+            groups.setdefault((reason.found, reason.advice), []).append(f"{trial['settings_label']} ({times(speedup)})")
+    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [Reason(found, advice, labels[:MOST_NAMED], max(0, len(labels) - MOST_NAMED)) for (found, advice), labels in ranked]
+
+
+def _measured(trial: pd.Series) -> Mapping[str, Any]:
+    """A row as the measurement it was made of: missing lists are empty, missing figures None."""
+    figures = {name: number(trial[name]) for name in ("graphs", "data_wait_share", "step_ms_median")}
+    return figures | {name: trial[name] if isinstance(trial[name], list) else [] for name in _LISTS}

@@ -1,0 +1,51 @@
+"""Why compiled settings are not faster: what their records know, grouped by the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sweep_folders import MakeSweep, trial
+
+import analysis
+from analysis.page.slowness import MOST_NAMED, reasons
+
+BREAK = "train.py:12: call to print"
+
+
+def test_settings_that_are_slow_for_one_reason_stand_together(make_sweep: MakeSweep) -> None:
+    broken: dict[str, Any] = {"graph_break_reasons": [BREAK], "speedup_eager": 0.9}
+    records = [
+        trial("scope=eager", 600, 0.1),
+        trial("scope=full", 540, 50, **broken),
+        trial("scope=regional", 545, 9, **broken),
+        trial("scope=full,mode=reduce-overhead", 900, 60, graph_break_reasons=[BREAK]),
+    ]
+    (reason,) = reasons(analysis.load(make_sweep(records)))
+    assert reason.found == f"1 graph break, the first at {BREAK}"
+    assert reason.settings == ["full, default, static (0.90×)", "regional, default, static (0.90×)"]
+    assert "mend them" in reason.advice
+    assert reason.num_more == 0
+
+
+@pytest.mark.parametrize(("rate", "is_slow"), [(1000, False), (500, True)])
+def test_what_was_not_timed_in_turn_with_eager_is_compared_with_what_is_run_today(
+    make_sweep: MakeSweep, rate: float, is_slow: bool
+) -> None:
+    records = [trial("scope=eager", 600, 0.1), trial("scope=full", rate, 50, speedup_eager=None, speedup_eager_ci95=None)]
+    assert bool(reasons(analysis.load(make_sweep(records)))) is is_slow
+
+
+def test_of_many_settings_some_are_named_and_the_others_counted(make_sweep: MakeSweep) -> None:
+    slow = [trial(f"scope=full,dynamic=mark,pad_multiple={n}", 300, n, speedup_eager=0.5) for n in range(1, 10)]
+    (reason,) = reasons(analysis.load(make_sweep([trial("scope=eager", 600, 0.1), *slow])))
+    assert (len(reason.settings), reason.num_more) == (MOST_NAMED, len(slow) - MOST_NAMED)
+
+
+@pytest.mark.slow
+def test_the_report_shows_it_between_the_verdict_and_the_table(make_sweep: MakeSweep) -> None:
+    slow = trial("scope=full", 540, 50, graph_break_reasons=["<b>print</b>"], speedup_eager=0.9)
+    page = analysis.write_report(make_sweep([trial("scope=eager", 600, 0.1), slow])).read_text(encoding="utf-8")
+    at = page.index("Why some settings are not faster")
+    assert page.index('id="verdict"') < at < page.index('<section id="table"')
+    assert "the first at &lt;b&gt;print&lt;/b&gt;" in page
