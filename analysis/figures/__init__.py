@@ -1,4 +1,4 @@
-"""The charts, one a file. Each is `…_info(df)`, which decides what is shown, and `…_figure(info)`, which draws it."""
+"""The charts, one a file. `…_info(df)` decides what is shown; `…_figure` draws that, or the trials themselves."""
 
 from analysis.figures.attribution_chart import (
     EffectsInfo,
@@ -18,7 +18,7 @@ from analysis.figures.front_axes import GAINS, PRICES, FrontAxis, axes_with_figu
 from analysis.figures.fronts_of_sweeps import FrontsInfo, SweepLine, SweepPoint, fronts_figure, fronts_info
 from analysis.figures.memory import MemoryBar, MemoryInfo, memory_figure, memory_info
 from analysis.figures.parallel_coordinates import ParallelInfo, parallel_figure, parallel_info
-from analysis.figures.pareto_chart import pareto, pareto_figure
+from analysis.figures.pareto_chart import pareto_figure
 from analysis.figures.pareto_points import ParetoInfo, ParetoPoint, pareto_info
 from analysis.figures.plotly_script import plotly_script
 from analysis.figures.step_times import StepTimes, StepTimesInfo, step_times_figure, step_times_info
@@ -63,7 +63,6 @@ __all__ = [
     "memory_info",
     "parallel_figure",
     "parallel_info",
-    "pareto",
     "pareto_figure",
     "pareto_info",
     "plotly_script",

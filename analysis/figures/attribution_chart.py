@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.choose.attribution import Difference, Effect, effects, region_prices
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, or_trials
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import figure, whole
 from compile_sweep.schema.settings import Scope
@@ -50,11 +50,12 @@ def region_prices_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -
     return _largest(region_prices(_sample(df), attempts=attempts))
 
 
+@or_trials(effects_info)
 def effects_figure(info: EffectsInfo) -> go.Figure:
     """The chart: the change of throughput to the right in percent, with its 95 % interval; a row a change.
 
     Args:
-        info: what `effects_info` returned.
+        info: what `effects_info` returned, or the trials themselves.
     """
     chart = rows_figure(
         [RowName(f"{one.name}: {one.before} → {one.after}", _in_short(one), on_front=False) for one in info.effects],

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from analysis.choose.break_even import USUAL_STEPS, Job, Reign, Starts, baseline_place, costs, is_plain, reigns, samples_per_step
 from analysis.decision_text import words_of_baseline
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import duration, figure, number
 from compile_sweep.schema.errors import ConfigError
@@ -112,6 +112,7 @@ def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> B
     return BreakEvenInfo(settings, baseline, words, reigns(table), samples)
 
 
+@or_trials(break_even_info)
 def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     """The chart: job length to the right, on a logarithm; total time upwards, as a multiple of what is run today.
 
@@ -121,7 +122,7 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     shortest.
 
     Args:
-        info: what `break_even_info` returned.
+        info: what `break_even_info` returned, or the trials themselves.
     """
     if not info.settings:
         return empty_figure("No usable trial tells how long a job would take.")

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from analysis.choose.break_even import warm_compiling_s
 from analysis.choose.pareto import standing
-from analysis.figures.chart_style import SCOPE_COLORS
+from analysis.figures.chart_style import SCOPE_COLORS, or_trials
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import MISSING, figure, number, percent, times, whole
 from compile_sweep.schema.outcome import Status
@@ -80,11 +80,12 @@ def cache_info(df: pd.DataFrame) -> CacheInfo:
     return CacheInfo(rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
 
 
+@or_trials(cache_info)
 def cache_figure(info: CacheInfo) -> go.Figure:
     """The chart: seconds to the right, a setting's cold compiling over what a warm start takes instead, the most saved on top.
 
     Args:
-        info: what `cache_info` returned.
+        info: what `cache_info` returned, or the trials themselves.
     """
     names = [RowName(row.settings_label, _saved(row), on_front=False) for row in info.rows]
     chart = rows_figure(names, x_title="seconds of restoring and compiling", nothing="No trial began with warm caches.")

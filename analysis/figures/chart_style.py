@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from compile_sweep.schema.settings import Dynamic, Scope
+
+Info = TypeVar("Info")
+Further = ParamSpec("Further")
 
 WIDTH_PX, HEIGHT_PX = 1200, 700
 """The size charts and their labels are laid out for."""
@@ -111,6 +117,27 @@ def empty_note(words: str) -> dict[str, Any]:
     """The annotation of a chart that has nothing to show."""
     centred = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
     return {"text": html.escape(words, quote=False), "showarrow": False, "font": {"size": 16}, **centred}
+
+
+def or_trials(
+    info_of: Callable[[pd.DataFrame], Info],
+) -> Callable[[Callable[Concatenate[Info, Further], go.Figure]], Callable[Concatenate[Info | pd.DataFrame, Further], go.Figure]]:
+    """Lets a chart's function take trials, as `analysis.load` returns them, in place of the info on them.
+
+    Args:
+        info_of: decides what the chart shows of trials.
+    """
+
+    def taking_both(
+        draw: Callable[Concatenate[Info, Further], go.Figure],
+    ) -> Callable[Concatenate[Info | pd.DataFrame, Further], go.Figure]:
+        @wraps(draw)
+        def drawn(info: Info | pd.DataFrame, /, *args: Further.args, **kwargs: Further.kwargs) -> go.Figure:
+            return draw(info_of(info) if isinstance(info, pd.DataFrame) else info, *args, **kwargs)
+
+        return drawn
+
+    return taking_both
 
 
 def empty_figure(words: str) -> go.Figure:

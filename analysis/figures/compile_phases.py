@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.columns import COMPILE_PHASES
-from analysis.figures.chart_style import INK, PAPER, PHASE_COLORS
+from analysis.figures.chart_style import INK, PAPER, PHASE_COLORS, or_trials
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure, seconds
 from analysis.formatting import figure, number
 from compile_sweep.schema.record import Caches
@@ -57,11 +57,12 @@ def compile_phases_info(df: pd.DataFrame) -> CompilePhasesInfo:
     )
 
 
+@or_trials(compile_phases_info)
 def compile_phases_figure(info: CompilePhasesInfo) -> go.Figure:
     """The chart: seconds to the right, the quickest compile on top; see `rows_figure`.
 
     Args:
-        info: what `compile_phases_info` returned.
+        info: what `compile_phases_info` returned, or the trials themselves.
     """
     names = [RowName(bar.settings_label, figure(bar.compile_s, "s"), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="cold compile time (seconds)", nothing="No usable trial says where its compile time went.")

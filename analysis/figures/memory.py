@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, or_trials
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import gib, number
 from compile_sweep.schema.settings import Scope
@@ -69,13 +69,14 @@ def memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> MemoryIn
     return MemoryInfo(sorted(bars, key=lambda bar: bar.peak_bytes), device_bytes, max(0, len(trials) - _MOST_BARS))
 
 
+@or_trials(memory_info)
 def memory_figure(info: MemoryInfo) -> go.Figure:
     """The chart: GiB to the right, the least on top; a bar for what is allocated, marks for what is held besides.
 
     The device's memory is a dashed line where it is known.
 
     Args:
-        info: what `memory_info` returned.
+        info: what `memory_info` returned, or the trials themselves.
     """
     names = [RowName(bar.settings_label, gib(bar.peak_bytes), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="memory, worst of workers (GiB)", nothing="No usable trial says what memory it needed.")

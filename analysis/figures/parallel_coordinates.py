@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.choose.pareto import expected_compile_s
-from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_figure
+from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import figure, gib, or_estimate, text
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -110,13 +110,14 @@ def parallel_info(df: pd.DataFrame) -> ParallelInfo:
     return ParallelInfo(axes, lines[::-1], len(trials) - len(shown))
 
 
+@or_trials(parallel_info)
 def parallel_figure(info: ParallelInfo) -> go.Figure:
     """The chart: an upright axis a field and a figure, a line a setting, its colour the scope, the front's thicker.
 
     Each line's `meta` is its `settings_key`. A choice's annotation is named `FIELD=VALUE`, for a page that filters by it.
 
     Args:
-        info: what `parallel_info` returned.
+        info: what `parallel_info` returned, or the trials themselves.
     """
     if len(info.axes) < 2 or len(info.lines) < 2:
         return empty_figure("There are no two settings to compare.")

@@ -7,7 +7,6 @@ import math
 import textwrap
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.choose.uncertainty import chance
@@ -21,6 +20,7 @@ from analysis.figures.chart_style import (
     base_layout,
     empty_note,
     legend_entry,
+    or_trials,
 )
 from analysis.figures.pareto_points import TICKS_S, ParetoInfo, ParetoPoint, pareto_info
 from analysis.formatting import figure, gib, interval, times
@@ -39,11 +39,7 @@ _HOVER_CHARS = 54
 _TIE_WIDTH_PX = 26
 
 
-def pareto(df: pd.DataFrame) -> go.Figure:
-    """The chart of these trials; see `pareto_info` and `pareto_figure`."""
-    return pareto_figure(pareto_info(df))
-
-
+@or_trials(pareto_info)
 def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
     """The chart: the price to the right, the gain upwards with its 95 % interval, the front as steps.
 
@@ -53,7 +49,7 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
     for a page that has less room.
 
     Args:
-        info: what `pareto_info` returned.
+        info: what `pareto_info` returned, or the trials themselves.
         title: plain text above the chart; None for none.
     """
     chart = go.Figure(layout=base_layout(title))

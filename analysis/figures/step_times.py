@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, or_trials
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import figure, interval, number, upper_end
 from compile_sweep.schema.settings import Scope
@@ -55,11 +55,12 @@ def step_times_info(df: pd.DataFrame) -> StepTimesInfo:
     return StepTimesInfo(sorted(rows, key=lambda row: row.median_ms), max(0, len(timed) - _MOST_ROWS))
 
 
+@or_trials(step_times_info)
 def step_times_figure(info: StepTimesInfo) -> go.Figure:
     """The chart: milliseconds to the right, the quickest step on top; a box for the quartiles, a point for a step.
 
     Args:
-        info: what `step_times_info` returned.
+        info: what `step_times_info` returned, or the trials themselves.
     """
     names = [
         RowName(row.settings_label, f"{figure(row.median_ms, 'ms')}, {row.num_steps} steps", row.on_front) for row in info.rows

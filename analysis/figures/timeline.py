@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import LINE_COLOR, PAPER, base_layout, empty_figure
+from analysis.figures.chart_style import LINE_COLOR, PAPER, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import row_hover
 from analysis.formatting import duration, number, text
 from compile_sweep.schema.outcome import Status
@@ -172,11 +172,12 @@ def _share(spans: Sequence[Span], whole: float, *parts: str) -> float:
     return sum(span.parts_s.get(part, 0.0) * len(span.lanes) for span in spans for part in parts) / whole if whole else 0.0
 
 
+@or_trials(timeline_info)
 def timeline_figure(info: TimelineInfo) -> go.Figure:
     """The chart: minutes to the right, a lane a worker's place, the first on top; what is empty is idle.
 
     Args:
-        info: what `timeline_info` returned.
+        info: what `timeline_info` returned, or the trials themselves.
     """
     if not info.spans:
         return empty_figure("No trial says when it began.")

@@ -79,7 +79,7 @@ def test_it_is_listed_apart_with_its_reason(make_sweep: MakeSweep, label: str) -
 
 def test_it_is_hollow_in_the_chart_and_not_among_the_compile_times(make_sweep: MakeSweep, label: str) -> None:
     df = analysis.load(make_sweep(labelled(label)))
-    figure = analysis.figures.pareto(df)
+    figure = analysis.figures.pareto_figure(df)
     assert label in [annotation.text.replace("<br>", " ") for annotation in figure.layout.annotations]
     symbols = [symbol for trace in figure.data if trace.hovertext for symbol in trace.marker.symbol]
     assert symbols.count("diamond-open") == 2  # this one, and the NaN of the typical sweep

@@ -30,7 +30,7 @@ def test_the_chart_shows_each_trial_that_has_figures(make_sweep: MakeSweep) -> N
 
 
 def test_a_trial_that_is_not_ok_is_hollow_and_carries_its_label(make_sweep: MakeSweep) -> None:
-    figure = analysis.figures.pareto(analysis.load(make_sweep()))
+    figure = analysis.figures.pareto_figure(analysis.load(make_sweep()))
     symbols = [symbol for trace in figure.data if trace.hovertext for symbol in trace.marker.symbol]
     assert [symbol for symbol in symbols if symbol.endswith("-open")] == ["diamond-open"]
     assert "nan" in [annotation.text for annotation in figure.layout.annotations]
@@ -39,7 +39,7 @@ def test_a_trial_that_is_not_ok_is_hollow_and_carries_its_label(make_sweep: Make
 
 def test_the_front_passes_a_noisy_trial_at_the_low_end_of_its_interval(make_sweep: MakeSweep) -> None:
     noisy = trial("scope=regional", 850, 60, stable=False, samples_per_s_ci95=(800.0, 930.0))
-    figure = analysis.figures.pareto(analysis.load(make_sweep([trial("scope=full", 700, 50), noisy])))
+    figure = analysis.figures.pareto_figure(analysis.load(make_sweep([trial("scope=full", 700, 50), noisy])))
     (line,) = (trace for trace in figure.data if trace.name == "Pareto front")
     assert list(line.y)[1:] == [700, 800, 800]
     assert any(850 in trace.y for trace in figure.data if trace.hovertext)
@@ -76,12 +76,12 @@ def test_the_axis_begins_a_decade_under_the_quickest_compile(make_sweep: MakeSwe
 
 def test_a_crowded_front_is_numbered_instead_of_named(make_sweep: MakeSweep) -> None:
     records = [trial(f"scope=eager,padding=longest,pad_multiple={n}", 500 + n, n) for n in range(1, 12)]
-    figure = analysis.figures.pareto(analysis.load(make_sweep(records)))
+    figure = analysis.figures.pareto_figure(analysis.load(make_sweep(records)))
     assert [annotation.text for annotation in figure.layout.annotations] == [str(n) for n in range(1, 12)]
 
 
 def test_the_hover_holds_the_whole_setting_and_the_main_figures(make_sweep: MakeSweep) -> None:
-    figure = analysis.figures.pareto(analysis.load(make_sweep()))
+    figure = analysis.figures.pareto_figure(analysis.load(make_sweep()))
     hover = next(text for trace in figure.data for text in trace.hovertext or () if "buckets of 32" in text)
     words = hover.replace("<br>", " ")
     for expected in (
@@ -99,13 +99,13 @@ def test_the_hover_holds_the_whole_setting_and_the_main_figures(make_sweep: Make
 def test_text_of_a_record_is_never_mark_up_in_the_chart(make_sweep: MakeSweep) -> None:
     hostile = '<a href="javascript:alert(1)">x</a>'
     record = trial("scope=full", 700, 50, status=Status.INFEASIBLE, label=hostile, numerics={"status": hostile})
-    text = json.dumps(analysis.figures.pareto(analysis.load(make_sweep([record]))).to_plotly_json(), default=str)
+    text = json.dumps(analysis.figures.pareto_figure(analysis.load(make_sweep([record]))).to_plotly_json(), default=str)
     assert "<a" not in text
     assert "&lt;a href" in text
 
 
 def test_a_sweep_without_figures_makes_a_chart_that_says_so(make_sweep: MakeSweep) -> None:
-    figure = analysis.figures.pareto(analysis.load(make_sweep([])))
+    figure = analysis.figures.pareto_figure(analysis.load(make_sweep([])))
     assert "No trial" in figure.layout.annotations[0].text
 
 
