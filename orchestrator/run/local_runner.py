@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from compile_sweep.schema.errors import SweepFolderError
 from compile_sweep.schema.outcome import Death
 from compile_sweep.schema.phases import Phase
 from orchestrator.config import SweepConfig
-from orchestrator.guard import scratch_folders, watchdog
+from orchestrator.guard import watchdog
 from orchestrator.guard.progress import Progress, ProgressTracker
-from orchestrator.guard.scratch_folders import scratch_folder
-from orchestrator.guard.watchdog import kill_marked
-from orchestrator.run.fork_server import ForkServer, Order, Setup, how_it_ended
+from orchestrator.run.forked_attempt import Servers, forked_attempt, prepare_log
 from orchestrator.run.runner import Batch, EarlyStopping, Proposals, new_trial_ids, plan_fields, unwritten_error
 from orchestrator.run.session import Interrupts
-from orchestrator.run.trial import (
-    GRACE_S,
-    Attempt,
-    environment_at_import,
-    environment_of_attempt,
-    new_marker,
-    run_trial,
-)
+from orchestrator.run.trial import GRACE_S, Attempt, environment_at_import, new_marker, run_trial
 from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
-from orchestrator.run.worker import OUTCOME, PROGRESS
 from orchestrator.tracking import Tracking
 
 _POLL_S = 0.2
-
-_REAPER_S = 0.6
-"""Seconds to wait after a worker died silently, for its reaper to note in the log whether the kernel killed it for memory."""
-
-_REPORTS = ("worker_started", "enter_phase", "report_early_figures")
-"""Methods of the progress tracker that a worker may call."""
 
 Watch = Callable[[Progress], None]
 """Called with an attempt's progress while it runs; may request a stop from the tracker."""
@@ -108,43 +88,6 @@ class LocalRunner:
         return watch
 
 
-class Servers:
-    """The fork server of trials that run one after the other, started when there is a trial and again when it will not do.
-
-    Args:
-        imports_workload: Whether it imports the workload's module, which only several trials are worth.
-    """
-
-    def __init__(self, *, imports_workload: bool) -> None:
-        self._imports_workload = imports_workload
-        self._server: ForkServer | None = None
-        self._wanted: tuple[Setup, Mapping[str, str]] | None = None
-
-    def server_for(self, plan: TrialPlan, environment: Mapping[str, str]) -> ForkServer:
-        """Returns a server that can run a trial.
-
-        Args:
-            plan: The trial's.
-            environment: Variables that torch reads when it is imported, besides those of this process.
-        """
-        setup = Setup(
-            workload=plan.workload if self._imports_workload and plan.script is None else None,
-            python_path=plan.python_path,
-            use_gpu=plan.use_gpu,
-        )
-        wanted = (setup, {**os.environ, **environment})
-        if self._server is None or not self._server.is_alive or self._wanted != wanted:
-            self.close()
-            self._server, self._wanted = ForkServer(*wanted), wanted
-        return self._server
-
-    def close(self) -> None:
-        """Ends the server."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-
 def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, watch: Watch = lambda progress: None) -> Attempt:
     """Makes one attempt in a process of its own, which ends when this process does.
 
@@ -155,42 +98,25 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, 
         watch: Called several times a second while the process runs.
     """
     marker = new_marker(assignment)
-    log_path = assignment.log_file(0)
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    log_path.touch()
+    began = time.monotonic()
+    gives_up_at = began + assignment.plan.trial_deadline_s + GRACE_S
+    prepare_log(assignment, 0)
     log_sizes = watchdog.log_sizes(assignment.log_folder)
-    with scratch_folder("compile-sweep-trial-") as folder:
-        (folder / PROGRESS).touch()
-        began = time.monotonic()
-        gives_up_at = began + assignment.plan.trial_deadline_s + GRACE_S
-        server = servers.server_for(assignment.plan, environment_at_import(assignment))
-        with (folder / PROGRESS).open(encoding="utf-8") as reports:
-            order = Order(
-                assignment=assignment.to_dict(), marker=marker, environment=environment_of_attempt(marker), folder=str(folder)
-            )
-            server.start(order)
-            try:
-                while True:
-                    returncode = server.wait(_POLL_S)
-                    _read_reports(reports, assignment, tracker)
-                    progress = _progress(assignment, tracker)
-                    watch(progress)
-                    if returncode is not None or progress.stop_request is not None or time.monotonic() > gives_up_at:
-                        break
-                if progress.stop_request is not None:
-                    with log_path.open("a", encoding="utf-8") as log:
-                        log.write(f"{progress.stop_request.reason}\n")
-            finally:
-                server.kill()
-                if not (folder / OUTCOME).exists():
-                    time.sleep(_REAPER_S)
-                kill_marked(marker)  # compilers that the worker started outlive it
-                shutil.rmtree(scratch_folders.attempt_folder(marker), ignore_errors=True)
+    server = servers.server_for(assignment.plan, environment_at_import(assignment))
+    with forked_attempt(server, assignment, marker) as forked:
+        while True:
+            has_ended = forked.wait(_POLL_S)
+            for method, *arguments in forked.reports():
+                getattr(tracker, method)(assignment.trial_id, *arguments)
             progress = _progress(assignment, tracker)
-        written = folder / OUTCOME
-        outcome: dict[str, Any] = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
-    if "figures" in outcome:
-        return Attempt(figures=outcome["figures"], progress=progress)
+            watch(progress)
+            if has_ended or progress.stop_request is not None or time.monotonic() > gives_up_at:
+                break
+        if progress.stop_request is not None:
+            forked.log(progress.stop_request.reason)
+    progress = _progress(assignment, tracker)
+    if "figures" in forked.outcome:
+        return Attempt(figures=forked.outcome["figures"], progress=progress)
     crash = watchdog.read_crash_report(assignment.log_folder, log_sizes)
     death = Death(
         phase=progress.phase,
@@ -201,7 +127,7 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, 
         fatal=crash.fatal_signal,
         timed_out=crash.timed_out,
         oom_killed=crash.oom_killed,
-        **(outcome or {"error_text": how_it_ended(server, -signal.SIGKILL if returncode is None else returncode)}),
+        **(forked.outcome or {"error_text": forked.ending}),
     )
     return Attempt(death=death, was_raised=death.error_type is not None, progress=progress)
 
@@ -251,19 +177,6 @@ def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bo
         python_path=users_python_path(workload),
         **own,
     )
-
-
-def _read_reports(reports: IO[str], assignment: Assignment, tracker: ProgressTracker) -> None:
-    """Passes on to the tracker what the worker has reported since the last call."""
-    while True:
-        start = reports.tell()
-        line = reports.readline()
-        if not line.endswith("\n"):
-            reports.seek(start)  # half a line; the rest follows
-            return
-        method, *arguments = json.loads(line)
-        if method in _REPORTS:
-            getattr(tracker, method)(assignment.trial_id, *arguments)
 
 
 def _progress(assignment: Assignment, tracker: ProgressTracker) -> Progress:

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ray
 import ray.train
+from ray import tune
 from ray._common.utils import env_integer
 from ray.exceptions import GetTimeoutError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -32,39 +31,28 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.constants import DEFAULT_TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S
 from ray.train.v2._internal.util import TrainingFramework
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchTrainer's base: its module loads torch
-from ray.util.placement_group import get_current_placement_group, placement_group_table
 
-from compile_sweep.schema.phases import Phase
-from orchestrator import environment
 from orchestrator.cluster import placement, remote_logs
 from orchestrator.config import Placement
 from orchestrator.guard import scratch_folders, watchdog
-from orchestrator.guard.progress import Progress, StopRequest, find_progress_actor
+from orchestrator.guard.progress import Progress, find_progress_actor
 from orchestrator.guard.watchdog import kill_marked
 from orchestrator.run import sweep_folder, trial
 from orchestrator.run.death import cause_of, death_of, waited_s
-from orchestrator.run.sweep_folder import now
+from orchestrator.run.ray_parent import RayParent
+from orchestrator.run.standing_group import StandingGroup
 from orchestrator.run.trial import GRACE_S, Attempt
 from orchestrator.run.trial_spec import Assignment, TrialPlan
-from orchestrator.run.worker import own_cores, work
+from orchestrator.run.worker import work
 
 UNWRITTEN = "unwritten"
 """Key of what Tune is told of a trial whose record could not be written: why."""
-
-STOP_POLL_S = 1.0
-"""How often a worker asks whether its trial is to stop."""
 
 _ARRIVAL_POLL_S = 2.0
 """How often the guard asks, in a cluster, whether a trial's workers are up."""
 
 _PROGRESS_TIMEOUT_S = 60.0
 """Timeout in seconds of the trial's calls; Ray restarts a progress actor that died within seconds."""
-
-_TELL_TIMEOUT_S = 20.0
-"""The same for a worker's calls, which delay the measurement."""
-
-_STOPPED_EXIT = 75
-"""Exit code of a worker that was told to stop; only for people who look."""
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,15 +76,12 @@ def _ask(method: str, *arguments: Any) -> Any:
 def _attempt(assignment: Assignment) -> Attempt:
     plan = assignment.plan
     marker = trial.new_marker(assignment)
-    figures: dict[str, Any] | None = None
+    figures: Mapping[str, Any] | None = None
     error: Exception | None = None
     began, logged = time.monotonic(), watchdog.log_sizes(assignment.log_folder)
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix=sweep_folder.TRAIN_STATE, dir=plan.folder) as storage,
-            _deadline(assignment, marker),
-        ):
-            figures = _trainer(assignment, marker, storage).fit().return_value
+        with _deadline(assignment, marker):
+            figures = _run_alone(assignment, marker) if plan.head is not None else _group_for(plan).run(assignment, marker)
     except Exception as raised:  # whatever ends a worker group: a result of this attempt, not of the sweep
         error = raised
     finally:
@@ -114,44 +99,94 @@ def _attempt(assignment: Assignment) -> Attempt:
     return Attempt(death=death_of(plan, error, progress, worked_s, found), was_raised=was_raised, progress=progress)
 
 
+_standing: list[StandingGroup] = []
+"""The group that this process keeps from trial to trial, if there is one."""
+
+
+def _group_for(plan: TrialPlan) -> StandingGroup:
+    """Returns the standing group, started if there is none that can make an attempt at a trial of this plan."""
+    if _standing and not (_standing[0].is_alive and _standing[0].plan == plan):
+        _standing.pop().close()
+    if not _standing:
+        _standing.append(StandingGroup(plan, make_trainer, storage=tune.get_context().get_trial_dir()))
+    return _standing[0]
+
+
+def _run_alone(assignment: Assignment, marker: str) -> dict[str, Any]:
+    """Makes an attempt in a worker group of its own; returns the figures of worker 0."""
+    plan = assignment.plan
+    packs = Placement(plan.placement) is Placement.PACK
+    with tempfile.TemporaryDirectory(prefix=sweep_folder.TRAIN_STATE, dir=plan.folder) as storage:
+        trainer = make_trainer(
+            plan,
+            train_loop,
+            {"assignment": assignment.to_dict()},
+            GroupConfig(backend="nccl" if plan.use_gpu else "gloo"),
+            name=assignment.trial_id,
+            storage=storage,
+            variables={**trial.environment_at_import(assignment), **trial.environment_of_attempt(marker)},
+            label_selector=placement.host_label(assignment.trial_id, _claimed(plan), plan.num_workers) if packs else None,
+        )
+        figures: dict[str, Any] = trainer.fit().return_value
+    return figures
+
+
 def _progress(assignment: Assignment) -> Progress | None:
     """Returns what the progress actor knows of the trial."""
     return next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
 
 
-def _trainer(assignment: Assignment, marker: str, storage: str) -> Any:
-    """A worker group's trainer. Untyped, because `ray.train` is typed as V1 and is V2 when it runs."""
-    plan = assignment.plan
+def make_trainer(
+    plan: TrialPlan,
+    loop: Callable[[dict[str, Any]], Any],
+    loop_config: dict[str, Any],
+    backend: BackendConfig,
+    *,
+    name: str,
+    storage: str,
+    variables: Mapping[str, str] | None = None,
+    label_selector: Mapping[str, str] | None = None,
+) -> Any:
+    """Makes a worker group's trainer. Untyped, because `ray.train` is typed as V1 and is V2 when it runs.
+
+    Args:
+        plan: Of its trials.
+        loop: What each worker runs.
+        loop_config: What it is called with.
+        backend: Connects the workers.
+        name: Of the run.
+        storage: Folder for Ray Train's state.
+        variables: Of the workers' environment.
+        label_selector: The host that they must be on, if any.
+    """
     run_config: Any = RunConfig
     failure_config: Any = FailureConfig
     trainer: Any = DataParallelTrainer
     scaling_config: Any = ScalingConfig
     placing = Placement(plan.placement)
-    claimed = placement.worker_resources(placing, plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus)
-    packs = plan.head is not None and placing is Placement.PACK
-    environment_of_worker = {
-        **trial.environment_at_import(assignment),
-        **trial.environment_of_attempt(marker),
-        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # output belongs to the trial's log, see worker.py
-    }
     return trainer(
-        train_loop,
-        train_loop_config={"assignment": assignment.to_dict()},
-        backend_config=GroupConfig(backend="nccl" if plan.use_gpu else "gloo"),
+        loop,
+        train_loop_config=loop_config,
+        backend_config=backend,
         scaling_config=scaling_config(
             num_workers=plan.num_workers,
             use_gpu=plan.use_gpu,
-            resources_per_worker=claimed,
+            resources_per_worker=_claimed(plan),
             placement_strategy=placement.placement_strategy(placing),
-            label_selector=placement.host_label(assignment.trial_id, claimed, plan.num_workers) if packs else None,
+            label_selector=label_selector,
         ),
         run_config=run_config(
-            name=assignment.trial_id,
+            name=name,
             storage_path=storage,
             failure_config=failure_config(max_failures=0, max_preemption_failures=0),  # `trial.py` decides what is repeated
-            worker_runtime_env={"env_vars": environment_of_worker},
+            # Output belongs to the trial's log, see worker.py.
+            worker_runtime_env={"env_vars": {**(variables or {}), "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
         ),
     )
+
+
+def _claimed(plan: TrialPlan) -> dict[str, float]:
+    return placement.worker_resources(Placement(plan.placement), plan.num_workers, use_gpu=plan.use_gpu, cpus=plan.claimed_cpus)
 
 
 @contextmanager
@@ -198,92 +233,6 @@ def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     """
     assignment = Assignment.from_dict(values["assignment"])
     return work(assignment, RayParent(assignment, ray.train.get_context().get_world_rank()))
-
-
-class RayParent:
-    """The trial on Ray: the worker reports to the progress actor on the head."""
-
-    def __init__(self, assignment: Assignment, rank: int) -> None:
-        self.rank = rank
-        self._assignment = assignment
-
-    def log_file(self) -> AbstractContextManager[Path]:
-        """Provides the trial's log file in the sweep's folder or, on another host, a local one that is sent there."""
-        return remote_logs.log_file(self._assignment, self.rank)
-
-    def cores(self, plan: TrialPlan) -> AbstractContextManager[tuple[int, ...]]:
-        """Divides by the workers that may run on this host at once; with GPUs, by no more than the host's number of GPUs."""
-        if not plan.use_gpu:
-            return own_cores(plan.workers_at_once, None)
-        at_once = max(1, min(plan.workers_at_once, max(environment.num_host_gpus(), _gpus_of_ray())))
-        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return own_cores(at_once, int(gpu) if gpu.isdigit() else None)
-
-    def connect(self, plan: TrialPlan) -> None:
-        """Does nothing: Ray Train chose the GPU and connected the workers before it called this process."""
-
-    def worker_started(self) -> None:
-        """Reports the host, the GPU, and how long the trial waited for them."""
-        here = ray.get_runtime_context().get_node_id()
-        waited = _waited_s() if self._assignment.plan.head else 0.0
-        self._tell("worker_started", here, _gpu_place(), waited)
-
-    def enter_phase(self, phase: Phase) -> None:
-        """Reports the phase if this is worker 0."""
-        if self.rank == 0:
-            self._tell("enter_phase", phase, self._assignment.settings.key)
-
-    def report_early_figures(self, early: dict[str, float]) -> None:
-        """Reports the figures if this is worker 0."""
-        if self.rank == 0:
-            self._tell("report_early_figures", early)
-
-    def watch_stop_requests(self, log: IO[str]) -> None:
-        """Ends this process if it is worker 0, and with it the trial, on request; the reaper ends compilers it started.
-
-        A thread, so a compiler that holds the GIL puts it off; the trial's deadlines, which need no GIL, still hold.
-        """
-        if self.rank != 0:
-            return
-        progress_actor = find_progress_actor()
-
-        def watch() -> None:
-            while True:
-                time.sleep(STOP_POLL_S)
-                try:
-                    asked: Any = progress_actor.stop_request.remote(self._assignment.trial_id)
-                    ending: StopRequest | None = ray.get(asked, timeout=10 * STOP_POLL_S)
-                except Exception:  # without a progress actor nobody stops trials
-                    return
-                if ending is not None:
-                    log.write(f"{now()} {ending.reason}\n")
-                    log.flush()
-                    os._exit(_STOPPED_EXIT)
-
-        threading.Thread(target=watch, name="stop-requests", daemon=True).start()
-
-    def _tell(self, method: str, *arguments: Any) -> None:
-        """Waits until the progress actor has heard. A trial is measured even if that actor is gone."""
-        with suppress(ray.exceptions.RayError, ValueError):
-            ray.get(getattr(find_progress_actor(), method).remote(self._assignment.trial_id, *arguments), timeout=_TELL_TIMEOUT_S)
-
-
-def _gpus_of_ray() -> int:
-    """How many GPUs Ray has here: more than NVML counts where each is divided (MIG), or where NVML is not to be had."""
-    here = ray.get_runtime_context().get_node_id()
-    return max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == here), default=0)
-
-
-def _waited_s() -> float:
-    """For how long Ray had no hosts for the trial's workers, which it places together."""
-    group = get_current_placement_group()
-    return float(placement_group_table(group)["stats"]["end_to_end_creation_latency_ms"]) / 1e3 if group else 0.0
-
-
-def _gpu_place() -> str | None:
-    """This worker's GPU as host:index, None if it has none."""
-    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    return f"{platform.node()}:{ids[0]}" if ids else None
 
 
 _log = logging.getLogger("ray.train")

@@ -1,0 +1,164 @@
+"""One attempt at a trial in a process that a fork server forks: its reports, its outcome, and what it leaves behind.
+
+The local runner and the workers of a standing group on Ray both make attempts this way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from orchestrator.guard import scratch_folders
+from orchestrator.guard.scratch_folders import scratch_folder
+from orchestrator.guard.watchdog import kill_marked
+from orchestrator.run.fork_server import ForkServer, Order, Setup, how_it_ended
+from orchestrator.run.sweep_folder import now
+from orchestrator.run.trial import environment_of_attempt
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.worker import OUTCOME, PROGRESS
+
+_REAPER_S = 0.6
+"""Seconds to wait after a worker died silently, for its reaper to note in the log whether the kernel killed it for memory."""
+
+_REPORTS = ("worker_started", "enter_phase", "report_early_figures")
+"""What a worker may report: methods of the progress tracker."""
+
+
+class Servers:
+    """The fork server of trials that run one after the other, started when there is a trial and again when it will not do.
+
+    Args:
+        imports_workload: Whether it imports the workload's module, which only several trials are worth.
+        core_shares: Into how many shares the host's cores are divided, and the share to prefer, if any.
+    """
+
+    def __init__(self, *, imports_workload: bool, core_shares: tuple[int, int | None] = (1, None)) -> None:
+        self._imports_workload, self._core_shares = imports_workload, core_shares
+        self._server: ForkServer | None = None
+        self._wanted: tuple[Setup, Mapping[str, str]] | None = None
+
+    def server_for(self, plan: TrialPlan, environment: Mapping[str, str]) -> ForkServer:
+        """Returns a server that can run a trial.
+
+        Args:
+            plan: The trial's.
+            environment: Variables that torch reads when it is imported, besides those of this process.
+        """
+        setup = Setup(
+            workload=plan.workload if self._imports_workload and plan.script is None else None,
+            python_path=plan.python_path,
+            use_gpu=plan.use_gpu,
+            core_shares=self._core_shares,
+        )
+        wanted = (setup, {**os.environ, **environment})
+        if self._server is None or not self._server.is_alive or self._wanted != wanted:
+            self.close()
+            self._server, self._wanted = ForkServer(*wanted), wanted
+        return self._server
+
+    def close(self) -> None:
+        """Ends the server."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class ForkedAttempt:
+    """An attempt that a fork server has been told to make."""
+
+    def __init__(self, server: ForkServer, assignment: Assignment, rank: int, folder: Path, reports: IO[str]) -> None:
+        self._server, self._assignment, self._rank, self._folder, self._reports = server, assignment, rank, folder, reports
+        self._returncode: int | None = None
+        self.outcome: Mapping[str, Any] = {}
+        """What the process left, once it has ended: `figures`, or its error as fields of a `Death`; empty if it left nothing."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the outcome or the end of the process; returns whether there is one within `timeout_s`."""
+        self._returncode = self._server.wait(timeout_s)
+        return self._returncode is not None or (self._folder / OUTCOME).exists()
+
+    def reports(self) -> Iterator[tuple[str, ...]]:
+        """Yields what the process has reported since the last call: a method of the progress tracker, and arguments for it."""
+        while True:
+            start = self._reports.tell()
+            line = self._reports.readline()
+            if not line.endswith("\n"):
+                self._reports.seek(start)  # half a line; the rest follows
+                return
+            method, *arguments = json.loads(line)
+            if method in _REPORTS:
+                yield method, *arguments
+
+    def log(self, sentence: str) -> None:
+        """Adds a line to the worker's log."""
+        with self._assignment.log_file(self._rank).open("a", encoding="utf-8") as log:
+            log.write(f"{now()} {sentence}\n")
+
+    @property
+    def ending(self) -> str:
+        """How a process ended that left no outcome, as a sentence."""
+        return how_it_ended(self._server, -signal.SIGKILL if self._returncode is None else self._returncode)
+
+    def read_outcome(self) -> None:
+        """Reads what the process left."""
+        written = self._folder / OUTCOME
+        self.outcome = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
+
+
+def prepare_log(assignment: Assignment, rank: int) -> None:
+    """Creates a worker's log, if it is not there yet."""
+    path = assignment.log_file(rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+@contextmanager
+def forked_attempt(
+    server: ForkServer,
+    assignment: Assignment,
+    marker: str,
+    *,
+    rank: int = 0,
+    gpu: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ForkedAttempt]:
+    """Has the server fork a process for an attempt, which ends with the block, as do compilers that it started.
+
+    Args:
+        server: It must have no other attempt under way.
+        assignment: What to measure.
+        marker: Identifies the attempt's processes.
+        rank: The worker's, in its trial.
+        gpu: Index of its GPU among those that the server sees; None for the first, or for none.
+        environment: Variables for it, beside those that every attempt has.
+    """
+    with scratch_folder("compile-sweep-trial-") as folder:
+        (folder / PROGRESS).touch()
+        with (folder / PROGRESS).open(encoding="utf-8") as reports:
+            forked = ForkedAttempt(server, assignment, rank, folder, reports)
+            server.start(
+                Order(
+                    assignment=assignment.to_dict(),
+                    marker=marker,
+                    environment={**environment_of_attempt(marker), **(environment or {})},
+                    folder=str(folder),
+                    rank=rank,
+                    gpu=gpu,
+                )
+            )
+            try:
+                yield forked
+            finally:
+                server.kill()
+                if not (folder / OUTCOME).exists():
+                    time.sleep(_REAPER_S)
+                kill_marked(marker)  # compilers that the worker started outlive it
+                shutil.rmtree(scratch_folders.attempt_folder(marker), ignore_errors=True)
+                forked.read_outcome()

@@ -1,0 +1,139 @@
+"""What a worker of Ray Train knows of its place, and how it reports to the progress actor on the head."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import ray
+from ray.util.placement_group import get_current_placement_group, placement_group_table
+
+from compile_sweep.schema.phases import Phase
+from orchestrator import environment
+from orchestrator.cluster import remote_logs
+from orchestrator.guard.progress import StopRequest, find_progress_actor
+from orchestrator.run.sweep_folder import now
+from orchestrator.run.trial_spec import Assignment, TrialPlan
+from orchestrator.run.worker import own_cores
+
+STOP_POLL_S = 1.0
+"""How often a worker asks whether its trial is to stop."""
+
+_TELL_TIMEOUT_S = 20.0
+"""Timeout in seconds of a worker's calls, which delay the measurement."""
+
+_STOPPED_EXIT = 75
+"""Exit code of a worker that was told to stop; only for people who look."""
+
+
+class RayParent:
+    """The trial on Ray: the worker reports to the progress actor on the head."""
+
+    def __init__(self, assignment: Assignment, rank: int) -> None:
+        self.rank = rank
+        self._assignment = assignment
+
+    def log_file(self) -> AbstractContextManager[Path]:
+        """Provides the trial's log file in the sweep's folder or, on another host, a local one that is sent there."""
+        return remote_logs.log_file(self._assignment, self.rank)
+
+    def cores(self, plan: TrialPlan) -> AbstractContextManager[tuple[int, ...]]:
+        """Binds this process to its share of the host's cores."""
+        return own_cores(*self.core_shares(plan))
+
+    def core_shares(self, plan: TrialPlan) -> tuple[int, int | None]:
+        """Into how many shares this host's cores are divided, and the share to prefer, if any.
+
+        As many as workers that may run here at once; with GPUs, no more than the host's number of GPUs.
+        """
+        if not plan.use_gpu:
+            return plan.workers_at_once, None
+        at_once = max(1, min(plan.workers_at_once, max(environment.num_host_gpus(), _gpus_of_ray())))
+        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return at_once, int(gpu) if gpu.isdigit() else None
+
+    def gpu_index(self) -> int:
+        """Index of this worker's GPU among those that this process sees, which are those of all workers on the host."""
+        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", gpu).split(",")
+        return visible.index(gpu) if gpu in visible else 0
+
+    def connect(self, plan: TrialPlan) -> None:
+        """Does nothing: Ray Train chose the GPU and connected the workers before it called this process."""
+
+    def worker_started(self) -> None:
+        """Reports the host, the GPU, and how long the trial waited for them."""
+        here = ray.get_runtime_context().get_node_id()
+        waited = _waited_s() if self._assignment.plan.head else 0.0
+        self._tell("worker_started", here, _gpu_place(), waited)
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Reports the phase if this is worker 0."""
+        if self.rank == 0:
+            self._tell("enter_phase", phase, self._assignment.settings.key)
+
+    def report_early_figures(self, early: dict[str, float]) -> None:
+        """Reports the figures if this is worker 0."""
+        if self.rank == 0:
+            self._tell("report_early_figures", early)
+
+    def pass_on(self, method: str, *arguments: Any) -> None:
+        """Reports what a child of this worker did. Where it runs, this process knows better."""
+        if method == "worker_started":
+            self.worker_started()
+        else:
+            getattr(self, method)(*arguments)
+
+    def stop_request(self) -> StopRequest | None:
+        """Asks whether the trial is to stop; without a progress actor nobody stops trials."""
+        try:
+            asked: Any = find_progress_actor().stop_request.remote(self._assignment.trial_id)
+            ending: StopRequest | None = ray.get(asked, timeout=10 * STOP_POLL_S)
+        except (ray.exceptions.RayError, ValueError):
+            return None
+        return ending
+
+    def watch_stop_requests(self, log: IO[str]) -> None:
+        """Ends this process if it is worker 0, and with it the trial, on request; the reaper ends compilers it started.
+
+        A thread, so a compiler that holds the GIL puts it off; the trial's deadlines, which need no GIL, still hold.
+        """
+        if self.rank != 0:
+            return
+
+        def watch() -> None:
+            while (ending := self.stop_request()) is None:
+                time.sleep(STOP_POLL_S)
+            log.write(f"{now()} {ending.reason}\n")
+            log.flush()
+            os._exit(_STOPPED_EXIT)
+
+        threading.Thread(target=watch, name="stop-requests", daemon=True).start()
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """Waits until the progress actor has heard. A trial is measured even if that actor is gone."""
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.get(getattr(find_progress_actor(), method).remote(self._assignment.trial_id, *arguments), timeout=_TELL_TIMEOUT_S)
+
+
+def _gpus_of_ray() -> int:
+    """How many GPUs Ray has here: more than NVML counts where each is divided (MIG), or where NVML is not to be had."""
+    here = ray.get_runtime_context().get_node_id()
+    return max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == here), default=0)
+
+
+def _waited_s() -> float:
+    """For how long Ray had no hosts for the trial's workers, which it places together."""
+    group = get_current_placement_group()
+    return float(placement_group_table(group)["stats"]["end_to_end_creation_latency_ms"]) / 1e3 if group else 0.0
+
+
+def _gpu_place() -> str | None:
+    """This worker's GPU as host:index, None if it has none."""
+    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    return f"{platform.node()}:{ids[0]}" if ids else None
