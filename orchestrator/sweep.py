@@ -32,7 +32,7 @@ from orchestrator.plan.scripts import findings_lines, job_of, script_facts, spli
 from orchestrator.plan.space import Target, padded_length, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
-from orchestrator.run.unfinished import record_poison, withdrawn_if_ended_in_order
+from orchestrator.run.sweep_folder import record_poison, withdrawn_if_ended_in_order
 from orchestrator.search import Searcher
 from orchestrator.search.search_run import learned_for, planned_steps
 from orchestrator.storage import mirror

@@ -38,8 +38,8 @@ from orchestrator.guard.cpu_pressure import is_contended
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run import sweep_folder
+from orchestrator.run.sweep_folder import note_start
 from orchestrator.run.trial_spec import Assignment, TrialPlan
-from orchestrator.run.unfinished import note_start
 
 GRACE_S = 15.0
 """Past the trial's deadline, until workers that have not ended themselves are killed."""

@@ -2,6 +2,9 @@
 
 On one host a fork server (`fork_server.py`) forks the process; it writes its progress and the outcome to files. On the hosts of a
 cluster it is a process that Ray Train starts (`worker_group.py`).
+
+A person's script runs in processes of its own, which the worker starts, watches and ends. Workers that train together start one
+each; these find each other as under torchrun, at an address that worker 0 names anew for every run.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import json
 import os
 import platform
 import signal
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
@@ -23,13 +27,13 @@ from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
 from compile_sweep.schema.outcome import is_let_down
 from compile_sweep.schema.phases import Phase
+from compile_sweep.script.job import ScriptError, ScriptJob
 from orchestrator import environment
 from orchestrator.artifacts.sharing import Sharing
 from orchestrator.guard import cores, scratch_folders, watchdog
 from orchestrator.guard.cpu_pressure import PressureGauge
 from orchestrator.guard.gpu_neighbors import GpuNeighborMonitor
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
-from orchestrator.run.script_worker import measure_script
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
@@ -50,6 +54,9 @@ _GROUP_TIMEOUT_S = 1800.0
 
 _LEAVING_S = 10.0
 """How long a worker waits for processes of others, a killed trial's say, to leave its GPU, which may take seconds."""
+
+REFERENCES = "script"
+"""Folder of a sweep that holds what eager runs of its script did."""
 
 LET_DOWN_PATIENCE_S = 8.0
 """How long a worker whose peer is gone holds its tongue. Ray ends the group at the first failure it hears of, within a second of
@@ -240,7 +247,7 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
     device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
     if plan.script is not None:
         gc.enable()
-        found = measure_script(
+        found = _measure_script(
             assignment,
             rank=parent.rank,
             cpus=cpus,
@@ -287,6 +294,71 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
         "gpu_neighbours": neighbors,
         **({"targets": prepared.targets} if plan.names_targets else {}),
     }
+
+
+def _measure_script(
+    assignment: Assignment,
+    *,
+    rank: int,
+    cpus: Sequence[int],
+    device: Any,
+    on_phase: Callable[[Phase], None],
+    on_early: Callable[[dict[str, float]], None],
+) -> dict[str, Any]:
+    """Measures the plan's script under the assignment's settings; returns figures of a record.
+
+    Raises:
+        ScriptError: it gave none; says what to do.
+    """
+    from compile_sweep.harness.distributed import agreed, by_rank
+    from compile_sweep.script.trial import RunFailed, ScriptTrial  # in workers alone, because it needs torch
+
+    plan = assignment.plan
+    assert plan.script is not None
+    base = scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER]) / f"script-{rank}"
+    base.mkdir(parents=True)
+    folder = Path(plan.folder)
+    several = plan.num_workers > 1
+
+    def rendezvous() -> Mapping[str, str]:
+        if not several:
+            return {}
+        address, port = by_rank(_free_port())[0]
+        return {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(plan.num_workers),
+            "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(rank)),
+            "LOCAL_WORLD_SIZE": os.environ.get("LOCAL_WORLD_SIZE", str(plan.num_workers)),
+        }
+
+    trial = ScriptTrial(
+        job=ScriptJob.from_dict(plan.script),
+        settings=assignment.settings,
+        base=base,
+        references=(folder if folder.is_dir() else base) / REFERENCES,
+        environment={"OMP_NUM_THREADS": str(len(cpus)), **({} if plan.use_gpu else {"CUDA_VISIBLE_DEVICES": ""})},
+        is_first=rank == 0,
+        rendezvous=rendezvous,
+        agree=lambda decision: agreed(decision, device),
+        on_phase=on_phase,
+        on_early=on_early,
+    )
+    try:
+        return trial.run()
+    except RunFailed as error:
+        raise ScriptError(error.sentence, from_compiler=error.from_compiler) from None
+
+
+def _free_port() -> tuple[str, int]:
+    """This host's address as other workers see it, and a port that is free there."""
+    import ray
+
+    address = str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"
+    with socket.socket() as found:
+        found.bind((address, 0))
+        return address, int(found.getsockname()[1])
 
 
 @contextmanager

@@ -276,7 +276,7 @@ def test_every_label_is_met_above_and_has_a_status() -> None:
         Label.NOT_WARM,
         Label.DOMINATED,
         Label.SWEEP_DIED,
-    }  # the last by orchestrator/run/unfinished.py
+    }  # the last by orchestrator/run/sweep_folder.py
     met = {label for label, _, _ in (*MEASURED, *DEATHS)} | elsewhere
     assert met == set(Label) == set(STATUSES)
 

@@ -65,11 +65,11 @@ class _Died(Exception):
         self.worker_failures = failures
 
 
-class _Trainer:
+class _Group:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def fit(self) -> None:
+    def run(self, *attempt: Any) -> None:
         raise self._error
 
 
@@ -78,7 +78,7 @@ def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     told = Progress(
         trial_id="1", settings_key="scope=full", phase="warming-up", in_phase_s=70, elapsed_s=90, neighbors=0, stop_request=ENDING
     )
-    monkeypatch.setattr(worker_group, "_trainer", lambda *arguments: _Trainer(error))
+    monkeypatch.setattr(worker_group, "_group_for", lambda plan: _Group(error))
     monkeypatch.setattr(worker_group, "_ask", lambda method, *arguments: [told] if method == "running" else None)
     monkeypatch.setattr(death, "_lost", lambda hosts: 0)
     plan: dict[str, Any] = {"folder": str(folder), "workload": "captioning", "size": "tiny", "seed": 0, "num_workers": 1}

@@ -18,7 +18,7 @@ from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SweepConfig
-from orchestrator.run.unfinished import STARTS_FILE, note_start, record_poison, withdrawn_if_ended_in_order
+from orchestrator.run.sweep_folder import STARTS_FILE, note_start, record_poison, withdrawn_if_ended_in_order
 
 POISON, SOUND = CompileSettings.parse("scope=full"), CompileSettings.parse("scope=eager")
 CONFIG = SweepConfig(workload="captioning", size="tiny")
