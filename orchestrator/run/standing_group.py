@@ -11,14 +11,18 @@ In a cluster every attempt has a group of its own, because hosts are chosen anew
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import ray
 import ray.train
@@ -32,11 +36,11 @@ from orchestrator.run.ray_parent import STOP_POLL_S, RayParent
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
-
 _POLL_S = 0.2
 """How often a worker looks at its child, and the trial's process at the group."""
+
+_ORDER_POLL_S = 0.05
+"""How often a worker that has nothing to do looks for an order."""
 
 _CLOSE_S = 10.0
 """How long a group has to end itself."""
@@ -47,59 +51,65 @@ class WorkerDied(Exception):
 
 
 class Mailbox:
-    """Carries attempts from a trial's process to the workers of its group, and what became of them back. An async actor.
+    """Carries attempts from a trial's process to the workers of its group, and what became of them back, as files.
+
+    A file appears with all of its text, and the first failure stands: what other workers say after it is its consequence.
 
     Args:
+        folder: Where the files are. Nobody else may read or write it.
         num_workers: Of the group.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
-        self._orders: list[Mapping[str, Any] | None] = []
-        self._outcomes: dict[int, Mapping[str, Any]] = {}
-        self._gone: set[int] = set()
-        self._changed = asyncio.Condition()
+    def __init__(self, folder: Path, num_workers: int) -> None:
+        self._folder, self._num_workers = folder, num_workers
 
-    async def run(self, order: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
-        """Hands every worker an attempt and waits until all their children are gone.
+    def post(self, number: int, order: Mapping[str, Any] | None) -> None:
+        """Hands every worker an order.
 
         Args:
+            number: Orders are numbered from 0 on.
             order: The assignment and the attempt's marker; None to end the group.
-
-        Returns:
-            Outcomes by rank: all of them, or that of the first worker whose child failed.
         """
-        async with self._changed:
-            self._outcomes, self._gone = {}, set()
-            self._orders.append(order)
-            self._changed.notify_all()
-            await self._changed.wait_for(lambda: order is None or len(self._gone) == self._num_workers)
-            return self._outcomes
+        self._write(f"{number}.order", order)
 
-    async def next_order(self, number: int) -> Mapping[str, Any] | None:
-        """Waits for the order of this number, the first of which is 0."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._orders) > number)
-            return self._orders[number]
+    def order(self, number: int) -> Mapping[str, Any] | None:
+        """Waits for an order."""
+        while not (path := self._folder / f"{number}.order").exists():
+            time.sleep(_ORDER_POLL_S)
+        order: Mapping[str, Any] | None = json.loads(path.read_text(encoding="utf-8"))
+        return order
 
-    async def finish(self, rank: int, outcome: Mapping[str, Any]) -> None:
-        """Notes a worker's outcome. What others say after the first failure is its consequence, and dropped."""
-        if not self._has_failed:
-            self._outcomes[rank] = outcome
+    def finish(self, number: int, rank: int, outcome: Mapping[str, Any]) -> None:
+        """Leaves a worker's outcome. It is a failure if it has no `figures`."""
+        self._write(f"{number}.{rank}" if "figures" in outcome else f"{number}.failure", {"rank": rank, "outcome": outcome})
 
-    async def is_over(self) -> bool:
-        """Whether all children may be killed: every worker has finished, or one has failed."""
-        return self._has_failed or len(self._outcomes) == self._num_workers
+    def is_over(self, number: int) -> bool:
+        """Whether the children of all workers may be killed: every worker has finished, or one has failed."""
+        return (self._folder / f"{number}.failure").exists() or len(self._finished(number)) == self._num_workers
 
-    async def gone(self, rank: int) -> None:
+    def leave(self, number: int, rank: int) -> None:
         """Notes that a worker's child is gone."""
-        async with self._changed:
-            self._gone.add(rank)
-            self._changed.notify_all()
+        self._write(f"{number}.{rank}.gone", None)
 
-    @property
-    def _has_failed(self) -> bool:
-        return any("figures" not in outcome for outcome in self._outcomes.values())
+    def are_gone(self, number: int) -> bool:
+        """Whether all children are gone."""
+        return all((self._folder / f"{number}.{rank}.gone").exists() for rank in range(self._num_workers))
+
+    def outcomes(self, number: int) -> dict[int, Mapping[str, Any]]:
+        """Returns outcomes by rank: all of them, or that of the first worker that failed with those before it."""
+        failure = self._folder / f"{number}.failure"
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in [*self._finished(number), failure] if path.exists()]
+        return {one["rank"]: one["outcome"] for one in found}
+
+    def _finished(self, number: int) -> list[Path]:
+        return [path for rank in range(self._num_workers) if (path := self._folder / f"{number}.{rank}").exists()]
+
+    def _write(self, name: str, values: object) -> None:
+        with tempfile.NamedTemporaryFile("w", dir=self._folder, encoding="utf-8") as file:
+            json.dump(values, file)
+            file.flush()
+            with suppress(FileExistsError):
+                os.link(file.name, self._folder / name)
 
 
 class StandingGroup:
@@ -113,7 +123,8 @@ class StandingGroup:
 
     def __init__(self, plan: TrialPlan, make_trainer: Callable[..., Any], storage: str) -> None:
         self.plan = plan
-        self._mailbox = _start_mailbox(plan.num_workers)
+        self._mailbox = Mailbox(Path(tempfile.mkdtemp(dir=storage)), plan.num_workers)
+        self._numbers = count()
         self._error: Exception | None = None
         trainer = make_trainer(
             plan, serve_attempts, {"mailbox": self._mailbox}, ApartConfig(), name=uuid.uuid4().hex, storage=storage
@@ -139,11 +150,13 @@ class StandingGroup:
             WorkerGroupError: A worker's child failed.
             Exception: What ended the group, as Ray Train raises it.
         """
-        answer: Any = self._mailbox.run.remote({"assignment": assignment.to_dict(), "marker": marker})
-        while not ray.wait([answer], timeout=_POLL_S)[0]:
+        number = next(self._numbers)
+        self._mailbox.post(number, {"assignment": assignment.to_dict(), "marker": marker})
+        while not self._mailbox.are_gone(number):
+            self._thread.join(_POLL_S)
             if not self._thread.is_alive():
                 raise self._error or WorkerDied("its worker group ended")
-        outcomes: dict[int, Mapping[str, Any]] = ray.get(answer)
+        outcomes = self._mailbox.outcomes(number)
         failures = {rank: _failure(assignment, rank, outcome) for rank, outcome in outcomes.items() if "figures" not in outcome}
         if failures:
             raise WorkerGroupError("\n".join(map(str, failures.values())), failures)
@@ -152,17 +165,8 @@ class StandingGroup:
 
     def close(self) -> None:
         """Ends the group's processes."""
-        with suppress(ray.exceptions.RayError):
-            self._mailbox.run.remote(None)
-            self._thread.join(_CLOSE_S)
-            ray.kill(self._mailbox)
-
-
-def _start_mailbox(num_workers: int) -> ActorHandle[Mailbox]:
-    # Outside of Tune's placement group, where there is room for the trial's process alone.
-    options: Any = ray.remote(num_cpus=0, scheduling_strategy="DEFAULT")(Mailbox)
-    mailbox: ActorHandle[Mailbox] = options.remote(num_workers)
-    return mailbox
+        self._mailbox.post(next(self._numbers), None)
+        self._thread.join(_CLOSE_S)
 
 
 def _failure(assignment: Assignment, rank: int, outcome: Mapping[str, Any]) -> Exception:
@@ -194,17 +198,17 @@ def serve_attempts(values: Mapping[str, Any]) -> None:
     Args:
         values: `mailbox`, the group's.
     """
-    mailbox: Any = values["mailbox"]
+    mailbox: Mailbox = values["mailbox"]
     rank = ray.train.get_context().get_world_rank()
     servers: Servers | None = None
     number = 0
     try:
-        while (order := ray.get(mailbox.next_order.remote(number))) is not None:
+        while (order := mailbox.order(number)) is not None:
             assignment = _with_credentials(Assignment.from_dict(order["assignment"]))
             parent = RayParent(assignment, rank)
             servers = servers or Servers(imports_workload=True, core_shares=parent.core_shares(assignment.plan))
-            _serve(assignment, order["marker"], servers, parent, mailbox)
-            ray.get(mailbox.gone.remote(rank))
+            _serve(assignment, order["marker"], servers, parent, mailbox, number)
+            mailbox.leave(number, rank)
             number += 1
     finally:
         if servers is not None:
@@ -219,7 +223,7 @@ def _with_credentials(assignment: Assignment) -> Assignment:
     return replace(assignment, plan=replace(plan, cache=head_actors.with_credentials(plan.cache)))
 
 
-def _serve(assignment: Assignment, marker: str, servers: Servers, parent: RayParent, mailbox: Any) -> None:
+def _serve(assignment: Assignment, marker: str, servers: Servers, parent: RayParent, mailbox: Mailbox, number: int) -> None:
     """Makes an attempt, of which the progress actor and the mailbox hear."""
     plan = assignment.plan
     prepare_log(assignment, parent.rank)
@@ -234,17 +238,16 @@ def _serve(assignment: Assignment, marker: str, servers: Servers, parent: RayPar
         environment={name: str(number) for name, number in {**ranks, **sizes}.items()},
     ) as forked:
         has_finished, asks_again_at = False, 0.0
-        while not ((has_finished or plan.num_workers > 1) and ray.get(mailbox.is_over.remote())):
+        while not mailbox.is_over(number):
             has_ended = forked.wait(_POLL_S)
             for method, *arguments in forked.reports():
                 parent.pass_on(method, *arguments)
             if has_ended and not has_finished:
                 forked.read_outcome()
-                ray.get(mailbox.finish.remote(parent.rank, forked.outcome or {"ending": forked.ending}))
+                mailbox.finish(number, parent.rank, forked.outcome or {"ending": forked.ending})
                 has_finished = True
             elif plan.prunes and parent.rank == 0 and time.monotonic() >= asks_again_at:
                 asks_again_at = time.monotonic() + STOP_POLL_S
                 if (stop := parent.stop_request()) is not None:
                     forked.log(stop.reason)
-                    ray.get(mailbox.finish.remote(parent.rank, {"ending": "it was told to stop"}))
-                    has_finished = True
+                    mailbox.finish(number, parent.rank, {"ending": "it was told to stop"})

@@ -200,7 +200,7 @@ def compute_something(*, use_gpu: bool) -> None:
 
 def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
     plan = assignment.plan
-    place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}"
+    place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}, as process {os.getpid()}"
     log.write(f"{now()} worker {parent.rank} of {plan.num_workers} is up on {place}\n")
     gc.disable()  # what imports make stays; looking through it again and again takes a second and more
     import_harness()

@@ -240,3 +240,57 @@ def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path:
     (start,) = records.read_warm_starts(tmp_path)
     assert (start.trial_id, start.status, start.label) == ("7", Status.FAILED, "trial-died")
     assert records.read(tmp_path) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own, as a trainer is made in this process
+def test_a_standing_group_makes_every_attempt_in_a_fresh_process_and_outlives_a_crash(tmp_path: Path) -> None:
+    import psutil
+    from ray.train.v2.api.exceptions import WorkerGroupError
+
+    from orchestrator.run.death import cause_of
+    from orchestrator.run.standing_group import StandingGroup
+    from orchestrator.run.worker_group import make_trainer
+
+    protocol = {"compared_steps": 2, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
+    plan = TrialPlan(
+        folder=str(tmp_path),
+        workload="faulty_workloads:Faulty",
+        size="only",
+        seed=0,
+        num_workers=1,
+        use_gpu=False,
+        pipeline="resident",
+        compile_deadline_s=120.0,
+        trial_deadline_s=120.0,
+        python_path=os.environ.get("PYTHONPATH", ""),
+        protocol=protocol,
+        claimed_cpus=1.0,
+    )
+
+    def attempt(group: StandingGroup, number: int, multiple: int) -> tuple[float, int]:
+        """Returns the samples per second, and the ID of the process that measured them."""
+        settings = CompileSettings.parse(f"scope=eager,padding=longest,pad_multiple={multiple}")
+        assignment = Assignment(plan=plan, trial_id=f"{number:03d}-a", settings=settings)
+        figures = group.run(assignment, f"{assignment.trial_id}-f00")
+        return float(figures["samples_per_s"]), int(assignment.log_file(0).read_text().split("process ")[1].split()[0])
+
+    group = StandingGroup(plan, make_trainer, storage=str(tmp_path))
+    try:
+        first, its_process = attempt(group, 1, 16)
+        with pytest.raises(WorkerGroupError) as died:
+            attempt(group, 2, 4)
+        assert [str(failure) for failure in died.value.worker_failures.values()] == ["it ended with signal SIGKILL"]
+        with pytest.raises(WorkerGroupError) as raised:
+            attempt(group, 3, 2)
+        assert "does not like multiples of 2" in str(cause_of(raised.value))
+        second, other_process = attempt(group, 4, 16)
+        assert first > 0
+        assert second > 0
+        assert its_process != other_process
+        (server,) = (one for one in psutil.Process().children(recursive=True) if "orchestrator.run.fork_server" in one.cmdline())
+        assert group.is_alive
+        server.parent().kill()
+        wait_until(lambda: not group.is_alive, 30)
+        wait_until(lambda: not psutil.pid_exists(server.pid), 30)
+    finally:
+        group.close()
