@@ -97,7 +97,7 @@ def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_fin
 def test_ctrl_c_lets_the_trial_in_flight_finish_and_another_runner_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     first = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:2])
-    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 240)
     first.send_signal(signal.SIGINT)
     printed, complaints = first.communicate(timeout=90)
     assert first.returncode == 130, complaints
@@ -114,7 +114,7 @@ def test_after_its_driver_was_killed_a_sweep_repeats_only_what_was_in_flight(tmp
     output = tmp_path / "sweep"
     running = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:3])
     wait_until(lambda: len(records_of(output)) == 1, 120)
-    wait_until(lambda: len(list((output / "logs").iterdir())) == 2, 60)
+    wait_until(lambda: len(list((output / "logs").iterdir())) == 2, 240)
     running.kill()
     running.communicate(timeout=30)
     wait_until(lambda: not processes_of_sweeps(), 30)
@@ -136,14 +136,14 @@ def test_a_local_sweep_survives_a_closed_terminal_and_a_killed_driver_and_leaves
     output = tmp_path / "sweep"
     settings = ("--settings", *EAGER_SIX[:3])
     first = start(output, "--runner", "local", "--workload", "toy_workloads:Slow", *settings)
-    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 240)
     first.send_signal(signal.SIGHUP)
     _, complaints = first.communicate(timeout=90)
     assert first.returncode == 130, complaints
     assert list(map(was_measured, records_of(output))) == [True]
 
     second = start(output, "--resume")
-    wait_until(lambda: len(list((output / "logs").iterdir())) == 2, 60)
+    wait_until(lambda: len(list((output / "logs").iterdir())) == 2, 240)
     wait_until(lambda: bool(processes_of_sweeps()), 30)
     second.kill()
     second.communicate(timeout=30)
@@ -165,7 +165,7 @@ def test_a_sweep_goes_on_where_what_it_prints_cannot_be_written(tmp_path: Path) 
 def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     running = start(output, "--workload", "faulty_workloads:Faulty", "--settings", EAGER_SIX[4])
-    wait_until(lambda: "warming-up" in log_of_first_trial(output), 60)
+    wait_until(lambda: "warming-up" in log_of_first_trial(output), 240)
     assert processes_of_sweeps()
     running.send_signal(signal.SIGINT)
     time.sleep(3)
@@ -184,7 +184,7 @@ def test_two_interrupts_stop_at_once_and_leave_no_process(tmp_path: Path) -> Non
 def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_flight(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     running = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:2])
-    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 60)
+    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 240)
     running.send_signal(signal.SIGTERM)
     os.killpg(running.pid, signal.SIGTERM)
     printed, complaints = running.communicate(timeout=90)
