@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from samples import wait_until
+from samples import TESTS, wait_until
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import SessionError
@@ -262,7 +262,7 @@ def test_a_standing_group_makes_every_attempt_in_a_fresh_process_and_outlives_a_
         pipeline="resident",
         compile_deadline_s=120.0,
         trial_deadline_s=120.0,
-        python_path=os.environ.get("PYTHONPATH", ""),
+        python_path=str(TESTS),
         protocol=protocol,
         claimed_cpus=1.0,
     )
