@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, quote_plus, unquote
 
 REDACTED = "***"
@@ -176,3 +176,14 @@ def _without(text: str, secrets: Sequence[str]) -> str:
     for pattern, rest in _LOOKS_SECRET:
         text = pattern.sub(rest, text)
     return text
+
+
+_MAX_LAST_LINE_BYTES = 4000
+"""How much of the end of a process's output is searched for its last line."""
+
+
+def last_line(output: IO[bytes]) -> str:
+    """Returns the last line of a process's output, with a colon before it and without secrets; nothing if there is none."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _MAX_LAST_LINE_BYTES))
+    lines = output.read().decode("utf-8", "replace").strip().splitlines()
+    return f": {redact_text(lines[-1].strip())}" if lines else ""

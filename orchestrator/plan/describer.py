@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -17,6 +18,7 @@ from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.outcome import exit_text
+from compile_sweep.schema.redact import last_line
 
 
 class Describer:
@@ -36,11 +38,13 @@ class Describer:
     def start(self) -> None:
         """Starts the process, whose imports take seconds; there is something else to do meanwhile."""
         path = import_path(with_current_folder=self.with_current_folder)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "compile_sweep.describe"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._output,
             text=True,
         )
         atexit.register(self.close)
@@ -52,6 +56,7 @@ class Describer:
             self._process.kill()
             self._process.communicate()
             self._process = None
+            self._output.close()
 
     def __enter__(self) -> Describer:
         return self
@@ -91,8 +96,8 @@ class Describer:
         if not (line := process.stdout.readline()):
             about = json.loads(question).get("workload", "torch")
             raise WorkloadError(
-                f"the process that looks at {about} ended with {exit_text(process.wait())} before it had an answer; "
-                "its output, if it printed any, says why"
+                f"the process that looks at {about} ended with {exit_text(process.wait())} before it had an answer"
+                f"{last_line(self._output) or '; it printed nothing'}"
             )
         answered: Mapping[str, Any] = json.loads(line)
         return answered

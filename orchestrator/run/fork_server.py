@@ -33,7 +33,7 @@ from typing import IO, Any, NoReturn
 
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.outcome import exit_text
-from compile_sweep.schema.redact import redact_text
+from compile_sweep.schema.redact import last_line
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 
 _MARKER_CHARS = 120
@@ -44,9 +44,6 @@ _PROBE_S = 60
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has `torch.cuda.is_available` ask NVML: CUDA itself cannot be used in children of a process that has asked it anything."""
-
-_MAX_LAST_LINE_BYTES = 4000
-"""How much of the end of a server's output is searched for its last line."""
 
 _DIE_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
@@ -179,9 +176,7 @@ class ForkServer:
 
     def last_line(self) -> str:
         """Returns the last line that the server wrote, with a colon before it; nothing if there is none."""
-        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _MAX_LAST_LINE_BYTES))
-        lines = self._output.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {redact_text(lines[-1].strip())}" if lines else ""
+        return last_line(self._output)
 
     def close(self) -> None:
         """Ends it, and what it forked."""

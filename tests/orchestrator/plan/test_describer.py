@@ -64,8 +64,9 @@ def test_code_that_prints_and_reads_leaves_the_answer_alone(describer: Describer
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "end"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 9)", "signal SIGKILL")])
 def test_code_that_ends_the_process_is_a_sentence(describer: Describer, code: str, end: str) -> None:
-    Path("ends.py").write_text(f"import os\n{code}\n")
-    with pytest.raises(WorkloadError, match=f"the process that looks at ends:Mine ended with {end} before it had an answer"):
+    Path("ends.py").write_text(f"import os\nprint('nothing to train on', flush=True)\n{code}\n")
+    said = f"the process that looks at ends:Mine ended with {end} before it had an answer: nothing to train on"
+    with pytest.raises(WorkloadError, match=said):
         describer.facts("ends:Mine", None, 0, has_gpu=False)
 
 
