@@ -374,6 +374,8 @@ class Run:
     """Print what would run, what would not and why, and how long it would take; start nothing."""
     explain: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
+    bisect: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
+    """Compile the model part after part under one setting, until the first part that does not follow eager; name it."""
     source: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Print one setting as Python to paste into a training script; run nothing."""
     list: Flag = False

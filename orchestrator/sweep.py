@@ -76,9 +76,9 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             show(console, describer)
         return 0
     environment = fingerprint()
-    if run.explain is not None or run.source is not None:
+    if _asked(run) is not None:
         if run.script is not None:
-            raise ConfigError("--explain and --source look at a workload; orchestrator.check --script looks at a script")
+            raise ConfigError(f"--{_asked(run)} looks at a workload; orchestrator.check --script looks at a script")
         return _one_setting(console, command, environment)
     if not os.environ.get("RAY_ADDRESS"):  # elsewhere workers look at those of their hosts
         scratch_folders.check_temp_folder()
@@ -198,7 +198,7 @@ class _Begun(NamedTuple):
 
 
 def _begun(run: Run) -> _Begun | None:
-    if run.explain is not None or run.source is not None or run.list:  # which go on with none
+    if _asked(run) is not None or run.list:  # which go on with none
         return None
     output = folder_of(SweepConfig(), run)
     before = folder.stored_config(output)
@@ -292,14 +292,20 @@ def _check_cache(config: SweepConfig) -> None:
         open_store(config.cache).manifests()
 
 
-_ALSO_WITH = {"explain": (), "source": ("workers_per_trial",)}
-"""Further options that go with looking at one setting."""
+_ALSO_WITH = {"explain": (), "bisect": (), "source": ("workers_per_trial",)}
+"""Options that look at one setting, and further ones that go with each."""
+
+
+def _asked(run: Run) -> str | None:
+    """Which option asks to look at one setting; None if a sweep is asked for."""
+    return next((option for option in _ALSO_WITH if getattr(run, option) is not None), None)
 
 
 def _one_setting(console: Console, command: SweepCommand, environment: Environment) -> int:
-    """What `--explain` and `--source` do instead of a sweep."""
+    """What `--explain`, `--bisect` and `--source` do instead of a sweep."""
     config, run = command.sweep, command.run
-    spelled, asked = (run.explain, "explain") if run.explain is not None else (run.source, "source")
+    asked = _asked(run) or ""
+    spelled = getattr(run, asked)
     allowed = (asked, "workload", "size", "seed", "device", *_ALSO_WITH[asked])
     for said, usual in ((config, SweepConfig()), (config.search, SearchConfig()), (run, Run())):
         for name in (field.name for field in fields(said) if field.name not in (*allowed, "search")):
@@ -308,7 +314,7 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
                 raise ConfigError(f"--{asked} looks at one setting and runs no sweep; leave out {word}")
     device = device_of(config, environment)
     refuse_misspelled(f"--{asked}", [str(spelled)], ())
-    if asked == "explain":
+    if asked != "source":
         scratch_folders.check_temp_folder()
     else:  # what it prints is to be pasted, so only a person is told of the wait
         console = Console(stderr=True, quiet=not sys.stderr.isatty())
@@ -320,9 +326,11 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
             spelled_out = {"settings": setting.key, "device": str(device), "num_workers": config.workers_per_trial}
             print(describer.ask("source", **about, **spelled_out), end="")
             return 0
-    from orchestrator.view.explain import explain  # only here: a sweep does without
+    from orchestrator.view.bisect import bisect  # only here: a sweep does without
+    from orchestrator.view.explain import explain
 
-    return explain(setting, config.workload, target, config.seed, device, console)
+    look = bisect if asked == "bisect" else explain
+    return look(setting, config.workload, target, config.seed, device, console)
 
 
 def _fronts(config: SweepConfig) -> Fronts:

@@ -144,6 +144,16 @@ class Prepared:
         policy = settings.shape_policy(self.workload.max_length, self.workload.min_length)
         return replace(self, settings=settings, policy=policy)
 
+    def compiling(self, modules: Sequence[str]) -> Prepared:
+        """The same settings with these modules compiled one by one and all else left eager.
+
+        Args:
+            modules: dotted names.
+        """
+        prepared = self.with_settings(replace(self.settings, scope=Scope.MODULAR, parts=None))
+        prepared._modules = {name: {} for name in modules}
+        return prepared
+
     def eager_counterpart(self) -> Prepared:
         """The eager run that one under these settings is compared with."""
         return self.with_settings(self.settings.eager_counterpart())

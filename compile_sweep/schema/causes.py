@@ -263,8 +263,7 @@ GUARDS = (
     _guard(
         "Python number that changes",
         r".* == -?\d+\.",
-        "a number that Python keeps changes from step to step: make it a tensor, such as a buffer that is changed in place; "
-        "dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
+        "a number that Python keeps changes from step to step: make it a tensor, such as a buffer that is changed in place",
     ),
     _guard(
         "number that crosses a limit",

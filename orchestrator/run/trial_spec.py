@@ -62,6 +62,8 @@ class TrialPlan:
     """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
     protocol: Mapping[str, float] = field(default_factory=dict)
     """Fields of the harness's `Protocol` that differ from its defaults."""
+    bisects: bool = False
+    """Whether an attempt looks for the module that is wrong, instead of measuring."""
     names_targets: bool = False
     """Whether the figures also name, as `targets`, the modules that are compiled one by one."""
 

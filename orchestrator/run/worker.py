@@ -39,6 +39,7 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload
+    from compile_sweep.harness.prepare import Prepared
     from orchestrator.run.fork_server import Order
 
 PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
@@ -270,6 +271,8 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
     protocol = Protocol(**plan.protocol) if plan.protocol else None  # type: ignore[arg-type]  # its whole numbers, too
     with sharing.watching():
         prepared = prepare(workload, assignment.settings, device)
+        if plan.bisects:
+            return _bisected(prepared, parent.rank)
         measured: Start | Measurement
         if plan.warm_start:
             measured = restart(prepared, rank=parent.rank, protocol=protocol, on_phase=on_phase)
@@ -359,6 +362,17 @@ def _free_port() -> tuple[str, int]:
     with socket.socket() as found:
         found.bind((address, 0))
         return address, int(found.getsockname()[1])
+
+
+def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:
+    """Which module is wrong under the settings."""
+    from compile_sweep.harness.measure import first_steps
+    from compile_sweep.harness.measurement import Protocol
+    from compile_sweep.harness.numerics.bisect import bisect
+
+    with prepared.workload.process_settings():
+        pool = prepared.workload.pool(prepared.policy, rank=rank, device=prepared.device)
+        return bisect(prepared, first_steps(pool, Protocol())).to_dict()
 
 
 @contextmanager

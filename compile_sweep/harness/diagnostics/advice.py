@@ -138,6 +138,8 @@ def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownS
 
 def _named(source: str) -> str:
     """An argument by the name a person gave it, out of Dynamo's path to it."""
+    if not re.fullmatch(r"[\w.\[\]']+", source):
+        return source
     names = re.findall(r"\['(\w+)'\]|\.(\w+)|^(\w+)$", source)
     words = [word for found in names for word in found if word and word not in ("self", "kwargs")]
     return ".".join(words) or source

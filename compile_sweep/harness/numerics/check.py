@@ -199,15 +199,15 @@ def _remark_on_buffers(out: Sequence[_Comparison]) -> str:
 def _advice(references: References, gradient_check: GradientCheck | None) -> str:
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
         return (
-            "try backend=aot_eager, which shows whether Inductor's code is at fault, then scope=regional or "
-            "parts.NAME.compile=off, which leave parts eager; an activation_memory_budget below 1 does this under dropout"
+            "try --bisect with this setting, which names the module, then scope=regional or parts.NAME.compile=off, which leave "
+            "parts eager; an activation_memory_budget below 1 does this under dropout"
         )
     rounds = references.rounding > _FLOAT32_ROUNDING
     tries = [
         *(["inductor.emulate_precision_casts=on, which rounds as eager does"] if rounds else []),
         *(["inductor.fallback_random=on, which draws eager's random numbers"] if references.eager.random else []),
         "backend=aot_eager, which shows whether Inductor's code is at fault",
-        "scope=regional, which shows whether one of the blocks is",
+        "--bisect with this setting, which names the module",
     ]
     return f"try {'; '.join(tries)}"
 

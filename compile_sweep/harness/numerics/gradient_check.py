@@ -38,6 +38,7 @@ from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep
 from compile_sweep.harness.distributed import agreed_numbers, everywhere, num_workers
+from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.settings import Scope
@@ -478,10 +479,16 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
             else:
                 parameter.grad = None
 
+    state = PythonState(unwrap_ddp(model))
+
+    def run() -> float:
+        state.put_back()  # a counter in the forward would make each evaluation one of another function
+        return step.forward_and_backward(batch)
+
     subject = Differentiated(
         parameters=parameters,
         buffers=lambda: list(unwrap_ddp(model).buffers()),
-        run=lambda: step.forward_and_backward(batch),
+        run=run,
         discard=discard,
         gradients=lambda: [parameter.grad for parameter in parameters.values()],
         device=device,

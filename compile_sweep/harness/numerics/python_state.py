@@ -1,0 +1,79 @@
+"""What modules keep in Python beside their parameters and buffers: counters, schedules, lists, generators of their own.
+
+A forward that counts its calls computes another function at each call. Where the same function is to be evaluated again, what it
+keeps is put back first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+_VALUES = (bool, int, float, complex, str, tuple, type(None), Tensor)
+"""Kept as they are; of a tensor, which one it is."""
+
+
+class PythonState:
+    """The state of a model at one time.
+
+    Args:
+        model: whose modules are looked at.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._values: list[tuple[dict[str, Any], str, Any]] = []
+        self._put_back: list[Callable[[], object]] = []
+        for module in model.modules():
+            attributes = vars(module)
+            for name in attributes.keys() - _OF_EVERY_MODULE:
+                self._keep(attributes, name)
+
+    def put_back(self) -> None:
+        """Makes the state what it was."""
+        for attributes, name, value in self._values:
+            if attributes.get(name) is not value:
+                attributes[name] = value
+        for put_back in self._put_back:
+            put_back()
+
+    def _keep(self, attributes: dict[str, Any], name: str) -> None:
+        value = attributes[name]
+        if isinstance(value, (*_VALUES, list, dict, set, deque)):
+            self._values.append((attributes, name, value))
+        if isinstance(value, list | deque):
+            self._put_back.append(_refill(value, value.extend))
+        elif isinstance(value, dict | set):
+            self._put_back.append(_refill(value, value.update))
+        elif isinstance(value, torch.Generator):
+            self._put_back.append(_setter(value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            self._put_back.append(_setter(value.setstate, value.getstate()))
+        elif isinstance(value, np.random.Generator):
+            self._put_back.append(_setter(_set_bit_generator(value), value.bit_generator.state))
+
+
+def _refill(container: Any, fill: Callable[[Any], object]) -> Callable[[], object]:
+    held = container.copy()
+
+    def put_back() -> None:
+        if len(container) != len(held) or isinstance(container, dict):  # whose values may be others
+            container.clear()
+            fill(held)
+
+    return put_back
+
+
+def _setter(set_state: Callable[[Any], object], state: Any) -> Callable[[], object]:
+    return lambda: set_state(state)
+
+
+def _set_bit_generator(generator: np.random.Generator) -> Callable[[Any], object]:
+    return lambda state: setattr(generator.bit_generator, "state", state)

@@ -1,0 +1,103 @@
+"""`--bisect` names the module whose compiled code is wrong, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.harness.measure import Protocol, first_steps
+from compile_sweep.harness.numerics.bisect import Bisection, bisect, children_of, first_wrong
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.settings import CompileSettings
+from workloads import WorkloadFromModel
+
+CPU = torch.device("cpu")
+FULL = "scope=full,dynamic=auto,backend=aot_eager"
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+class WrongInBackward(Layer):
+    """Where it is compiled, its value is right and its gradient is half of what it should be."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if torch.compiler.is_compiling():
+            y = (y + y.detach()) / 2
+        return y
+
+
+def network(wrong: Sequence[int]) -> type[nn.Module]:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(WrongInBackward() if index in wrong else Layer() for index in range(5))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(x)
+
+    return Network
+
+
+def batch(number: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(8, 8)}
+
+
+def bisected(wrong: Sequence[int]) -> Bisection:
+    workload = WorkloadFromModel(network(wrong), batch, lambda model, inputs: model(inputs["x"]).square().mean(), num_batches=4)()
+    prepared = prepare(workload, CompileSettings.parse(FULL), CPU)
+    pool = workload.pool(prepared.policy, rank=0, device=CPU)
+    return bisect(prepared, first_steps(pool, Protocol(compared_steps=3)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_the_block_whose_compiled_gradient_is_wrong_is_named() -> None:
+    found = bisected([3])
+    assert (found.module, found.class_name) == ("model.blocks.3", "WrongInBackward")
+    assert found.is_wrong
+    assert found.stage == "back-end aot_eager"
+    assert found.tried[0].startswith("as the setting says: diverges")
+    assert any(tried.startswith("model.blocks.3: diverges") for tried in found.tried)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_setting_that_follows_eager_has_nothing_to_look_for() -> None:
+    found = bisected([])
+    assert (found.is_wrong, found.module, len(found.tried)) == (False, "", 1)
+
+
+@pytest.mark.parametrize("wrong", [[0], [4], [2, 3], [0, 4]])
+def test_the_first_of_several_that_are_wrong_is_found_in_few_runs(wrong: list[int]) -> None:
+    names = [f"block{index}" for index in range(5)]
+    runs: list[Sequence[str]] = []
+
+    def is_wrong(tried: Sequence[str]) -> bool:
+        runs.append(tried)
+        return any(names[index] in tried for index in wrong)
+
+    assert first_wrong(names, is_wrong) == names[wrong[0]]
+    assert len(runs) <= 4
+
+
+def test_none_is_found_where_all_together_are_right() -> None:
+    assert first_wrong(["a", "b"], lambda tried: False) == ""
+    assert first_wrong([], lambda tried: True) == ""
+
+
+def test_containers_without_a_forward_are_looked_through() -> None:
+    assert children_of(network([])(), "") == [*(f"blocks.{index}" for index in range(5)), "head"]

@@ -1,0 +1,46 @@
+"""What modules keep in Python is put back, so that the same function is evaluated again."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.harness.numerics.python_state import PythonState
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Dropout(0.1)
+        self.count, self.rate, self.table = 3, 0.5, torch.zeros(2)
+        self.means: list[Tensor] = [torch.ones(1)]
+        self.recent: deque[int] = deque([1])
+        self.sums = {"loss": 1.0}
+        self.own = torch.Generator().manual_seed(1)
+        self.python, self.numpy = random.Random(1), np.random.default_rng(1)
+
+    def forward(self) -> list[object]:
+        self.count += 1
+        self.rate *= 0.9
+        self.inner.p += 0.1
+        self.table = self.table + 1
+        self.means.append(torch.ones(1))
+        self.recent.append(2)
+        self.sums["loss"] += 1
+        drawn = [torch.rand(1, generator=self.own).item(), self.python.random(), self.numpy.random()]
+        held = [len(self.means), len(self.recent), self.sums["loss"], self.table[0].item()]
+        return [self.count, self.rate, self.inner.p, *held, *drawn]
+
+
+def test_the_same_call_gives_the_same_once_the_state_is_put_back() -> None:
+    model = Keeps()
+    state = PythonState(model)
+    first = model()
+    assert model() != first
+    state.put_back()
+    assert model() == first
+    assert model.inner.training

@@ -1,0 +1,247 @@
+"""Faults that people report of torch.compile: each is measured under its setting, gets its label, and is told what helps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_measurement
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.outcome import judge_measurement
+from compile_sweep.schema.settings import CompileSettings
+from workloads import WorkloadFromModel
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+CPU = torch.device("cpu")
+SHORT = Protocol(compared_steps=10, min_passes=2, max_passes=2, cpu_window_s=0.0)
+STATIC = "scope=full,dynamic=static,backend=aot_eager"
+AUTO = "scope=full,dynamic=auto,backend=aot_eager"
+
+
+class Body(nn.Module):
+    """A classifier of 6 classes; subclasses add what is at fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 20), nn.Linear(20, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+class AnnealedTemperature(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = 3.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.heat *= 0.99
+        return super().forward(x) / self.heat
+
+
+class KeepsActivations(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.means.append(y.detach().mean())
+        return y
+
+
+class CountsCalls(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * min(1.0, self.calls / 500)
+
+
+class StochasticDepth(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if random.random() < 0.7:
+                x = x + layer(x).tanh()
+        return super().forward(x)
+
+
+class OwnNoise(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.1 * torch.randn(x.shape, generator=self.source))
+
+
+class RoutesRows(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.routes = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, route in enumerate(self.routes):
+            rows = (x[:, 0].sign() == number * 2 - 1).nonzero().squeeze(1)
+            x = x.index_add(0, rows, route(x[rows]))
+        return super().forward(x)
+
+
+class Noisy(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.4) + 0.3 * torch.randn_like(x))
+
+
+class MovesItsCodes(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(5, 12))
+        self.codes: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        nearest = torch.cdist(x, self.codes).argmin(-1)
+        with torch.no_grad():
+            self.codes.index_add_(0, nearest, 0.01 * x)
+        return super().forward(x + self.codes[nearest])
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.adapter = nn.Linear(12, 12).requires_grad_(False), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.frozen(x).tanh() + self.adapter(x)
+
+
+class Adapters(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Adapted() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return super().forward(x)
+
+
+class GrowingTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(30, 6), nn.Linear(6, 6)
+        self.known, self.places = 0, torch.zeros(0, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if ids.shape[1] > self.known:
+            self.known = ids.shape[1]
+            self.places = torch.arange(self.known)[:, None] / 50
+        return self.head(self.embed(ids) + self.places[: ids.shape[1]]).mean(1)
+
+
+def rows(number: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(16, 12), "target": torch.randint(6, (16,))}
+
+
+def sentences(number: int) -> dict[str, Tensor]:
+    return {"ids": torch.randint(30, (4, 16 + 16 * (number % 3))), "target": torch.randint(6, (4,))}
+
+
+def plain_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch.get("x", batch.get("ids"))), batch["target"])
+
+
+SHOWN: dict[str, float] = {}
+
+
+def loss_with_a_shown_number(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    scores = model(batch["x"])
+    SHOWN["entropy"] = scores.softmax(-1).log().mean().item()
+    return cross_entropy(scores, batch["target"])
+
+
+def loss_with_teacher(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        taught = model(batch["x"])
+    model.train()
+    return mse_loss(model(batch["x"]), taught + 1)
+
+
+class LateUnfreezing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        model.first.requires_grad_(self.step > 1)
+        self.step += 1
+        return plain_loss(model, batch)
+
+
+@dataclass(frozen=True)
+class Fault:
+    model: type[nn.Module]
+    settings: str
+    label: str | None
+    words: tuple[str, ...]
+    """In what the verdict and the explanation say."""
+    never: tuple[str, ...] = ()
+    loss: Callable[..., Tensor] | Callable[[], nn.Module] = plain_loss
+    batch: Callable[[int], dict[str, Tensor]] = rows
+
+
+LENGTHS = ("fewer lengths", "dynamic=mark", "higher recompile_limit")
+
+FAULTS = [
+    Fault(AnnealedTemperature, STATIC, "recompile-limit", ("heat == 3.0, then", "make it a tensor"), LENGTHS),
+    Fault(AnnealedTemperature, AUTO, "recompile-limit", ("heat) == ", "make it a tensor"), ("dynamic=auto",)),
+    Fault(KeepsActivations, AUTO, "recompile-limit", ("means", "(8 times)", "keep out of the forward what grows"), LENGTHS),
+    Fault(CountsCalls, AUTO, "recompile-limit", ("calls == 0, then 1, 2, 3, 4, …, 7 (8 times)", "make it a buffer"), LENGTHS),
+    Fault(Body, STATIC, "recompile-limit", ("dynamic=auto, does not",), LENGTHS, loss_with_a_shown_number),
+    Fault(Body, AUTO, None, ("Tensor.item()", "read it with .item() after the step"), (), loss_with_a_shown_number),
+    Fault(StochasticDepth, AUTO, "silent-fallback", ("draw with torch",), ("print, log",)),
+    Fault(OwnNoise, AUTO, None, ("torch.Generator of your own",), ("open the context",)),
+    Fault(RoutesRows, AUTO, "silent-fallback", ("weigh them by a mask", ".nonzero()"), ("torch.where instead",)),
+    Fault(Noisy, AUTO, None, ("graph of the model and its loss as one",), ("diverges",)),
+    Fault(MovesItsCodes, AUTO, None, ("1 graph of",), ("diverges",)),
+    Fault(Adapters, "scope=regional,dynamic=auto,backend=aot_eager", None, ("call requires_grad_() on it",), ("diverges",)),
+    Fault(Noisy, AUTO, None, ("1 graph of",), ("diverges",), loss_with_teacher),
+    Fault(Body, AUTO, None, ("requires_grad of first.bias", "where layers are unfrozen once"), (), LateUnfreezing),
+    Fault(
+        GrowingTable, "scope=full,dynamic=mark,pad_multiple=16,backend=aot_eager", None,
+        ("known", "build it once in __init__, at its largest"), ("register_buffer",), plain_loss, sentences,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.model.__name__} {fault.settings.split(',')[1]}")
+def test_a_reported_fault_has_its_label_and_what_helps(fault: Fault) -> None:
+    torch._dynamo.reset()
+    loss: Any = fault.loss() if isinstance(fault.loss, type) else fault.loss
+    workload = WorkloadFromModel(fault.model, fault.batch, loss, num_batches=6)()
+    settings = CompileSettings.parse(fault.settings)
+    found = measure(prepare(workload, settings, CPU), protocol=SHORT).to_dict()
+    verdict = judge_measurement(found, claims_cudagraphs=False)
+    sizes = KnownSizes(settings=settings, max_length=workload.max_length, batch_size=workload.batch_size)
+    lines = [line for section in explain_measurement(found, settings, sizes, ()) for line in section.lines]
+    said = "\n".join([verdict.reason or "", *lines])
+    assert verdict.label == fault.label, said
+    assert [words for words in fault.words if words not in said] == [], said
+    assert [words for words in fault.never if words in said] == [], said
