@@ -136,7 +136,7 @@ def test_buffers_alone_that_are_elsewhere_are_remarked_on_and_the_setting_is_usa
 @pytest.mark.parametrize(
     ("scatter", "rounding", "tries"),
     [
-        (1e-6, 2.0**-24, ["aot_eager", "scope=regional"]),
+        (1e-6, 2.0**-24, ["aot_eager", "--bisect"]),
         (1e-6, 2.0**-9, ["emulate_precision_casts", "aot_eager"]),
         (2e-3, 2.0**-24, ["fallback_random", "aot_eager"]),
     ],
