@@ -25,6 +25,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from rich.table import Table as Printed
 
 from analysis.picture import PictureError, draw
 from benchmarks.search.regret_curves import regret_figure, regret_info
+from benchmarks.search.same_start import Started
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError
@@ -43,8 +45,8 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.recipes import grid
 from orchestrator.plan.space import Target, choose, varied
 from orchestrator.run.sweep_folder import make_room, write_json
-from orchestrator.search import Candidates, Searcher
-from orchestrator.search.gain import GainPerSecond, good_elsewhere
+from orchestrator.search import Candidates, Outlook, Searcher
+from orchestrator.search.gain import GainPerSecond, designed, good_elsewhere
 from orchestrator.search.learning import best_settings
 from orchestrator.search.pruning import Patience
 from orchestrator.search.tables import Table, read_table
@@ -79,6 +81,8 @@ class Options:
     until: float = 0.6
     """Share of the grid's cost at which a search ends; GP takes about a second a trial."""
     processes: int = os.cpu_count() or 1
+    same_start: Flag = False
+    """Let every searcher begin with the settings that gain begins with."""
     flat: Flag = False
     """Time 10,000 trials of one search instead."""
 
@@ -106,7 +110,10 @@ def _benchmark(options: Options) -> int:
         known = [setting.key for setting in _known_elsewhere(table, list(tables.values()), aims)]
         names = [*map(str, options.searcher), *([ALONE] if Searcher.GAIN in options.searcher else [])]
         jobs = [(name, seed) for name in names for seed in range(1 if name == Searcher.GRID else options.seeds)]
-        run = partial(_search, str(folder), options.objective, options.constraint, options.until, tuple(known))
+        aimed = (options.objective, options.constraint)
+        # By its module's name, because a spawned process does not import the `__main__` of a package as its own.
+        search = import_module("benchmarks.search.__main__")._search
+        run = partial(search, str(folder), *aimed, options.until, tuple(known), options.same_start)
         with _processes(options.processes) as pool:
             found = list(pool.map(run, jobs))
         by_name = {name: [replay for (n, _), replay in zip(jobs, found, strict=True) if n == name] for name in names}
@@ -151,6 +158,7 @@ def _search(
     constraints: tuple[str, ...],
     until: float,
     known: tuple[str, ...],
+    same_start: bool,
     job: tuple[str, int],
 ) -> Replay:
     """One search, in a process of its own."""
@@ -162,14 +170,19 @@ def _search(
     name, seed = job
     table = read_table(Path(folder))
     ground = Ground(table, Aims.parse(objectives, constraints))
+    known_good = () if name == ALONE else [CompileSettings.parse(key) for key in known]
     proposer = make_proposer(
         Searcher.GAIN if name == ALONE else Searcher(name),
         table.candidates,
         ground.aims,
         max_length=table.max_length,
         seed=seed,
-        known_good=() if name == ALONE else [CompileSettings.parse(key) for key in known],
+        known_good=known_good,
     )
+    if same_start:
+        guessed_s = Outlook(table.candidates, ground.aims, max_length=table.max_length).guessed_s
+        places = designed(table.candidates, guessed_s, known_good, seed=seed)
+        proposer = Started([table.candidates.settings[place] for place in places], proposer)
     return ground.replay(proposer, budget=None if until >= 1 else Budget(gpu_s=until * table.gpu_s))
 
 

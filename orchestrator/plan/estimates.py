@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.outcome import Status
@@ -54,7 +55,7 @@ def expected_s(
         record.wall_s + (_not_compiled_s(record) if cold else 0.0)
         for record in done
         if record.status is Status.OK
-        and (other := CompileSettings.from_dict(record.settings)).scope is settings.scope
+        and (other := _parsed(record.settings_key)).scope is settings.scope
         and (other.mode, other.tunes) == (settings.mode, settings.tunes)
         and other.num_graphs(max_length, min_length) == graphs
         and (other.optimizer in COMPILED_OPTIMIZERS) == (settings.optimizer in COMPILED_OPTIMIZERS)
@@ -65,9 +66,13 @@ def expected_s(
     return rest_s((record.compile_s, record.wall_s) for record in done) + compiling * _pace(done, max_length, min_length)
 
 
+_parsed = lru_cache(maxsize=4096)(CompileSettings.parse)
+"""Settings by their keys; a search asks for hundreds of settings what each of a sweep's records says."""
+
+
 def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int) -> float:
     """By how much compiling took longer here than guessed."""
-    compiled = [(CompileSettings.from_dict(record.settings), record) for record in done if record.caches is Caches.COLD]
+    compiled = [(_parsed(record.settings_key), record) for record in done if record.caches is Caches.COLD]
     return compile_pace(
         (record.compile_s, guessed_compile_s(setting, max_length, min_length))
         for setting, record in compiled

@@ -56,7 +56,7 @@ _STRAY_FAILURES = 0.1
 
 _GAIN_EXPONENT = 2.0
 """What counts is this power of the expected gain, a second: with 1, cheap settings that gain little come before those that win.
-Of the recorded tables only captioning's at `base` tells 1 from 2 (docs/search.md)."""
+The recorded tables do not tell 1 from 2 (docs/search.md); 2 is what ran on a GPU (docs/results.md)."""
 
 _MOST_PLANNED = 8
 """Settings that are planned ahead: what comes later hangs on what they come to."""

@@ -199,10 +199,11 @@ class Search:
 
     def _outcome_of_levers(self, search: LeverSearch) -> str:
         """Returns how a search lever by lever ended, as one line."""
-        num_left = len(self._untried())
-        nothing = (
-            "there is nothing left to try" if not num_left else "no other setting is expected to gain anything worth a trial"
-        )
+        untried = [self._candidates.settings[place] for place in self._untried()]
+        num_left = len(untried)
+        all_fit = all(self.allows(self._expected_s(setting)) for setting in untried)
+        which = "no other setting" if all_fit else "no setting that fits in what is left of the budget"
+        nothing = f"{which} is expected to gain anything worth a trial" if num_left else "there is nothing left to try"
         why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else nothing)
         words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
         if not num_left or not np.isfinite(gain := search.forecast(_AN_HOUR_S)):
