@@ -80,7 +80,7 @@ class Label(StrEnum):
 
     NAN = "nan", *_SETTING, "loss or gradients are not finite where eager's are, or a timed loss is not finite"
     DIVERGES = "diverges", *_SETTING, "further from eager than correct runs are from each other"
-    RECOMPILE_LIMIT = "recompile-limit", *_SETTING, "torch reached its recompile limit and runs some lengths eagerly"
+    RECOMPILE_LIMIT = "recompile-limit", *_SETTING, "torch reached its recompile limit and runs some of the model eagerly"
     CUDAGRAPHS_SKIPPED = "cudagraphs-skipped", *_SETTING, "CUDA graphs were asked for and not used"
     SILENT_FALLBACK = "silent-fallback", *_SETTING, "torch ran eagerly what it should have compiled, or compiled nothing"
     INPUT_BOUND = "input-bound", *_SETTING, "with `--pipeline real`, waits for data more than 5 % of the time"

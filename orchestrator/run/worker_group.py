@@ -1,11 +1,10 @@
-"""A trial on Ray: one Ray Train worker group for each attempt, watched from the trial's own process.
+"""A trial on Ray: attempts in the worker group that stays on one host or, in a cluster, in a Ray Train worker group for each.
 
 Background: Tune reuses the trial's process from trial to trial, which saves seconds and is safe because nothing compiles in it;
-what is measured runs in Train workers, which are new processes every time.
+what is measured runs in processes that are new every time.
 
 The workers of a trial meet at a store that listens on one address alone: the cluster's, in a session of this host 127.0.0.1.
-Ray's configuration for torch is no base of this one: a trainer's controller, a new process for each trial, would import torch to
-read it, and the workers are started after that.
+Ray's configuration for torch is no base of this one: a trainer's controller would import torch to read it.
 """
 
 from __future__ import annotations
