@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError, SettingsError
+from compile_sweep.schema.redact import redact_uri
 from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import (
@@ -204,6 +205,17 @@ def _compile_deadline_s(config: SweepConfig, budget_s: float | None) -> float:
     return min(config.compile_deadline_s, max(_LEAST_DEADLINE_S, budget_s / 2))
 
 
+def _learned_from(folder: str) -> str:
+    """The folder of another sweep, absolute.
+
+    Raises:
+        ConfigError: it is an address.
+    """
+    if "://" in folder:
+        raise ConfigError(f"--learn-from {redact_uri(folder)} is an address; name the folder of a sweep on this host")
+    return str(expanded("--learn-from", folder).absolute())
+
+
 def _search(asked: SearchConfig, *, is_auto: bool = False) -> SearchConfig:
     if is_auto and asked.searcher in (None, Searcher.LEVERS):
         asked = replace(asked, searcher=Searcher.LEVERS, objectives=asked.objectives or ("samples_per_s:max",))
@@ -213,7 +225,7 @@ def _search(asked: SearchConfig, *, is_auto: bool = False) -> SearchConfig:
     return replace(
         asked,
         searcher=asked.searcher or (Searcher.GRID if is_search else None),  # which keeps their order
-        learn_from=tuple(str(expanded("--learn-from", folder).absolute()) for folder in asked.learn_from),
+        learn_from=tuple(map(_learned_from, asked.learn_from)),
         prune=bool(asked.searcher or asked.constraints) if asked.prune is None else asked.prune,
     )
 

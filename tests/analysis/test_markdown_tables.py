@@ -27,11 +27,12 @@ def test_the_recommendation_is_a_row_a_length_and_a_line_a_flip(
     headings, rule, *rows = rows_of(printed)
     assert len({len(row) for row in (headings, rule, *rows)}) == 1
     assert [row[:2] for row in rows] == [
-        ["1,000", "eager"],
-        *([steps, "regional, default, mark"] for steps in ("10,000", "100,000", "1,000,000")),
+        ["1,000", "stay"],
+        *([steps, "use"] for steps in ("10,000", "100,000", "1,000,000")),
     ]
-    assert rows[0][5] == "—"
-    assert rows[1][5].startswith("−")
+    assert [row[2] for row in rows[1:]] == ["regional, default, mark"] * 3
+    assert rows[0][5].startswith("−")
+    assert not rows[1][5].startswith("−")
     assert headings[-1] == "costs"
     flips = [line for line in printed.splitlines() if line.startswith("- from")]
     assert len(flips) == 2

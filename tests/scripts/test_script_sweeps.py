@@ -23,14 +23,22 @@ def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--script", "plain_loop.py", "--device", "cpu", "--dry-run", "--output", "new", "--", "--width", "32"]) == 0
+    assert (
+        main(
+            ["quickstart", "--script", "plain_loop.py", "--device", "cpu", "--dry-run", "--output", "new", "--", "--width", "32"]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "recipe quickstart: plain_loop.py (script)" in said
     assert said.index("as the script has it") < said.index("regional, default, auto")
     assert "the script pads its own" in said
     assert "the script orders its own samples" in said
     assert "compile loss" not in said
-    assert main(["--script", "plain_loop.py", "--device", "cpu", "--dry-run", "--output", "new", "--compile-loss"]) == 0
+    assert (
+        main(["quickstart", "--script", "plain_loop.py", "--device", "cpu", "--dry-run", "--output", "new", "--compile-loss"])
+        == 0
+    )
     assert "compile loss" in capsys.readouterr().out
 
 
