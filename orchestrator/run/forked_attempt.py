@@ -128,6 +128,7 @@ def forked_attempt(
     rank: int = 0,
     gpu: int | None = None,
     environment: Mapping[str, str] | None = None,
+    has_own_work_folder: bool = False,
 ) -> Iterator[ForkedAttempt]:
     """Has the server fork a process for an attempt, which ends with the block, as do compilers that it started.
 
@@ -138,6 +139,7 @@ def forked_attempt(
         rank: The worker's, in its trial.
         gpu: Index of its GPU among those that the server sees; None for the first, or for none.
         environment: Variables for it, beside those that every attempt has.
+        has_own_work_folder: Whether its current folder is one of its own, empty at first, and not the server's.
     """
     with scratch_folder("compile-sweep-trial-") as folder:
         (folder / PROGRESS).touch()
@@ -149,6 +151,7 @@ def forked_attempt(
                     marker=marker,
                     environment={**environment_of_attempt(marker), **(environment or {})},
                     folder=str(folder),
+                    work_folder=str(folder / "work") if has_own_work_folder else None,
                     rank=rank,
                     gpu=gpu,
                 )

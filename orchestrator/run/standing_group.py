@@ -236,6 +236,7 @@ def _serve(assignment: Assignment, marker: str, servers: Servers, parent: RayPar
         rank=parent.rank,
         gpu=parent.gpu_index() if plan.use_gpu else None,
         environment={name: str(number) for name, number in {**ranks, **sizes}.items()},
+        has_own_work_folder=True,  # the worker's own, which Ray Train made, stays from attempt to attempt
     ) as forked:
         has_finished, asks_again_at = False, 0.0
         while not mailbox.is_over(number):
