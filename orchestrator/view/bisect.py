@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,9 +11,7 @@ from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
-from orchestrator.run.local_runner import attempt_alone, plan_alone
-from orchestrator.run.trial_spec import Assignment
-from orchestrator.view.explain import COMPILE_DEADLINE_S
+from orchestrator.view.explain import measured_alone, print_subject
 
 DEADLINE_S = 3600.0
 """Seconds that all compiles together may take."""
@@ -29,22 +25,11 @@ def bisect(
     Returns:
         The command's exit code: 0 if the question has an answer, whatever it is, and 1 if not.
     """
-    title = f"{settings.label}: {workload_name} ({workload.size}) on {device}"
-    console.print(title, style="bold", markup=False, highlight=False)
+    print_subject(settings, workload_name, workload, device, console)
     console.print("compiling part after part …", markup=False, highlight=False)
-    with tempfile.TemporaryDirectory(prefix="compile-sweep-bisect-") as scratch:
-        plan = plan_alone(
-            Path(scratch),
-            workload_name,
-            workload.size,
-            seed,
-            use_gpu=device is Device.CUDA,
-            compile_deadline_s=COMPILE_DEADLINE_S,
-            trial_deadline_s=DEADLINE_S,
-            bisects=True,
-        )
-        assignment = Assignment(plan=plan, trial_id="bisect", settings=settings)
-        attempt = attempt_alone(assignment)
+    assignment, attempt, _ = measured_alone(
+        settings, workload_name, workload, seed, device, trial_deadline_s=DEADLINE_S, bisects=True
+    )
     if attempt.figures is None:
         console.print(str(attempt.verdict(assignment).reason), markup=False, highlight=False, soft_wrap=True)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.run.local_runner import attempt_alone, plan_alone
+from orchestrator.run.trial import Attempt
 from orchestrator.run.trial_spec import Assignment
 
 COMPILE_DEADLINE_S = 900.0
@@ -43,25 +45,17 @@ def explain(
     Returns:
         The command's exit code: 0 if there is a measurement, whatever it says of the setting, and 1 if there is none.
     """
-    title = f"{settings.label}: {workload_name} ({workload.size}) on {device}"
-    console.print(title, style="bold", markup=False, highlight=False)
-    with tempfile.TemporaryDirectory(prefix="compile-sweep-explain-") as scratch:
-        plan = plan_alone(
-            Path(scratch),
-            workload_name,
-            workload.size,
-            seed,
-            use_gpu=device is Device.CUDA,
-            compile_deadline_s=COMPILE_DEADLINE_S,
-            trial_deadline_s=DEADLINE_S,
-            names_targets=True,
-        )
-        assignment = Assignment(plan=plan, trial_id="explain", settings=settings)
-        attempt = attempt_alone(
-            assignment,
-            lambda elapsed_s, phase: console.print(f"[{elapsed_s:7.1f} s] {phase}", markup=False, highlight=False),
-        )
-        log = assignment.log_file(0).read_text(encoding="utf-8", errors="replace")
+    print_subject(settings, workload_name, workload, device, console)
+    assignment, attempt, log = measured_alone(
+        settings,
+        workload_name,
+        workload,
+        seed,
+        device,
+        on_phase=lambda elapsed_s, phase: console.print(f"[{elapsed_s:7.1f} s] {phase}", markup=False, highlight=False),
+        trial_deadline_s=DEADLINE_S,
+        names_targets=True,
+    )
     _say(console, "verdict", [_judged(attempt.verdict(assignment))])
     if attempt.figures is None:
         _say(console, "the end of its output", log.splitlines()[-_LOG_LINES:])
@@ -71,6 +65,53 @@ def explain(
         _say(console, section.title, section.lines)
     _say(console, "source", ["the setting as Python: the same command with --source in place of --explain"])
     return 0
+
+
+def print_subject(
+    settings: CompileSettings, workload_name: str, workload: WorkloadFacts, device: Device, console: Console
+) -> None:
+    """Prints what is looked at; arguments as those of `explain`."""
+    title = f"{settings.label}: {workload_name} ({workload.size}) on {device}"
+    console.print(title, style="bold", markup=False, highlight=False)
+
+
+def measured_alone(
+    settings: CompileSettings,
+    workload_name: str,
+    workload: WorkloadFacts,
+    seed: int,
+    device: Device,
+    *,
+    on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
+    **own: Any,
+) -> tuple[Assignment, Attempt, str]:
+    """Makes one attempt, of which nothing is left.
+
+    Args:
+        settings: valid for the workload.
+        workload_name: a built-in workload's name, or `package.module:Class`.
+        workload: what is known of it, in the size to measure.
+        seed: decides weights and data.
+        device: what to measure on.
+        on_phase: called with the seconds since the attempt began and the phase it entered.
+        own: further fields of `TrialPlan`.
+
+    Returns:
+        What was to be done, what became of it, and its log.
+    """
+    with tempfile.TemporaryDirectory(prefix="compile-sweep-alone-") as scratch:
+        plan = plan_alone(
+            Path(scratch),
+            workload_name,
+            workload.size,
+            seed,
+            use_gpu=device is Device.CUDA,
+            compile_deadline_s=COMPILE_DEADLINE_S,
+            **own,
+        )
+        assignment = Assignment(plan=plan, trial_id="alone", settings=settings)
+        attempt = attempt_alone(assignment, on_phase)
+        return assignment, attempt, assignment.log_file(0).read_text(encoding="utf-8", errors="replace")
 
 
 def _judged(verdict: Verdict) -> str:
