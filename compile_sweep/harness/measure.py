@@ -32,8 +32,8 @@ from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.harness.diagnostics.late_compiles import LateCompiles
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
-from compile_sweep.harness.late_compiles import LateCompiles
 from compile_sweep.harness.measurement import Measurement, Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
