@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, settings_column, warm_start_column
+from analysis.columns import COLD_OR_WARM, COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, settings_column, warm_start_column
 from analysis.formatting import number
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError
@@ -22,7 +22,6 @@ from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.visible_text import visible, visible_values
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
-_COLD_OR_WARM = ("compile_s", "first_step_s", "warmup_s")
 _INTERVALS = dict(INTERVALS.values())
 
 
@@ -134,7 +133,7 @@ def _row(record: TrialRecord, attempt: int, start: WarmStart | None) -> dict[str
     for name, interval in _INTERVALS.items():
         row[f"{name}_low"], row[f"{name}_high"] = getattr(record, interval) or (None, None)
     warm = record.caches is Caches.WARM
-    for name in _COLD_OR_WARM:
+    for name in COLD_OR_WARM:
         value = getattr(record, name)
         row[name], row[f"warm_{name}"] = (None, value) if warm else (value, None)
     row |= {warm_start_column(name): getattr(start, name, None) for name in WARM_START}

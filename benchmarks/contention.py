@@ -35,7 +35,7 @@ from rich.table import Table
 from benchmarks.host_queue import only_gpus
 from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint

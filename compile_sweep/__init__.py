@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_sweep.schema.choices import Dynamic, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToBuckets, PadToLongest, PadToMax, ShapePolicy
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from compile_sweep.contract.base import Batch, Workload, load_workload
     from compile_sweep.contract.from_model import WorkloadFromModel
     from compile_sweep.harness.measure import measure
-    from compile_sweep.harness.measurement import Measurement, Protocol
+    from compile_sweep.harness.measurement import Protocol
     from compile_sweep.harness.prepare import prepare
+    from compile_sweep.schema.record import Measurement
     from compile_sweep.script.callbacks import lightning_callback, trainer_callback
     from compile_sweep.script.winner import apply, steps
 
@@ -56,7 +57,7 @@ __all__ = [
 
 _WITH_TORCH = {
     "Batch": "compile_sweep.contract.base",
-    "Measurement": "compile_sweep.harness.measurement",
+    "Measurement": "compile_sweep.schema.record",
     "Protocol": "compile_sweep.harness.measurement",
     "Workload": "compile_sweep.contract.base",
     "WorkloadFromModel": "compile_sweep.contract.from_model",

@@ -16,6 +16,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compile_sweep.schema.figure import Figure
 
 DOCS = Path("docs")
 """From the repository's root, where this goes first: so no path of this machine gets onto a page."""
@@ -74,11 +78,33 @@ def labels() -> str:
     return _rows(("label", "status", "at fault", "tries", "meaning"), rows)
 
 
+def trial_fields() -> str:
+    """Every field of a trial's record."""
+    from compile_sweep.schema.record import TrialRecord, figures
+
+    return _fields(figures(TrialRecord))
+
+
+def warm_start_fields() -> str:
+    """The fields of a warm start's record that a trial's record does not have."""
+    from compile_sweep.schema.record import TrialRecord, WarmStart, figures
+
+    shared = figures(TrialRecord)
+    return _fields({name: about for name, about in figures(WarmStart).items() if name not in shared})
+
+
+def _fields(told: Mapping[str, Figure]) -> str:
+    rows = [(f"`{name}`", about.unit, about.meaning, about.missing) for name, about in told.items()]
+    return _rows(("field", "unit", "meaning", "null or empty when"), rows)
+
+
 TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "recommended": ("analysis.md", recommended),
     "compared": ("analysis.md", compared),
     "measured": ("results.md", measured),
     "labels": ("records.md", labels),
+    "trial fields": ("records.md", trial_fields),
+    "warm-start fields": ("records.md", warm_start_fields),
 }
 """Name of a block → the page it stands on, between `<!-- NAME -->` and `<!-- end -->`, and what makes it."""
 

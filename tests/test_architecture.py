@@ -16,7 +16,9 @@ import pytest
 PACKAGES = ("analysis", "compile_sweep", "orchestrator", "workloads")
 MAX_LINES = 600
 
-LONGER_FOR_A_REASON: dict[str, str] = {}
+LONGER_FOR_A_REASON: dict[str, str] = {
+    "compile_sweep/schema/record.py": "each figure stands here once, with all there is to say of it",
+}
 """Path of a file above `MAX_LINES`, and why it is one room all the same."""
 
 NAMES_NOTHING = re.compile(r"(^|_)(utils?|helpers?|manager|common|misc)$")

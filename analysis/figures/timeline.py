@@ -12,8 +12,7 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import LINE_COLOR, PAPER, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import row_hover
 from analysis.formatting import duration, number, text
-from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase, Status
 from compile_sweep.schema.record import WarmStart
 
 _MOST_TRIALS = 400

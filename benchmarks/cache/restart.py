@@ -31,7 +31,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compile_sweep.harness.diagnostics.torch_logs import without_machine_paths
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint

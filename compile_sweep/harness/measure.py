@@ -34,7 +34,7 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.diagnostics.late_compiles import LateCompiles
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
-from compile_sweep.harness.measurement import Measurement, Protocol, together
+from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
 from compile_sweep.harness.numerics.gradient_check import check_step
@@ -44,7 +44,8 @@ from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_pass
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.steady import Limits, Window
 from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
+from compile_sweep.schema.record import Measurement
 
 
 def first_steps(pool: Sequence[Batch], protocol: Protocol) -> list[Batch]:

@@ -21,7 +21,7 @@ from compile_sweep.harness.compile_phases import record_phases
 from compile_sweep.harness.measure import warm_up_batches
 from compile_sweep.harness.measurement import Protocol
 from compile_sweep.harness.prepare import Prepared
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

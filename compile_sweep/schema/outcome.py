@@ -24,12 +24,22 @@ from compile_sweep.schema.causes import (
     advice_on_fallback,
     advice_on_limit,
 )
-from compile_sweep.schema.phases import Phase
 
 MAX_DATA_WAIT_SHARE = 0.05
 """Share of a step spent waiting for data above which the figure describes the input pipeline rather than the setting."""
 
 _SENTENCE_LENGTH = 300
+
+
+class Phase(StrEnum):
+    """The phases of an attempt, in order."""
+
+    STARTING = "starting"
+    BUILDING = "building"
+    WARMING_UP = "warming-up"
+    STEADY = "steady"
+    CHECKING = "checking"
+    DONE = "done"
 
 
 class Status(StrEnum):

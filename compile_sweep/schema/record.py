@@ -17,6 +17,26 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from compile_sweep.schema import journal
 from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.figure import (
+    ANY_NUMBER,
+    BYTES,
+    DIFFERENCE,
+    NOT_MEASURED,
+    SHARE,
+    SMALLEST_POSITIVE,
+    Figure,
+    each,
+    figure,
+    gravest,
+    mean,
+    mean_of,
+    merged,
+    most,
+    of_slowest,
+    required,
+    scaled,
+    total,
+)
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
 from compile_sweep.schema.setting_text import quote_value
 from compile_sweep.schema.settings import CompileSettings
@@ -41,76 +61,151 @@ class AttemptRecord:
     what: ClassVar[str]
     """What a line of the log is, for complaints."""
 
-    trial_id: str
-    """Unique in the sweep, among trials and warm starts; also the folder's name under `logs/`."""
-    settings: dict[str, Any]
-    """`CompileSettings.to_dict()`."""
-    settings_key: str
-    """`CompileSettings.key`."""
-    status: Status
-    """Of a warm start ok or failed: it says nothing of whether a setting is fit to be used."""
-    label: str | None = None
-    """Why it is not ok, as one word a program can group by; None if ok."""
-    reason: str | None = None
-    """Why it is not ok, as a sentence; None if ok."""
-    phase: str | None = None
-    """The last phase reached: starting, building, warming-up, steady, checking, done."""
-    precompile: bool = False
-    """Whether what Dynamo traced was kept, or restored, too."""
-    workload: str = ""
-    size: str = ""
-    device: str | None = None
-    """The GPU's name, or cpu."""
-    num_workers: int = 1
-    cores: int | None = None
-    """Logical CPUs worker 0 was bound to."""
-    gpus: list[str] = field(default_factory=list)
-    """GPUs that its workers were on, each as host:index; none on CPUs, and where no worker came up."""
-    environment_key: str | None = None
-    """Digest of what makes figures comparable."""
-    started_at: str = ""
-    """ISO 8601 with its UTC offset."""
-    wall_s: float = 0.0
-    """Seconds the whole attempt took, worker start included."""
-    phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of `wall_s` in each phase that it reached, in order; done is publishing and ending. Empty in older records."""
-    waited_s: float = 0.0
-    """Seconds that its tries waited for hosts of the cluster; in no other figure."""
-    tries: int = 1
-    """This attempt and those before it that faults of the machines, or `--precompile`, may have ended."""
-    retry_reasons: list[str] = field(default_factory=list)
-    """Why each of those before ended, as a sentence."""
-    retried_s: float = 0.0
-    """Seconds that those before took, and the pauses between."""
-    compile_phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase: dynamo, aot_autograd, inductor, …, and other. Together they are `compile_s`; of a warm start `warmup_s`,
-    with the steps in other."""
-    cpu_pressure: float | None = None
-    """Share of the warm-up that worker 0 and what it started waited for a core."""
-    contended: bool = False
-    """Whether other trials on the host slowed the warm-up, as far as can be told."""
-    gpu_neighbours: list[str] = field(default_factory=list)
-    """Processes of others that were on a worker's GPU during the warm-up or the timed steps."""
-    first_step_s: float | None = None
-    """The first step; a part of `warmup_s`."""
-    warmup_s: float | None = None
-    """The whole warm-up. A warm start warms up on the same batches as a trial."""
-    warmup_steps: int | None = None
-    restore_s: float | None = None
-    """Seconds it took to fetch artifacts and put them in place, before the model was built; in no other figure but `wall_s`."""
-    cache_restored: int | None = None
-    """Artifacts put in place; None where none were to be restored."""
-    cache_restored_bytes: int | None = None
-    cache_refused: int | None = None
-    """Artifacts and manifests that were not what their signature or digest says, or not to be had."""
-    cache_faults: list[str] = field(default_factory=list)
-    """Why nothing could be restored or published, a sentence each; measuring goes on all the same."""
-    cache_hits: int | None = None
-    """Look-ups of the compiler in its caches that found something."""
-    cache_misses: int | None = None
-    """Those that did not."""
-    cache_saved_s: float | None = None
-    """What the artifacts that were hit took to compile when they were made."""
+    trial_id: str = required("unique in the folder, among trials and warm starts; the name of its folder under `logs/`")
+    settings: dict[str, Any] = required(
+        "object: the canonical fields of `CompileSettings`, see below",
+        missing="never; a field that does not apply, or keeps torch's or the workload's own choice, is null",
+    )
+    settings_key: str = required("the same as canonical text, equal for equal settings")
+    status: Status = required(
+        "`ok`; `infeasible`: the setting itself cannot or must not be used; `failed`: the attempt broke, which says nothing "
+        "certain about the setting; `stopped`: nothing went wrong, and at best it would not have been worth having, see "
+        "`bounds`. A warm start is `ok` or `failed`",
+    )
+    label: str | None = figure("why it is not ok, as one word, see below", missing="ok")
+    reason: str | None = figure("why it is not ok, as a sentence", missing="ok")
+    phase: str | None = figure(
+        "the last phase reached: starting, building, warming-up, steady, checking, done",
+        missing="the trial's process died and its progress is not known",
+    )
+    precompile: bool = figure("whether what Dynamo traced was kept, or restored, too (`--precompile`)", default=False)
+    workload: str = figure("what was trained", default="")
+    size: str = figure("the size of the workload", default="")
+    device: str | None = figure("the GPU's name; `cpu` on a CPU", missing=NOT_MEASURED)
+    num_workers: int = figure("processes that trained together", default=1, is_positive=True)
+    cores: int | None = figure(
+        "logical CPUs that worker 0 and all it started were bound to: its share of the host's, which is divided among the "
+        "workers that may run on it at once",
+        missing=NOT_MEASURED,
+    )
+    gpus: list[str] = figure(
+        "list of text: GPUs that its workers were on, each as `host:index`, the index being the host's own",
+        default=list,
+        missing="on CPUs; where no worker came up; records from before there was the field",
+    )
+    environment_key: str | None = figure("digest of what makes figures comparable, on worker 0's host", missing=NOT_MEASURED)
+    started_at: str = figure(
+        "when the attempt began, later by what it waited for a host of the cluster",
+        unit="ISO 8601, UTC",
+        default="",
+    )
+    wall_s: float = figure("the whole attempt, worker start included", unit="s", default=0.0)
+    phases_s: dict[str, float] = figure(
+        "object: `wall_s` by the phase that worker 0 was in: `starting`, `building`, `warming-up`, `steady`, `checking`, and "
+        "`done` for publishing and ending",
+        unit="s",
+        default=dict,
+        missing="the progress is not known; records from before there was the field",
+    )
+    waited_s: float = figure(
+        "what its tries waited for hosts of the cluster; in no other figure",
+        unit="s",
+        default=0.0,
+        limits=DIFFERENCE,
+        missing="never; 0 on one host, and where no worker came up",
+    )
+    tries: int = figure(
+        "this attempt and those before it that faults of the machines, or `--precompile`, may have ended, which are repeated "
+        "(docs/reliability.md)",
+        default=1,
+        is_positive=True,
+    )
+    retry_reasons: list[str] = figure(
+        "list of text: why each of those before ended; with `with --precompile: ` before it where it was tried again without",
+        default=list,
+        missing="there was none",
+    )
+    retried_s: float = figure(
+        "what those before took, with the pauses between; not in `wall_s`",
+        unit="s",
+        default=0.0,
+        limits=DIFFERENCE,
+    )
+    compile_phases_s: dict[str, float] = figure(
+        "object: `compile_s`, of a warm start `warmup_s`, by phase, which add up to it: `dynamo`, `aot_autograd`, `inductor` "
+        "(code generation), `autotuning`, `kernel_compilation`, `cudagraph_capture`, and `other` for the rest",
+        unit="s",
+        default=dict,
+        over_ranks=of_slowest,
+        limits=DIFFERENCE,
+        missing=NOT_MEASURED,
+    )
+    cpu_pressure: float | None = figure(
+        "share of the warm-up that threads of worker 0 and of what it started waited for a core, 0 to 1, see below",
+        limits=SHARE,
+        missing="not measured; the kernel does not say",
+    )
+    contended: bool = figure(
+        "other trials had a worker on the host during the warm-up, and `cpu_pressure` is above 0.05 or not known, so compile "
+        "times are too long; false if not measured",
+        default=False,
+    )
+    gpu_neighbours: list[str] = figure(
+        "list of text: processes of others that were seen on a worker's GPU during the warm-up or the timed steps; with any, "
+        "the trial is `gpu-shared`",
+        default=list,
+        missing="there were none; on a CPU",
+    )
+    first_step_s: float | None = figure(
+        "the first step, up to the device being idle; a part of `warmup_s`",
+        unit="s",
+        over_ranks=most,
+        missing=NOT_MEASURED,
+    )
+    warmup_s: float | None = figure(
+        "the whole warm-up: compiling, and the steps themselves",
+        unit="s",
+        over_ranks=most,
+        missing=NOT_MEASURED,
+    )
+    warmup_steps: int | None = figure(
+        "the first batches of the pool, then every length the padding can produce, twice, or three times with CUDA graphs",
+        unit="steps",
+        missing=NOT_MEASURED,
+    )
+    restore_s: float | None = figure(
+        "fetching artifacts and putting them in place, before the model is built; in no other figure but `wall_s`",
+        unit="s",
+        missing="nothing was to be restored",
+    )
+    cache_restored: int | None = figure("what was put in place", unit="artifacts", missing="nothing was to be restored")
+    cache_restored_bytes: int | None = figure(
+        "the size of what was put in place",
+        unit="bytes",
+        limits=BYTES,
+        missing="nothing was to be restored",
+    )
+    cache_refused: int | None = figure(
+        "manifests and artifacts of the store that are not signed with this key, are damaged, or were not there; each is a "
+        "sentence in the trial's log",
+        missing="nothing was to be restored",
+    )
+    cache_faults: list[str] = figure(
+        "list of text: why nothing could be restored, or published, a sentence each; the sweep's command says it at the end",
+        default=list,
+        missing="there was no fault",
+    )
+    cache_hits: int | None = figure(
+        "artifacts that the compiler found in its caches, each once and none that the process had made itself",
+        missing="eager; not measured",
+    )
+    cache_misses: int | None = figure("artifacts that it looked for in vain and had to make", missing="eager; not measured")
+    cache_saved_s: float | None = figure(
+        "what making the artifacts hit took at the time, less what finding and loading them took now",
+        unit="s",
+        limits=DIFFERENCE,
+        missing="cold; not measured",
+    )
 
     def to_json(self) -> str:
         """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
@@ -147,82 +242,251 @@ class TrialRecord(AttemptRecord):
 
     what: ClassVar[str] = "trial"
 
-    caches: Caches = Caches.COLD
-    pipeline: str = "resident"
-    """resident: batches prepared on the device; real: the workload's own loader."""
-    bounds: dict[str, float] = field(default_factory=dict)
-    """Of an attempt that was stopped early, the best its figures could have become, by name."""
-    compile_s: float | None = None
-    """Warm-up seconds less what its steps take once nothing is left to compile."""
-    compile_s_by_rank: list[float] = field(default_factory=list)
-    """The same of each worker; `compile_s` is the largest."""
-    steady_steps: int | None = None
-    step_ms_median: float | None = None
-    step_ms_ci95: tuple[float, float] | None = None
-    """95 % interval of the median step, in milliseconds."""
-    stable: bool | None = None
-    """Whether that interval became narrow enough (1 % on a GPU, 10 % on a CPU) before the limit of passes. If not, fronts go by
-    the worse ends of the intervals."""
-    outliers: int | None = None
-    """Steps over 1.5 times their batch's median; they count in every figure."""
-    samples_per_s: float | None = None
-    """Over all workers."""
-    samples_per_s_ci95: tuple[float, float] | None = None
-    samples_per_s_per_worker: float | None = None
-    """Mean over the workers, each of which has a GPU of its own where there are GPUs."""
-    tokens_per_s: float | None = None
-    """Useful tokens, padding not counted, over all workers."""
-    mean_length: float | None = None
-    """Mean padded length of the timed batches, in tokens."""
-    speedup_eager: float | None = None
-    """Eager's time over the compiled one's on the same padded batches, from blocks in turn."""
-    speedup_eager_ci95: tuple[float, float] | None = None
-    clock_drift: float | None = None
-    """Slowest over fastest block of that eager reference, minus 1."""
-    data_wait_share: float | None = None
-    """Share of a pass that waits for data, with pipeline=real."""
-    peak_memory_bytes: int | None = None
-    """Most memory allocated on the device of a worker, the worst of them; on CPU a process's largest resident set."""
-    peak_memory_bytes_by_rank: list[int] = field(default_factory=list)
-    """Of each worker."""
-    peak_reserved_bytes: int | None = None
-    """Most memory that torch's allocator held of the device."""
-    compile_peak_memory_bytes: int | None = None
-    """Most memory allocated during the warm-up."""
-    cudagraph_pool_bytes: int | None = None
-    """Memory that CUDA graphs hold for themselves."""
-    numerics: dict[str, Any] = field(default_factory=dict)
-    """`status` (ok, nan, diverges, eager-unstable) and the gaps and tolerances behind it."""
-    source: str | None = None
-    """The settings as Python, as they were executed."""
-    cold_equivalent_s: float | None = None
-    """`compile_s` of a warm trial and `cache_saved_s`: an estimate of the cold compile time; None for a cold trial."""
-    publish_s: float | None = None
-    """Seconds it took to gather and publish what was compiled, after everything was measured."""
-    cache_made: int | None = None
-    """Artifacts published; None if nothing was."""
-    cache_made_bytes: int | None = None
-    cache_new_bytes: int | None = None
-    """Those bytes of them that the store did not hold already."""
-    graphs: int | None = None
-    graph_breaks: int | None = None
-    graph_break_reasons: list[str] = field(default_factory=list)
-    recompiles: int | None = None
-    recompile_reasons: list[str] = field(default_factory=list)
-    recompile_limit_hits: list[str] = field(default_factory=list)
-    cudagraph_skips: int | None = None
-    cudagraph_skip_reasons: list[str] = field(default_factory=list)
-    fallbacks: list[str] = field(default_factory=list)
-    """Where torch ran eagerly without being asked to, a sentence each."""
-    findings: list[str] = field(default_factory=list)
-    """What changed while it trained, such as graphs compiled after the warm-up, a sentence each; of a script: what was found in
-    it, what limits it first."""
-    perf_hints: list[str] = field(default_factory=list)
-    """What torch's log says would be faster."""
-    step_ms: list[float] = field(default_factory=list)
-    """Every timed step of worker 0, in milliseconds, in order."""
-    eager_step_ms: list[float] = field(default_factory=list)
-    """Every step of the eager reference, likewise."""
+    caches: Caches = figure(
+        "`cold`: fresh process, empty compile caches, nothing restored. `warm`: fresh process, artifacts of earlier trials "
+        "restored, or a remote cache in reach; also an attempt that was to restore some and died. A trial that was to restore "
+        "and found nothing for it is `cold`; so is one that could not, unless it has several workers, of which another may "
+        "have restored on the same host",
+        default=Caches.COLD,
+    )
+    pipeline: str = figure("`resident`: batches prepared on the device; `real`: the workload's own loader", default="resident")
+    bounds: dict[str, float] = figure(
+        "object: of an attempt that was stopped early (`dominated`, and `compile-deadline` by its family), the best its "
+        "figures could have become, by name: times and memory at least, speeds at most",
+        unit="as the figure",
+        default=dict,
+        limits=ANY_NUMBER,
+        missing="it was not stopped",
+    )
+    compile_s: float | None = figure(
+        "`warmup_s` less, for each step of the warm-up, the median steady step of its padded length, on a line between the "
+        "nearest lengths where the pool has none of it; not below 0",
+        unit="s",
+        over_ranks=of_slowest,
+        limits=DIFFERENCE,
+        missing=NOT_MEASURED,
+    )
+    compile_s_by_rank: list[float] = figure(
+        "list: the same of each worker; `compile_s`, and its phases, are those of the slowest",
+        unit="s",
+        default=list,
+        over_ranks=each("compile_s"),
+        limits=DIFFERENCE,
+        missing=NOT_MEASURED,
+    )
+    steady_steps: int | None = figure("timed steps: whole passes over the pool", unit="steps", missing=NOT_MEASURED)
+    step_ms_median: float | None = figure(
+        "mean over the pool's batches of the median time of their padded length, on worker 0: batches of different length take"
+        " different times",
+        unit="ms",
+        is_positive=True,
+        missing=NOT_MEASURED,
+    )
+    step_ms_ci95: tuple[float, float] | None = figure(
+        "[low, high]: 95 % interval of that figure, by a bootstrap over passes",
+        unit="ms",
+        missing=NOT_MEASURED,
+    )
+    stable: bool | None = figure(
+        "whether that interval became narrow before the limit of passes: its width at most 1 % of `step_ms_median`, on a CPU "
+        "10 %. If not, the trial is noisy: fronts, searches and constraints take the worse end of `samples_per_s_ci95`, "
+        "`step_ms_ci95` and `speedup_eager_ci95` instead of the figure. Records from before 2026-11-23 say `failed` and "
+        "`unstable` of such a trial, and are read as `ok`",
+        missing=NOT_MEASURED,
+    )
+    outliers: int | None = figure(
+        "timed steps over 1.5 times their batch's median; they count in every figure",
+        unit="steps",
+        missing=NOT_MEASURED,
+    )
+    samples_per_s: float | None = figure(
+        "samples of a pass over the mean time of a pass, added up over the workers: passes over the prepared pool, or with "
+        "`pipeline` real over what the loader gives",
+        unit="samples/s",
+        over_ranks=total,
+        is_positive=True,
+        missing=NOT_MEASURED,
+    )
+    samples_per_s_ci95: tuple[float, float] | None = figure(
+        "[low, high]: 95 % interval within this run, from the spread of the passes' total times; high is null where they bound"
+        " it nowhere, and is read as infinite",
+        unit="samples/s",
+        over_ranks=scaled("samples_per_s"),
+        missing=NOT_MEASURED,
+    )
+    samples_per_s_per_worker: float | None = figure(
+        "`samples_per_s` over the number of workers, each of which has a GPU of its own where there are GPUs",
+        unit="samples/s",
+        over_ranks=mean_of("samples_per_s"),
+        is_positive=True,
+        missing="not measured; records from before there was the field",
+    )
+    tokens_per_s: float | None = figure(
+        "the same in useful tokens: padding is not counted",
+        unit="tokens/s",
+        over_ranks=total,
+        missing=NOT_MEASURED,
+    )
+    mean_length: float | None = figure(
+        "mean padded length of the pool's batches",
+        unit="tokens",
+        over_ranks=mean,
+        missing=NOT_MEASURED,
+    )
+    speedup_eager: float | None = figure(
+        "time of eager steps over that of compiled steps on the same padded batches, from blocks in turn, so that a drift of "
+        "the clocks cancels, and any padding, explicit buckets included, has an eager peer",
+        is_positive=True,
+        missing="not measured; no reference",
+    )
+    speedup_eager_ci95: tuple[float, float] | None = figure(
+        "[low, high]: its 95 % interval, from the scatter of whole passes; until 2026-11-23 of single steps, and so too narrow"
+        " ([decisions.md](decisions.md#measuring))",
+        missing="not measured; no reference",
+    )
+    clock_drift: float | None = figure(
+        "time of the slowest block of that eager reference over the fastest one's, minus 1",
+        missing="not measured; no reference",
+    )
+    data_wait_share: float | None = figure(
+        "share of a step that waits for its data: 1 − time of a prepared pass / time of a real one, not below 0",
+        over_ranks=most,
+        limits=SHARE,
+        missing="not measured; `pipeline` is resident",
+    )
+    peak_memory_bytes: int | None = figure(
+        "most memory that torch's allocator gave out on a worker's device, the worst of them, from building to the end of the "
+        "timed steps; on a CPU the largest resident set of a worker's process",
+        unit="bytes",
+        over_ranks=most,
+        limits=BYTES,
+        missing=NOT_MEASURED,
+    )
+    peak_memory_bytes_by_rank: list[int] = figure(
+        "list: the same of each worker",
+        unit="bytes",
+        default=list,
+        over_ranks=each("peak_memory_bytes"),
+        limits=BYTES,
+        missing=NOT_MEASURED,
+    )
+    peak_reserved_bytes: int | None = figure(
+        "most memory that the allocator held of the device, given out or not, in the same time",
+        unit="bytes",
+        over_ranks=most,
+        limits=BYTES,
+        missing="not measured; on a CPU",
+    )
+    compile_peak_memory_bytes: int | None = figure(
+        "most memory given out during the warm-up",
+        unit="bytes",
+        over_ranks=most,
+        limits=BYTES,
+        missing="not measured; on a CPU",
+    )
+    cudagraph_pool_bytes: int | None = figure(
+        "memory that CUDA graphs keep for themselves",
+        unit="bytes",
+        over_ranks=most,
+        limits=BYTES,
+        missing="not measured; on a CPU",
+    )
+    numerics: dict[str, Any] = figure(
+        "object, see below",
+        default=dict,
+        over_ranks=gravest,
+        limits=ANY_NUMBER,
+        missing=NOT_MEASURED,
+    )
+    source: str | None = figure("the settings as Python to paste, as they were executed", missing=NOT_MEASURED)
+    cold_equivalent_s: float | None = figure(
+        "`compile_s` + `cache_saved_s`: an estimate of the cold compile time, low where a graph that missed found C++ "
+        "libraries of others ready",
+        unit="s",
+        limits=DIFFERENCE,
+        missing="cold; not measured",
+    )
+    publish_s: float | None = figure(
+        "gathering and publishing artifacts, after all else is measured; in no other figure but `wall_s`",
+        unit="s",
+        missing="nothing was published",
+    )
+    cache_made: int | None = figure(
+        "what worker 0 published: what it made or hit, and what came with that",
+        unit="artifacts",
+        missing="nothing was published",
+    )
+    cache_made_bytes: int | None = figure(
+        "the size of what it published",
+        unit="bytes",
+        limits=BYTES,
+        missing="nothing was published",
+    )
+    cache_new_bytes: int | None = figure(
+        "of these, what the store did not hold already",
+        unit="bytes",
+        limits=BYTES,
+        missing="nothing was published",
+    )
+    graphs: int | None = figure(
+        "graphs that Dynamo compiled for the step, over warm-up and timed steps; the check against eager is not counted",
+        missing=NOT_MEASURED,
+    )
+    graph_breaks: int | None = figure("distinct places in the code at which the graph broke", missing=NOT_MEASURED)
+    graph_break_reasons: list[str] = figure(
+        "list of text, one for each such place",
+        default=list,
+        over_ranks=merged,
+        missing="there was none",
+    )
+    recompiles: int | None = figure("recompiles that torch reported", missing=NOT_MEASURED)
+    recompile_reasons: list[str] = figure(
+        "list of text with the guards that failed; each cut at 500 characters",
+        default=list,
+        missing="there was none",
+    )
+    recompile_limit_hits: list[str] = figure(
+        "list of text: what torch says where it reached its recompile limit; such functions run eagerly from then on",
+        default=list,
+        over_ranks=merged,
+        missing="it was not reached",
+    )
+    cudagraph_skips: int | None = figure(
+        "graphs that torch did not replay as CUDA graphs though it was asked to",
+        over_ranks=most,
+        missing=NOT_MEASURED,
+    )
+    cudagraph_skip_reasons: list[str] = figure("list of text: why", default=list, over_ranks=merged, missing="there was none")
+    fallbacks: list[str] = figure(
+        "list of text: where torch ran eagerly without being asked to, a sentence each",
+        default=list,
+        over_ranks=merged,
+        missing="it did not",
+    )
+    findings: list[str] = figure(
+        "list of text: what changed while it trained, such as graphs compiled after the warm-up; of a script, what was found "
+        "in it, what limits it first",
+        default=list,
+        over_ranks=merged,
+        missing="nothing was found",
+    )
+    perf_hints: list[str] = figure(
+        "list of text: what torch's own log says would be faster",
+        default=list,
+        missing="it says nothing",
+    )
+    step_ms: list[float] = figure(
+        "every timed step of worker 0, in order, to 0.1 µs",
+        unit="ms",
+        default=list,
+        missing=NOT_MEASURED,
+    )
+    eager_step_ms: list[float] = figure(
+        "every step of the eager reference, likewise",
+        unit="ms",
+        default=list,
+        missing="not measured; no reference",
+    )
 
     @classmethod
     def _current(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -232,15 +496,76 @@ class TrialRecord(AttemptRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one worker measured, or several together; `TrialRecord` says what each figure means."""
+
+    device: str
+    compile_s: float
+    compile_phases_s: dict[str, float]
+    first_step_s: float
+    warmup_s: float
+    warmup_steps: int
+    steady_steps: int
+    step_ms_median: float
+    step_ms_ci95: tuple[float, float]
+    stable: bool
+    outliers: int
+    samples_per_s: float
+    samples_per_s_ci95: tuple[float, float]
+    tokens_per_s: float
+    mean_length: float
+    eager_step_ms: list[float]
+    speedup_eager: float | None
+    speedup_eager_ci95: tuple[float, float] | None
+    clock_drift: float | None
+    peak_memory_bytes: int
+    peak_reserved_bytes: int | None
+    compile_peak_memory_bytes: int | None
+    cudagraph_pool_bytes: int | None
+    pipeline: str
+    data_wait_share: float | None
+    source: str
+    numerics: dict[str, Any]
+    graphs: int
+    graph_break_reasons: list[str]
+    recompile_reasons: list[str]
+    recompile_limit_hits: list[str]
+    cudagraph_skips: int
+    cudagraph_skip_reasons: list[str]
+    perf_hints: list[str]
+    fallbacks: list[str]
+    step_ms: list[float]
+    findings: list[str] = field(default_factory=list)
+    samples_per_s_per_worker: float | None = None
+    compile_s_by_rank: list[float] = field(default_factory=list)
+    peak_memory_bytes_by_rank: list[int] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that cross processes without this module."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart(AttemptRecord):
     """One start of a setting from its own artifacts in a fresh process, warmed up and no further."""
 
     what: ClassVar[str] = "warm-start"
 
-    warm_start_s: float | None = None
-    """From a process that has imported torch to one that compiles no more: `restore_s`, `load_s` and `warmup_s` together."""
-    load_s: float | None = None
-    """Building the model and its optimizer and applying the settings."""
+    warm_start_s: float | None = figure(
+        "`restore_s` + `load_s` + `warmup_s`: from a process that has imported torch to one that compiles no more",
+        unit="s",
+        missing="not reached",
+    )
+    load_s: float | None = figure(
+        "building the model and its optimizer and applying the settings, which with `precompile` loads what was traced",
+        unit="s",
+        missing="not reached",
+    )
+
+
+def figures(record: type[AttemptRecord]) -> dict[str, Figure]:
+    """What each field of such a record means, in order."""
+    return {declared.name: declared.metadata["figure"] for declared in fields(record)}
 
 
 def _kinds(record: type[AttemptRecord]) -> dict[str, Any]:
@@ -350,37 +675,14 @@ def _sweep_config(folder: Path) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-_LARGEST = 1e15
-"""No figure is above this, in any unit."""
-_SMALLEST = 1e-12
-"""No rate, ratio or step that was measured is below this, in any unit."""
-_SHARES = ("cpu_pressure", "data_wait_share")
-"""Figures that are at most 1."""
-_POSITIVE = ("samples_per_s", "samples_per_s_per_worker", "step_ms_median", "speedup_eager", "num_workers", "tries")
-"""Figures that are above 0."""
-_DIFFERENCES = (
-    "compile_s",
-    "compile_s_by_rank",
-    "compile_phases_s",
-    "cache_saved_s",
-    "cold_equivalent_s",
-    "waited_s",
-    "retried_s",
-)
-"""Figures that come of a subtraction and may be below 0."""
-_ESTIMATES = ("bounds", "numerics")
-"""Objects that hold other numbers than measured ones."""
-
-
 def why_impossible(record: AttemptRecord) -> str | None:
     """Says why a record cannot be true: a figure outside of its range, or two that contradict each other; None if it can."""
-    for declared in fields(record):
-        name = declared.name
-        least, most = _range_of(name)
+    for name, about in figures(type(record)).items():
+        low, high = about.limits
         for value in _numbers(getattr(record, name)) if name != "settings" else ():
-            if not least <= value <= most:
-                return f"{name} is {value:.6g}, and it must be from {least:.6g} to {most:.6g}"
-            if value < _SMALLEST and name in _POSITIVE:
+            if not low <= value <= high:
+                return f"{name} is {value:.6g}, and it must be from {low:.6g} to {high:.6g}"
+            if value < SMALLEST_POSITIVE and about.is_positive:
                 return f"{name} is {value:.6g}, and it must be above 0"
     if record.settings_key != (key := CompileSettings.from_dict(record.settings).key):
         return f"settings_key is {quote_value(record.settings_key)}, and the key of its settings is {key!r}"
@@ -398,19 +700,8 @@ def why_impossible(record: AttemptRecord) -> str | None:
     return None
 
 
-def _range_of(name: str) -> tuple[float, float]:
-    """The range of a field's numbers."""
-    if name in _ESTIMATES:
-        return -1e100, 1e100
-    if name in _SHARES:
-        return 0.0, 1.0 + 1e-6
-    most = 2.0**60 if name.endswith(_OF_BYTES) else _LARGEST
-    return (-most if name in _DIFFERENCES else 0.0), most
-
-
 _INTERVALS = {"step_ms_ci95": None, "samples_per_s_ci95": "samples_per_s", "speedup_eager_ci95": None}
 """Intervals, each with the figure that must lie in it, if one must."""
-_OF_BYTES = ("_bytes", "_bytes_by_rank")
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import torch
 
 from compile_sweep.harness import steady
-from compile_sweep.harness.measurement import Measurement
+from compile_sweep.schema.record import Measurement
 from compile_sweep.script.session import Session
 from compile_sweep.script.window import Stream
 

@@ -22,7 +22,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import measured, numbers
 from compile_sweep.script.job import ScriptError, ScriptJob

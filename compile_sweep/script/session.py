@@ -32,7 +32,7 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 from compile_sweep.harness.distributed import everywhere
 from compile_sweep.harness.measurement import Protocol
 from compile_sweep.harness.numerics.trajectory import Trajectory
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import numbers
 from compile_sweep.script.apply import (

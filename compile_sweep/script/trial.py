@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
 from compile_sweep.script.job import ScriptJob

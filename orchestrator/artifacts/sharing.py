@@ -24,8 +24,8 @@ from orchestrator.run.trial_spec import Assignment
 if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload  # which loads torch, as what is imported from workloads below does
     from compile_sweep.harness.compile_cache.transfer import CacheUsage
-    from compile_sweep.harness.measure import Measurement
     from compile_sweep.harness.warm_start import Start
+    from compile_sweep.schema.record import Measurement
 
 RESTORE_LIMIT_S = 120.0
 """After which a trial goes on without artifacts; longer than most compiles take that they would save."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from compile_sweep.schema.errors import SessionError
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -10,8 +10,7 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 
-from compile_sweep.schema.outcome import Death, is_let_down
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Death, Phase, is_let_down
 from compile_sweep.schema.redact import redact_text
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import CrashReport

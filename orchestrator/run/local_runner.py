@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.schema.errors import SweepFolderError
-from compile_sweep.schema.outcome import Death
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Death, Phase
 from orchestrator.config import SweepConfig
 from orchestrator.guard import watchdog
 from orchestrator.guard.progress import Progress, ProgressTracker

@@ -13,7 +13,7 @@ from typing import IO, Any
 import ray
 from ray.util.placement_group import get_current_placement_group, placement_group_table
 
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from orchestrator import environment
 from orchestrator.cluster import remote_logs
 from orchestrator.guard.progress import StopRequest, find_progress_actor

@@ -21,6 +21,7 @@ from compile_sweep.schema.outcome import (
     OF_PRECOMPILE,
     Death,
     Label,
+    Phase,
     Verdict,
     backoff_s,
     judge_death,
@@ -28,7 +29,6 @@ from compile_sweep.schema.outcome import (
     judge_warm_start,
     verdict_of,
 )
-from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from orchestrator.artifacts.manifest import kept_apart
 from orchestrator.artifacts.redis import NO_SERVER, NOBODY, environment_for

@@ -25,8 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
-from compile_sweep.schema.outcome import is_let_down
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase, is_let_down
 from compile_sweep.script.job import ScriptError, ScriptJob
 from orchestrator import environment
 from orchestrator.artifacts.sharing import Sharing
@@ -209,11 +208,12 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
 
     torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
 
-    from compile_sweep.harness.measure import Measurement, measure
+    from compile_sweep.harness.measure import measure
     from compile_sweep.harness.measurement import Protocol, told_by_all
     from compile_sweep.harness.prepare import prepare
     from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
     from compile_sweep.harness.warm_start import Start, restart
+    from compile_sweep.schema.record import Measurement
 
     if not plan.use_gpu:
         warm_cpp_headers()

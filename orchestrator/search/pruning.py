@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
-from compile_sweep.schema.outcome import Label, Status
+from compile_sweep.schema.outcome import Label, Phase, Status
 from compile_sweep.schema.pareto import Losses, front, reference_point
-from compile_sweep.schema.phases import Phase
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates, Codes

@@ -20,8 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compile_sweep.schema import record as records
-from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase, Status
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.visible_text import visible

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.from_model import ModelWorkload
-from compile_sweep.harness.measure import Measurement, Protocol
+from compile_sweep.harness.measure import Protocol
 from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")

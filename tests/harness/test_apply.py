@@ -16,11 +16,12 @@ from toy_workloads import Toy
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.harness.apply import applied
-from compile_sweep.harness.measure import Measurement, Protocol, measure
+from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.source_runtime import foreach_map_adam
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.outcome import Label, Status, judge_measurement
+from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
 

@@ -20,10 +20,11 @@ from toy_workloads import Toy
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness import memory, steady
-from compile_sweep.harness.measure import Measurement, Protocol, measure
+from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import WorkloadError
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
+from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import ShapePolicy
 

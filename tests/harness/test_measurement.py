@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from compile_sweep.harness import measurement
-from compile_sweep.harness.measurement import Measurement, combined, told_by_all
+from compile_sweep.harness.measurement import combined, told_by_all
+from compile_sweep.schema.record import Measurement
 
 
 def own(**fields: Any) -> Measurement:

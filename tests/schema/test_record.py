@@ -107,7 +107,7 @@ def test_fields_a_record_need_not_have_are_filled_in() -> None:
 
 
 def test_every_field_of_a_measurement_is_recorded() -> None:
-    from compile_sweep.harness.measure import Measurement
+    from compile_sweep.schema.record import Measurement
 
     measured = {field.name for field in dataclasses.fields(Measurement)}
     assert measured <= {field.name for field in dataclasses.fields(TrialRecord)}

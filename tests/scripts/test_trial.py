@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.phases import Phase
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.trial import RunFailed, ScriptTrial

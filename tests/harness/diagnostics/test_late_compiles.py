@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.late_compiles import LateCompiles
-from compile_sweep.harness.measure import Measurement, Protocol, measure
+from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.steady import MAX_RESTARTS, Limits, Window, find_shift, first_pass, grow
+from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 from workloads import WorkloadFromModel
 
