@@ -86,9 +86,8 @@ def perturb(targets: Sequence[Target], rounding: float) -> None:
                     shard.mul_(1 + PERTURBED_ROUNDINGS * rounding * noise.to(shard.device, shard.dtype))
 
 
-def rounding_of(found: Discovery) -> float:
-    """Relative rounding error of one operation, in what most of the targets compute in."""
-    target = found.primary
+def rounding_of(target: Target) -> float:
+    """Relative rounding error of one operation, in what the target computes in."""
     dtype = target.autocast or next(weights.dtype for weights in target.module.parameters() if weights.is_floating_point())
     if dtype is torch.float32:
         return _ROUNDING_OF_PRODUCTS[matmul_precision()] if target.device.type == "cuda" else _ROUNDING_OF_PRODUCTS["highest"]
@@ -128,4 +127,4 @@ def distance(one: Trajectory, other: Trajectory) -> float:
 
 def facts_of(found: Discovery) -> dict[str, Any]:
     """What judging must know of the discovery."""
-    return {"draws": any(target.draws for target in found.targets), "rounding": rounding_of(found)}
+    return {"draws": any(target.draws for target in found.targets), "rounding": rounding_of(found.primary)}

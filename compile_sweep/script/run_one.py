@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Reporter:
         if session.kind is Kind.MEASURED:
             found["measurement"] = together(measured.measurement(session)).to_dict()
             found["losses"] = [float(loss) for loss in session.losses]
+            found["gradient_check"] = None if session.gradient_check is None else asdict(session.gradient_check)
         self._write("outcome", found)
 
     def error(self, error: BaseException) -> None:

@@ -31,9 +31,10 @@ from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.distributed import everywhere
 from compile_sweep.harness.measurement import Protocol
+from compile_sweep.harness.numerics.gradient_check import GradientCheck
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.outcome import Phase
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numbers
 from compile_sweep.script.apply import (
     OwnCompile,
@@ -45,6 +46,7 @@ from compile_sweep.script.apply import (
 )
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, synchronize
 from compile_sweep.script.discover import Discovery, Target, Watch, name_targets, tensors_in
+from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.replace import replaced
 from compile_sweep.script.window import Stream
@@ -118,6 +120,8 @@ class Session:
         self.device = torch.device("cpu")
         self.missed: list[str] = []
         self.trajectory: Trajectory | None = None
+        self.gradient_check: GradientCheck | None = None
+        """Whether the compiled modules' gradients belong to what they compute; None where nothing is compiled."""
         self.diagnostics = Diagnostics()
         self.phases = PhaseClock()
         self.warmup: list[StepTime] = []
@@ -139,6 +143,8 @@ class Session:
         self._clock: StepClock | None = None
         self._recorder: numbers.StepRecorder | None = None
         self._inner: dict[Target, Callable[..., Any]] = {}
+        self._calls = CallRecorder()
+        self._keeps_calls = False
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
         self._size = [0, 0]
@@ -220,7 +226,7 @@ class Session:
         if found.anchor is not None:
             found.anchor.register_step_post_hook(lambda optimizer, args, kwargs: self._step())
         if self.kind is Kind.PERTURBED:
-            numbers.perturb(found.targets, numbers.rounding_of(found))
+            numbers.perturb(found.targets, numbers.rounding_of(found.primary))
         if self.kind is Kind.MEASURED:
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))
@@ -246,10 +252,12 @@ class Session:
             # Neither of the two goes along where the module is copied or pickled.
             held, name = vars(target.called), "forward" if isinstance(target.called, OptimizedModule) else "_compiled_call_impl"
             inner = self._inner.setdefault(target, held.get(name) or target.called._call_impl)
-            counted = self._counted(inner, counts=target is self.found.primary)
+            counted = self._counted(target, inner)
             held[name] = self._isolated(counted) if isolated and target.draws else counted
 
-    def _counted(self, inner: Callable[..., Any], *, counts: bool) -> Callable[..., Any]:
+    def _counted(self, target: Target, inner: Callable[..., Any]) -> Callable[..., Any]:
+        counts = target is self.found.primary
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 self._interrupt()
@@ -257,6 +265,8 @@ class Session:
                 samples, tokens = _size_of(args, kwargs)
                 self._size[0] += samples
                 self._size[1] += tokens
+            if self._keeps_calls and torch.is_grad_enabled():
+                return self._calls.call(target, inner, args, kwargs)
             return inner(*args, **kwargs)
 
         return call
@@ -317,9 +327,12 @@ class Session:
         self._recorder.stepped(losses)
         self._clock.step()
         self._has_compiled()
+        if self._compiles_modules and len(self.sizes) == self.protocol.compared_steps - 1:
+            self._keeps_calls = True
+            self._clock.interrupt()  # by copies that are made in the step
         if self._recorder.done:
             self.trajectory = self._recorder.trajectory()
-            self._recorder = None
+            self._recorder, self._keeps_calls = None, False
             self._wrap(isolated=False)
             if self.kind is not Kind.MEASURED:
                 self._end()
@@ -390,7 +403,17 @@ class Session:
             synchronize(self.device)
             self.peaks = memory.read_peaks(self.device)
             self._undo.close()  # diagnostics are complete when they have ended
+            self._on_phase(Phase.CHECKING)
+            if self._compiles_modules:
+                runs = {target: inner_call(target, run) for target, run in self._inner.items()}
+                self.gradient_check = check_calls(self._calls.calls, runs, numbers.rounding_of)
         self._over(stops=stops)
+
+    @property
+    def _compiles_modules(self) -> bool:
+        """Whether modules are compiled in this run, by the settings or by the script itself."""
+        own = self.settings.as_written and bool(self.own_compile.modules)
+        return self.kind is Kind.MEASURED and (own or self.settings.scope is not Scope.EAGER)
 
     def _fail(self, error: BaseException) -> None:
         self.error = error

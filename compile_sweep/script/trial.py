@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
 from compile_sweep.script.job import ScriptJob
+
+if TYPE_CHECKING:
+    from compile_sweep.harness.numerics.gradient_check import GradientCheck
 
 POLL_S = 0.1
 
@@ -99,7 +102,6 @@ class ScriptTrial:
         """
         with tempfile.TemporaryDirectory(dir=self.base, prefix="run-") as folder:
             outcome = self.run_once(Path(folder))
-            self.on_phase(Phase.CHECKING)
             measurement: dict[str, Any] = {**outcome["measurement"], "findings": list(outcome["findings"])}
             with self._only_one():
                 told = self._references(outcome["facts"])
@@ -236,8 +238,15 @@ def _judged(
         numbers.load(folder / "trajectory"),
         numbers.references(eager, again, perturbed, facts["rounding"]),
         outcome["losses"],
+        gradient_check=_gradient_check(outcome["gradient_check"]),
     )
     return {"numerics": judged.to_dict()}
+
+
+def _gradient_check(values: Mapping[str, Any] | None) -> GradientCheck | None:
+    from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
+
+    return None if values is None else GradientCheck(**{**values, "outcome": Outcome(values["outcome"])})
 
 
 def _package_root() -> str:

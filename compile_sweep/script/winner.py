@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +44,7 @@ OBSERVED_CALLS = 3
 def settings_of(given: CompileSettings | str | Path) -> CompileSettings:
     """The settings that a person names: as text, by a JSON file that has them under `settings`, or by a sweep's folder.
 
-    Of a folder, those of the usable trial with the highest throughput.
+    Of a folder, those that its verdict recommends, as the sweep's last lines and `analysis.recommend` do.
 
     Raises:
         ScriptError: there are none, or no script can be run under them.
@@ -76,16 +78,30 @@ def _stored(file: Path) -> CompileSettings:
         raise ScriptError(f'{file} holds no settings ({error}); it should be JSON like {{"settings": "scope=full"}}') from None
 
 
+_VERDICT = (
+    "import json, sys; from pathlib import Path; from analysis.ending import ending; ended = ending(Path(sys.argv[1])); "
+    "print(json.dumps([ended.settings_key, ended.sentences]))"
+)
+"""Asked of a process of its own: who trains need not load what draws reports, and this package does not import it."""
+
+
 def _best_of(folder: Path) -> CompileSettings:
-    usable = [
-        record
-        for record in records.standing(records.read(folder)).values()
-        if record.status is Status.OK and record.samples_per_s is not None
-    ]
-    if not usable:
+    """The setting that the sweep's verdict names; where that is to stay, the script as it is."""
+    if not any(record.status is Status.OK for record in records.standing(records.read(folder)).values()):
         raise ScriptError(f"{folder} has no trial with a usable figure; name a sweep's folder that has one")
-    best = max(usable, key=lambda record: record.samples_per_s or 0.0)
-    return CompileSettings.parse(best.settings_key)
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", _VERDICT, str(folder.absolute())],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ScriptError(f"the verdict on {folder} could not be had ({last}); name the setting itself, such as scope=full")
+    settings_key, _ = json.loads(asked.stdout)
+    return CompileSettings.parse(settings_key or "scope=eager,as_written=on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from sweep_folders import make_sweep as make_sweep
 
 from compile_sweep.harness.measurement import Protocol
 from compile_sweep.schema.settings import CompileSettings

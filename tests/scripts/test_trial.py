@@ -35,6 +35,7 @@ def test_a_trial_measures_judges_and_leaves_the_persons_folder_as_it_was(folder:
     trial.base.mkdir()
     found = trial.run()
     assert found["numerics"]["status"] == "ok"
+    assert found["numerics"]["gradient_check"]["outcome"] == "ok"
     assert found["pipeline"] == "script"
     assert found["findings"][0].startswith("module model: Net")
     assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE]
@@ -58,10 +59,12 @@ def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "settings"),
-    [("two_workers.py", "scope=full,dynamic=auto"), ("fsdp.py", "scope=regional,dynamic=auto")],
+    ("script", "settings", "gradients"),
+    [("two_workers.py", "scope=full,dynamic=auto", "ok"), ("fsdp.py", "scope=regional,dynamic=auto", "skipped")],
 )
-def test_two_workers_step_together_and_are_measured_as_one(script: str, settings: str, folder: Path, tmp_path: Path) -> None:
+def test_two_workers_step_together_and_are_measured_as_one(
+    script: str, settings: str, gradients: str, folder: Path, tmp_path: Path
+) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -96,6 +99,7 @@ def test_two_workers_step_together_and_are_measured_as_one(script: str, settings
     with ThreadPoolExecutor(2) as workers:
         first, second = workers.map(measured, range(2))
     assert first["numerics"]["status"] == "ok"
+    assert first["numerics"]["gradient_check"]["outcome"] == gradients
     assert first["samples_per_s"] == second["samples_per_s"]
     assert len(first["compile_s_by_rank"]) == 2
     assert first["graphs"] >= 1

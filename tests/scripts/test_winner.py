@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from sweep_folders import MakeSweep, trial
 from torch import nn
 from torch._dynamo.utils import counters
 
 import compile_sweep
 from compile_sweep.schema.errors import CompileSweepError
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.winner import settings_of, training_arguments
 
@@ -66,6 +68,26 @@ def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
     assert run.returncode == 2
     assert run.stderr.startswith("error: --settings nowhere: there is no such folder or file")
     assert "Traceback" not in run.stderr
+
+
+AS_WRITTEN = "scope=eager,as_written=on"
+
+
+@pytest.mark.parametrize(
+    ("throughput", "compile_s", "chosen"),
+    [(1000, 60, "scope=regional,dynamic=auto"), (480, 60, AS_WRITTEN), (1000, 1e6, AS_WRITTEN)],
+    ids=["gains", "no gain", "never pays for its compile"],
+)
+def test_of_a_folder_the_verdict_is_applied_and_not_the_fastest(
+    throughput: float, compile_s: float, chosen: str, make_sweep: MakeSweep
+) -> None:
+    found = make_sweep([trial(AS_WRITTEN, 500, 0.1), trial("scope=regional,dynamic=auto", throughput, compile_s)])
+    assert settings_of(found) == CompileSettings.parse(chosen)
+
+
+def test_a_folder_without_a_usable_trial_is_one_sentence(make_sweep: MakeSweep) -> None:
+    with pytest.raises(CompileSweepError, match="no trial with a usable figure"):
+        settings_of(make_sweep([trial(AS_WRITTEN, status=Status.FAILED)]))
 
 
 LIGHTNING = """

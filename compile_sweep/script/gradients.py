@@ -1,0 +1,258 @@
+"""Do the gradients of what a script compiles belong to what it computes? Finite differences, on a call that the script made.
+
+Background: a script cannot be rewound, so its loss is no function that could be evaluated again. Its modules are. Of one call of
+each are kept what it was given and, from the script's own backward pass, the gradient of the loss with respect to each output.
+The sum of outputs times those gradients, which stay fixed, has the gradients that the loss had, and stands for it in the check
+of `harness/numerics/gradient_check.py`. Inputs that want gradients, such as what a GAN's generator gives its discriminator, count
+as parameters. Copies stay on the CPU until the figures are read.
+
+Output: a `GradientCheck` of all modules together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from compile_sweep.harness import memory
+from compile_sweep.harness.distributed import everywhere, num_workers
+from compile_sweep.harness.numerics.gradient_check import (
+    Differentiated,
+    GradientCheck,
+    Outcome,
+    check_gradients,
+    run_eagerly,
+    skipped,
+)
+from compile_sweep.harness.numerics.python_state import PythonState
+from compile_sweep.script.discover import Target
+
+INPUT = "input "
+"""What inputs that want gradients are named by, followed by a number."""
+
+
+@dataclass(slots=True, eq=False)
+class RecordedCall:
+    """One call of a module."""
+
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    """Copies."""
+    training: Mapping[nn.Module, bool]
+    autocast: torch.dtype | None
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    """Of the loss, with respect to its outputs, by their position."""
+
+
+class CallRecorder:
+    """Keeps one call of each module, with the gradients of its outputs, if a backward pass reaches them."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Target, RecordedCall] = {}
+
+    def call(self, target: Target, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a call, and keeps it unless one is kept whose gradients are known."""
+        before = self.calls.get(target)
+        if before is not None and before.gradients:
+            return run(*args, **kwargs)
+        kind = target.device.type
+        kept = self.calls[target] = RecordedCall(
+            arguments=_on_the_cpu((args, dict(kwargs))),
+            training={module: module.training for module in target.module.modules()},
+            autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+        )
+        outputs = run(*args, **kwargs)
+        for index, output in enumerate(_tensors(outputs)):
+            if output.requires_grad:
+                output.register_hook(_noting(kept, index))
+        return outputs
+
+
+def check_calls(
+    calls: Mapping[Target, RecordedCall], run: Mapping[Target, Callable[..., Any]], rounding: Callable[[Target], float]
+) -> GradientCheck:
+    """Checks the gradients of modules as they are called now; all workers of a group must call it together.
+
+    Args:
+        calls: what was recorded, a call each.
+        run: how the script's calls reach each module's compiled code.
+        rounding: relative error of one operation, in what a module computes in.
+    """
+    found: dict[str, GradientCheck] = {}
+    for target, recorded in calls.items():
+        try:
+            found[target.name] = _check(target, recorded, run[target], rounding(target))
+        except RuntimeError as error:  # such as a call that cannot be repeated, or memory that does not suffice
+            if num_workers() > 1:  # where others wait for this worker
+                raise
+            found[target.name] = skipped(f"{target.name} could not be called again: {str(error).strip().splitlines()[0]}")
+    return together(found)
+
+
+def together(found: Mapping[str, GradientCheck]) -> GradientCheck:
+    """The verdict on several modules: wrong if one is, right if all are."""
+    if not found:
+        return skipped("no call of a compiled module was recorded")
+    if len(found) == 1:
+        return next(iter(found.values()))
+    ranks = (Outcome.WRONG, Outcome.SKIPPED, Outcome.OK)
+    name, worst = min(found.items(), key=lambda item: (ranks.index(item[1].outcome), -(item[1].error or 0.0)))
+    return replace(
+        worst,
+        reason=worst.reason and f"{name}: {worst.reason}",
+        layers={f"{name}.{layer}": error for layer, error in worst.layers.items()},
+        evaluations=sum(one.evaluations for one in found.values()),
+    )
+
+
+def _check(target: Target, recorded: RecordedCall, run: Callable[..., Any], rounding: float) -> GradientCheck:
+    module, device = target.module, target.device
+    if any(hasattr(weights, "to_local") for weights in module.parameters()) or _is_sharded(target.called):
+        return skipped("parameters are sharded over workers")
+    several = num_workers() > 1
+    if several and not isinstance(target.called, nn.parallel.DistributedDataParallel):
+        return skipped("workers train together without DistributedDataParallel, so whose gradients these are is not known")
+    if not everywhere(bool(recorded.gradients), device):
+        return skipped(f"no gradient came back to {target.name} in the step that was looked at")
+    if several and not everywhere(memory.has_room(memory.read_peaks(device).in_use_bytes, device), device):
+        return skipped("there is no memory for a second copy of the weights")
+    for part, training in recorded.training.items():
+        part.training = training
+    call = _Call(target, recorded, run, averages=several)
+    subject = Differentiated(
+        parameters=call.parameters,
+        buffers=lambda: list(module.buffers()),
+        run=call.run,
+        discard=call.discard,
+        gradients=lambda: call.gradients,
+        device=device,
+    )
+    return check_gradients(subject, rounding=rounding, draws=target.draws, eagerly=run_eagerly)
+
+
+class _Call:
+    """A recorded call as a function of the module's parameters."""
+
+    def __init__(self, target: Target, recorded: RecordedCall, run: Callable[..., Any], *, averages: bool) -> None:
+        self._target, self._run, self._averages = target, run, averages
+        self._arguments, inputs = _back(recorded.arguments)
+        self._outer = {index: gradient.to(target.device) for index, gradient in recorded.gradients.items()}
+        self._autocast = recorded.autocast
+        self._state = PythonState(target.module)
+        self._offset: float | None = None
+        self.parameters: dict[str, Any] = {
+            **{name: weights for name, weights in target.module.named_parameters() if weights.requires_grad},
+            **({} if averages else {f"{INPUT}{index}": tensor for index, tensor in enumerate(inputs)}),
+        }
+        self.gradients: Sequence[Tensor | None] = [None] * len(self.parameters)
+
+    def discard(self) -> None:
+        """Takes the gradients away."""
+        self.gradients = [None] * len(self.parameters)
+        if self._averages:
+            for weights in self.parameters.values():
+                weights.grad = None
+
+    def run(self) -> float:
+        """Forward and backward; returns the sum that stands for the loss."""
+        self._state.put_back()
+        kind = self._target.device.type
+        with torch.enable_grad(), torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None):
+            args, kwargs = pytree.tree_map_only(Tensor, lambda one: one.clone() if one.requires_grad else one, self._arguments)
+            outputs = list(_tensors(self._run(*args, **kwargs)))
+        reached = [(outputs[index], outer) for index, outer in self._outer.items()]
+        products = [_real(output.detach()).double() * _real(outer).double() for output, outer in reached]
+        total = float(sum(product.sum() for product in products))
+        if self._offset is None:
+            # The sum may come to nothing by chance. Its terms do not, and are about as large as the loss that it stands for.
+            least = float(sum(product.abs().sum() for product in products))
+            self._offset = math.copysign(max(0.0, least - abs(total)), total)
+        del products
+        tensors, outers = [output for output, _ in reached], [outer for _, outer in reached]
+        if self._averages:  # by way of DistributedDataParallel
+            torch.autograd.backward(tensors, outers)
+            self.gradients = [weights.grad for weights in self.parameters.values()]
+        else:
+            self.gradients = torch.autograd.grad(tensors, list(self.parameters.values()), outers, allow_unused=True)
+        return total + self._offset
+
+
+def inner_call(target: Target, run: Callable[..., Any]) -> Callable[..., Any]:
+    """How to reach a module's compiled code: as the script does, but past a wrapper that only averages gradients.
+
+    Args:
+        target: the module.
+        run: what the script's call runs.
+    """
+    called = target.called
+    if num_workers() > 1 or not isinstance(called, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return run
+    return called.module if isinstance(called, nn.parallel.DistributedDataParallel) else run
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+
+
+def _noting(kept: RecordedCall, index: int) -> Callable[[Tensor | None], None]:
+    def note(gradient: Tensor | None) -> None:
+        if gradient is not None and index not in kept.gradients:  # None of an output that the loss does not depend on
+            kept.gradients[index] = gradient.detach().to("cpu", copy=True)
+
+    return note
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """Those in what a module returned, in order."""
+    for leaf in pytree.tree_leaves(outputs):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf):
+            yield from _tensors([getattr(leaf, one.name) for one in fields(leaf)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A tensor of the arguments, on the CPU."""
+
+    values: Tensor
+    device: torch.device
+    requires_grad: bool
+
+
+def _on_the_cpu(arguments: Any) -> Any:
+    """The arguments with copies in the place of plain tensors; one that is given twice stays one."""
+    copies: dict[int, _Kept] = {}
+
+    def kept(tensor: Tensor) -> Any:
+        if type(tensor) is not Tensor:
+            return tensor
+        if id(tensor) not in copies:
+            copies[id(tensor)] = _Kept(tensor.detach().to("cpu", copy=True), tensor.device, tensor.requires_grad)
+        return copies[id(tensor)]
+
+    return pytree.tree_map_only(Tensor, kept, arguments)
+
+
+def _back(arguments: Any) -> tuple[Any, list[Tensor]]:
+    """The arguments where they were, and those that want gradients."""
+    tensors: dict[int, Tensor] = {}
+
+    def moved(kept: _Kept) -> Tensor:
+        if id(kept) not in tensors:
+            tensors[id(kept)] = kept.values.to(kept.device).requires_grad_(kept.requires_grad)
+        return tensors[id(kept)]
+
+    there = pytree.tree_map_only(_Kept, moved, arguments)
+    return there, [tensor for tensor in tensors.values() if tensor.requires_grad]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

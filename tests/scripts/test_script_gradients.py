@@ -1,0 +1,93 @@
+"""Gradients of scripts: finite differences on the script's own calls find what is wrong in compiled code alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
+from compile_sweep.script.gradients import together
+from tests.scripts.conftest import Run
+
+AOT = "scope=full,dynamic=auto,backend=aot_eager"
+
+SPOILED = """
+import torch
+from torch import nn
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.drop, self.head = nn.Linear(16, 32), nn.Dropout(DROPOUT), nn.Linear(32, 10)
+
+    def forward(self, x):
+        weight = self.head.weight
+        if torch.compiler.is_compiling():  # the same value, another gradient
+            weight = FACTOR * weight - ((FACTOR - 1) * weight).detach()
+        return nn.functional.linear(self.drop(self.body(x).tanh()), weight, self.head.bias)
+
+model = Head()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu")
+while True:
+    optimizer.zero_grad()
+    for _ in range(2):
+        x = torch.randn(32, 16)
+        with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCAST):
+            scores = model(x)
+        scaler.scale(nn.functional.cross_entropy(scores.float(), x.argmax(1) % 10) / 2).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def spoiled(folder: Path, factor: float, dropout: float = 0.0, *, autocast: bool = False) -> str:
+    text = SPOILED.replace("FACTOR", str(factor)).replace("DROPOUT", str(dropout)).replace("AUTOCAST", str(autocast))
+    (folder / "spoiled.py").write_text(text)
+    return "spoiled.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dropout", "autocast", "factor"), [(0.0, False, 1.05), (0.5, False, 1.2), (0.1, True, 1.5)])
+def test_a_wrong_gradient_in_compiled_code_is_found_under_accumulation_and_scaling(
+    dropout: float, autocast: bool, factor: float, run: Run, folder: Path
+) -> None:
+    session, error = run(spoiled(folder, factor, dropout, autocast=autocast), AOT)
+    assert error is session.error is None
+    found = session.gradient_check
+    assert found is not None
+    assert found.outcome is Outcome.WRONG
+    assert next(iter(found.layers)) == "head"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dropout", "autocast"), [(0.0, False), (0.5, False), (0.1, True)])
+def test_right_gradients_are_right(dropout: float, autocast: bool, run: Run, folder: Path) -> None:
+    session, error = run(spoiled(folder, 1.0, dropout, autocast=autocast), AOT)
+    assert error is session.error is None
+    found = session.gradient_check
+    assert found is not None
+    assert (found.outcome, found.reason) == (Outcome.OK, None)
+    assert found.share_checked is not None
+    assert found.share_checked > 0.4
+
+
+@pytest.mark.slow
+def test_where_nothing_is_compiled_nothing_is_checked(run: Run, folder: Path) -> None:
+    session, error = run(spoiled(folder, 1.5), "scope=eager,optimizer=fused")
+    assert error is session.error is None
+    assert session.gradient_check is None
+
+
+def test_several_modules_are_wrong_if_one_is_and_right_if_all_are() -> None:
+    right = GradientCheck(outcome=Outcome.OK, error=0.001, allowed=0.003, evaluations=6)
+    wrong = GradientCheck(outcome=Outcome.WRONG, error=0.2, allowed=0.003, layers={"main.0": 0.2}, evaluations=9)
+    unknown = GradientCheck(outcome=Outcome.SKIPPED, reason="the loss is not finite")
+    both = together({"netG": right, "netD": wrong})
+    assert (both.outcome, both.layers, both.evaluations) == (Outcome.WRONG, {"netD.main.0": 0.2}, 15)
+    assert together({"netG": right, "netD": unknown}).reason == "netD: the loss is not finite"
+    assert together({"netG": right}).outcome is Outcome.OK
+    assert together({}).outcome is Outcome.SKIPPED
