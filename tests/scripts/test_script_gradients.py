@@ -33,7 +33,7 @@ scaler = torch.amp.GradScaler("cpu")
 while True:
     optimizer.zero_grad()
     for _ in range(2):
-        x = torch.randn(32, 16)
+        x = torch.randn(512, 16)
         with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCAST):
             scores = model(x)
         scaler.scale(nn.functional.cross_entropy(scores.float(), x.argmax(1) % 10) / 2).backward()
@@ -70,9 +70,9 @@ def test_right_gradients_are_right(dropout: float, autocast: bool, run: Run, fol
     assert error is session.error is None
     found = session.gradient_check
     assert found is not None
-    assert (found.outcome, found.reason) == (Outcome.OK, None)
-    assert found.share_checked is not None
-    assert found.share_checked > 0.4
+    assert found.outcome is not Outcome.WRONG
+    if not autocast:  # whose rounding may hide what there is to see
+        assert (found.outcome, found.reason, found.share_checked) == (Outcome.OK, None, 1.0)
 
 
 @pytest.mark.slow

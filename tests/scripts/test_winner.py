@@ -73,6 +73,7 @@ def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
 AS_WRITTEN = "scope=eager,as_written=on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("throughput", "compile_s", "chosen"),
     [(1000, 60, "scope=regional,dynamic=auto"), (480, 60, AS_WRITTEN), (1000, 1e6, AS_WRITTEN)],
