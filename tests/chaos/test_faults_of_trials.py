@@ -100,9 +100,6 @@ STUCK_COMPILER = TrialFault(
 SHORT = (KILLED_ONCE, STUCK_COMPILER)
 """One that is tried again and one that only a deadline ends; test_local_runner.py has those that end an attempt by themselves."""
 
-SHORT_ON_RAY = (SEGFAULT,)
-"""One that Ray sees as a dead worker; what a worker itself reports reaches Ray as a result or as an exception."""
-
 TOGETHER = (EXCEPTION, SEGFAULT, *SHORT, EXITS, NO_MEMORY, ABORTS)
 
 HANGING_STEP = TrialFault(
@@ -221,11 +218,11 @@ def test_faults_of_local_trials_one_after_the_other_cost_no_other_trial(arenas: 
 
 
 @pytest.mark.ray
-def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
-    faults = TOGETHER if is_full else SHORT_ON_RAY
-    arena = arenas({fault.multiple: fault.plan for fault in faults})
-    sweep_with(faults, arena)
-    for fault in faults:
+@pytest.mark.usefixtures("only_in_full")
+def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable) -> None:
+    arena = arenas({fault.multiple: fault.plan for fault in TOGETHER})
+    sweep_with(TOGETHER, arena)
+    for fault in TOGETHER:
         record = arena.record(fault.multiple)
         recovery_s = arena.recovery_s(fault.multiple if fault.phase != "never" else -1)
         row = Row(name=fault.name, how=fault.how, outcome=described(record), tries=record["tries"], recovery_s=recovery_s)

@@ -23,7 +23,12 @@ from orchestrator.config import Device, Placement, SweepConfig
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 EAGER = CompileSettings.parse("scope=eager")
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.nightly("a cluster of several raylets; test_placement.py and test_packing.py decide where trials go"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Pat
 @pytest.mark.parametrize(
     "runner",
     [
-        "local",
+        pytest.param("local", marks=pytest.mark.nightly("builds a wheel and sweeps; a plan is made there in `make test`")),
         pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.nightly("with Ray, too; without, the same wheel runs the same")]),
     ],
 )

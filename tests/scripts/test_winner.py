@@ -111,7 +111,13 @@ Trainer(model, arguments, train_dataset=rows, callbacks=[compile_sweep.trainer_c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "model"), [(LIGHTNING, "Classifier"), (TRAINER, "GPT2LMHeadModel")])
+@pytest.mark.parametrize(
+    ("program", "model"),
+    [
+        (TRAINER, "GPT2LMHeadModel"),
+        pytest.param(LIGHTNING, "Classifier", marks=pytest.mark.nightly("as in the Trainer, whose callback does the same")),
+    ],
+)
 def test_a_callback_applies_a_winner_inside_a_trainer(program: str, model: str, folder: Path) -> None:
     pytest.importorskip("lightning" if "lightning" in program else "accelerate")
     counted = "\nfrom torch._dynamo.utils import counters; print('graphs', counters['stats']['unique_graphs'])"

@@ -54,6 +54,7 @@ def still_running(output: Path) -> list[str]:
     return found
 
 
+@pytest.mark.nightly("two more sweeps with Ray; auto searches in one in `make test`, and test_stages.py decides what is left")
 def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Path) -> None:
     output = tmp_path / "search"
     words = ["--workload", "toy_workloads:Brief", "--settings", *EAGER]

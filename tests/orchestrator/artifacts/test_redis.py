@@ -131,6 +131,7 @@ def poison(redis_url: str, mark: Path) -> None:
         client.set(name, json.dumps({"data": base64.b64encode(pickle.dumps(Bomb(mark))).decode()}).encode())
 
 
+@pytest.mark.nightly("two processes that compile; test_redis_sealed.py refuses what is not signed")
 @pytest.mark.slow
 @pytest.mark.usefixtures("sealed")
 def test_what_somebody_puts_on_the_server_is_never_unpickled(redis_url: str, tmp_path: Path) -> None:
