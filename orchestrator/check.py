@@ -203,9 +203,10 @@ def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[s
         if name == AUTO_RECIPE:  # which ends with its time budget, and tries few of what it may
             continue
         chosen = choose(recipe(target), target).settings
-        minutes = sum(expected_s(settings, target.max_length, done, min_length=target.min_length) for settings in chosen) / 60
-        size = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-        yield f"{name}: {len(chosen)} settings, about {size} one after the other"
+        size: dict[str, Any] = {"min_length": target.min_length, "regional_share": target.regional_share}
+        minutes = sum(expected_s(settings, target.max_length, done, **size) for settings in chosen) / 60
+        words = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+        yield f"{name}: {len(chosen)} settings, about {words} one after the other"
 
 
 if __name__ == "__main__":

@@ -107,9 +107,9 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
     if run.dry_run:
         folder.refuse(output, config, environment, to_resume=run.resume)
         done = record.read(output) if run.resume else []
-        printed.show_plan(console, config, target.max_length, done, min_length=target.min_length)
+        printed.show_plan(console, config, target, done)
         if config.search.searcher is Searcher.LEVERS:
-            printed.show_steps(console, planned_steps(config, target.max_length, target.min_length, tokens, done))
+            printed.show_steps(console, planned_steps(config, target, tokens, done))
         return 0
     _check_cache(config)
     tracking = Tracking(config.log_to, output)
@@ -124,6 +124,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             fronts=_fronts(config),
             max_length=target.max_length,
             min_length=target.min_length,
+            regional_share=target.regional_share,
             tokens=tokens,
             environment=environment,
             learned=learned,

@@ -48,6 +48,9 @@ class WorkloadFacts:
     """The memory format that the model's convolutions may gain from; None without convolutions."""
     has_blocks: bool | None = None
     """Whether the model has repeated blocks; None if that is not known."""
+    regional_share: float | None = None
+    """Seconds that scope=regional takes to compile over those of scope=full, guessed from the repeated blocks that differ in
+    structure or shapes: small where blocks repeat, above 1 where hardly two are alike. None if that is not known."""
     has_attention: bool | None = None
     """Whether the model computes attention; None if that is not known."""
     autocasts: bool = False

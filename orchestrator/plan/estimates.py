@@ -16,8 +16,11 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 _OVERHEAD_S = 20.0
 """Worker start, model, steady state and check, before any trial has shown what they take."""
 
-_PER_GRAPH_S = defaultdict(lambda: 60.0, {Scope.EAGER: 0.0, Scope.REGIONAL: 20.0})
+_PER_GRAPH_S = defaultdict(lambda: 60.0, {Scope.EAGER: 0.0})
 """Cold compile of one graph of the captioning model, `base` on an H200 (docs/results.md); `tiny` on two CPU cores is near."""
+
+_USUAL_REGIONAL_SHARE = 1 / 3
+"""Of a full graph's compile that scope=regional takes, where the model does not tell (`WorkloadFacts.regional_share`)."""
 
 _AUTOTUNE_FACTOR = 4.0
 """max-autotune against default: 53.2 s against 8.8 s for a regional compile (docs/log.md), less on the whole of a model."""
@@ -39,7 +42,13 @@ _WARM_SHARE = 0.2
 
 
 def expected_s(
-    settings: CompileSettings, max_length: int, done: Sequence[TrialRecord], *, min_length: int = 1, cold: bool = False
+    settings: CompileSettings,
+    max_length: int,
+    done: Sequence[TrialRecord],
+    *,
+    min_length: int = 1,
+    regional_share: float | None = None,
+    cold: bool = False,
 ) -> float:
     """Expected seconds of a trial: the median of like trials in this folder if there are any, otherwise a prior.
 
@@ -48,6 +57,7 @@ def expected_s(
         max_length: of the workload, in tokens.
         done: records of the same sweep.
         min_length: of the workload, in tokens.
+        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
         cold: it will begin with empty caches, so that what like trials restored takes its time to compile.
     """
     graphs = settings.num_graphs(max_length, min_length)
@@ -62,19 +72,20 @@ def expected_s(
     ]
     if like:
         return statistics.median(like)
-    compiling = guessed_compile_s(settings, max_length, min_length)
-    return rest_s((record.compile_s, record.wall_s) for record in done) + compiling * _pace(done, max_length, min_length)
+    size = (max_length, min_length, regional_share)
+    compiling = guessed_compile_s(settings, *size)
+    return rest_s((record.compile_s, record.wall_s) for record in done) + compiling * _pace(done, *size)
 
 
 _parsed = lru_cache(maxsize=4096)(CompileSettings.parse)
 """Settings by their keys; a search asks for hundreds of settings what each of a sweep's records says."""
 
 
-def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int) -> float:
+def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int, regional_share: float | None) -> float:
     """By how much compiling took longer here than guessed."""
     compiled = [(_parsed(record.settings_key), record) for record in done if record.caches is Caches.COLD]
     return compile_pace(
-        (record.compile_s, guessed_compile_s(setting, max_length, min_length))
+        (record.compile_s, guessed_compile_s(setting, max_length, min_length, regional_share))
         for setting, record in compiled
         if setting.scope is not Scope.EAGER and record.status is Status.OK
     )
@@ -95,15 +106,20 @@ def _not_compiled_s(record: TrialRecord) -> float:
     return max(0.0, (record.cold_equivalent_s or 0.0) - (record.compile_s or 0.0)) if record.caches is Caches.WARM else 0.0
 
 
-def guessed_compile_s(settings: CompileSettings, max_length: int, min_length: int = 1) -> float:
+def guessed_compile_s(
+    settings: CompileSettings, max_length: int, min_length: int = 1, regional_share: float | None = None
+) -> float:
     """Seconds that compiling takes, before any trial has shown it; good to a factor of two or three.
 
     Args:
         settings: what will be compiled.
         max_length: of the workload, in tokens.
         min_length: of the workload, in tokens.
+        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
     """
     of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if settings.tunes else 1.0)
+    if settings.scope is Scope.REGIONAL:
+        of_one *= _USUAL_REGIONAL_SHARE if regional_share is None else regional_share
     of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     of_optimizer = _OPTIMIZER_S if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
     # Graphs of one code share kernels, and what the compiler knows by then: three buckets took 24.0 s where one length took
@@ -129,4 +145,4 @@ def expected_warm_start_s(settings: CompileSettings, done: Sequence[TrialRecord]
         done: records of the same sweep, this setting's among them.
     """
     compiling = [record.compile_s for record in done if record.settings_key == settings.key and record.compile_s is not None]
-    return _OVERHEAD_S + _WARM_SHARE * max(compiling, default=_PER_GRAPH_S[settings.scope])
+    return _OVERHEAD_S + _WARM_SHARE * max(compiling, default=guessed_compile_s(settings, 1))

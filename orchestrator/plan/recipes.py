@@ -102,12 +102,14 @@ def _rare_levers(target: Target) -> list[Candidate]:
         rare.append({"optimizer": "compiled"})
     if target.has_gpu and target.has_attention:
         rare.append({"sdpa_kernel": "flash"})
-    if target.has_blocks:
+    if target.has_blocks and (target.regional_share or 0.0) < 1:  # where hardly two blocks are alike, there is nothing to share
         rare.append({"scope": "nested"})
     if target.has_lengths and not target.is_script:
         buckets: list[Candidate] = [{"num_buckets": 3}, {"num_buckets": 6}]
         rare += buckets if target.row_lengths else [{"dynamic": "buckets", "bucket_size": _part(target, 4)}]
         rare.append({"dynamic": "true"})
+        if target.has_gpu:  # its guard makes a second graph of marked lengths (docs/log.md)
+            rare.append({"dynamic": "mark", "inductor.triton.mix_order_reduction": "off"})
     if target.num_workers > 1 and target.trains:
         rare.append({"ddp.optimize_ddp": "no_optimization"})
     return rare

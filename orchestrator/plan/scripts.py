@@ -71,6 +71,10 @@ def job_of(
     return ScriptJob.of(script, arguments or (), in_place=in_place, seed=seed)
 
 
+_REGIONAL_SHARE_OF_CONVOLUTIONS = 1.5
+"""`regional_share` of a script's model with convolutions: a ResNet-50's, whose stages all differ."""
+
+
 def script_facts(job: ScriptJob) -> WorkloadFacts:
     """Returns what a plan knows of a script before it runs: what its text, and that of modules beside it, mentions.
 
@@ -81,9 +85,11 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
     def mentions(*words: str) -> bool:
         return any(word in text for word in words)
 
+    is_convolutional = mentions("conv2d", "resnet", "torchvision.models", "timm", "unet")
     return replace(
         SCRIPT_FACTS,
-        memory_format=MemoryFormat.CHANNELS_LAST if mentions("conv2d", "resnet", "torchvision.models", "timm", "unet") else None,
+        memory_format=MemoryFormat.CHANNELS_LAST if is_convolutional else None,
+        regional_share=_REGIONAL_SHARE_OF_CONVOLUTIONS if is_convolutional else None,
         has_attention=mentions("attention", "transformer"),
         has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,
         autocasts=mentions("autocast", "bfloat16", ".half()", "float32_matmul_precision", "allow_tf32"),

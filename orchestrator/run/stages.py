@@ -78,6 +78,8 @@ class Stages:
     """Of the workload, in tokens."""
     tokens: Callable[[CompileSettings], float] | None = None
     """That batches are padded to under a setting, in the mean; None where they all have one shape."""
+    regional_share: float | None = None
+    """Of the model; None if that is not known."""
     learned: Learned = field(default_factory=Learned)
     """What earlier sweeps teach its search."""
     tracking: Tracking = field(default_factory=Tracking)
@@ -151,7 +153,7 @@ class Stages:
             return None
         stopping = self._interrupts.asked.is_set
         known = (self.config, self.output, self.max_length, self.learned)
-        search = Search(*known, self._expected_s, stopping, self.min_length, self.tokens)
+        search = Search(*known, self._expected_s, stopping, self.min_length, self.tokens, self.regional_share)
         search.catch_up()
         return search
 
@@ -274,5 +276,12 @@ class Stages:
         return self._at_most_s(setting, cold=self.config.caches is not CachePolicy.SHARED)
 
     def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:
-        expected = expected_s(setting, self.max_length, self._done(), min_length=self.min_length, cold=cold)
+        expected = expected_s(
+            setting,
+            self.max_length,
+            self._done(),
+            min_length=self.min_length,
+            regional_share=self.regional_share,
+            cold=cold,
+        )
         return min(expected, self.config.whole_trial_s)

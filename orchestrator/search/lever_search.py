@@ -54,10 +54,6 @@ LEAST_GAIN = 0.003
 _STRAY_FAILURES = 0.1
 """Share of settings that fail though each of their levers works."""
 
-_GAIN_EXPONENT = 2.0
-"""What counts is this power of the expected gain, a second: with 1, cheap settings that gain little come before those that win.
-The recorded tables do not tell 1 from 2 (docs/search.md); 2 is what ran on a GPU (docs/results.md)."""
-
 _MOST_PLANNED = 8
 """Settings that are planned ahead: what comes later hangs on what they come to."""
 
@@ -176,6 +172,7 @@ class LeverSearch:
         aims: the first objective decides; all constraints have to be kept.
         max_length: of the workload, in tokens, by which the number of graphs is told.
         min_length: of the workload, in tokens.
+        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
         prior: what levers gained elsewhere.
         tokens: that batches are padded to under a setting, in the mean; None where every batch has one shape.
         fits: whether a trial of a setting would end within the budget.
@@ -188,6 +185,7 @@ class LeverSearch:
         *,
         max_length: int,
         min_length: int = 1,
+        regional_share: float | None = None,
         prior: Prior | None = None,
         tokens: Callable[[CompileSettings], float] | None = None,
         fits: Callable[[CompileSettings], bool] | None = None,
@@ -197,7 +195,8 @@ class LeverSearch:
         is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
         self.model = LeverModel(candidates, (prior or Prior()) if is_speed else Prior(), tokens or (lambda setting: 1.0))
         self._fits = fits or (lambda setting: True)
-        self._guessed_s = np.array([guessed_compile_s(one, max_length, min_length) for one in candidates.settings])
+        size = (max_length, min_length, regional_share)
+        self._guessed_s = np.array([guessed_compile_s(one, *size) for one in candidates.settings])
         self._speeds: dict[int, float] = {}
         self._tried: dict[int, bool] = {}
         self._took: dict[int, tuple[float | None, float]] = {}
@@ -216,7 +215,7 @@ class LeverSearch:
         for asked in (self._near_best(fitting), self._won_elsewhere(fitting), fitting):
             if len(asked):
                 gains = self._gains(asked)
-                bargain = int(np.argmax(gains**_GAIN_EXPONENT / self._seconds()[asked]))
+                bargain = int(np.argmax(gains / self._seconds()[asked]))
                 if gains[bargain] >= LEAST_GAIN:
                     return self._taken(int(asked[bargain]), self._reason(int(asked[bargain])))
         return None

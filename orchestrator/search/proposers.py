@@ -93,6 +93,7 @@ def make_proposer(
     *,
     max_length: int,
     min_length: int = 1,
+    regional_share: float | None = None,
     seed: int = 0,
     known_good: Iterable[CompileSettings] = (),
     prior: Prior | None = None,
@@ -107,6 +108,7 @@ def make_proposer(
         aims: the objectives and constraints.
         max_length: of the workload, in tokens.
         min_length: of the workload, in tokens.
+        regional_share: of the model; only `levers` looks at it.
         seed: decides whatever is left to chance.
         known_good: settings from elsewhere to begin with; only `gain` does.
         prior: what levers gained elsewhere; only `levers` begins with it.
@@ -122,7 +124,7 @@ def make_proposer(
         case Searcher.GAIN:
             return GainPerSecond(candidates, aims, **lengths, seed=seed, known_good=known_good)
         case Searcher.LEVERS:
-            return LeverSearch(candidates, aims, **lengths, prior=prior, tokens=tokens, fits=fits)
+            return LeverSearch(candidates, aims, **lengths, regional_share=regional_share, prior=prior, tokens=tokens, fits=fits)
     from orchestrator.search import optuna_proposer as samplers  # half a second, and most sweeps need none of them
 
     match name:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import TrialRecord, WarmStart
@@ -79,6 +80,7 @@ class Search:
         stopping: whether a person has asked the sweep to finish.
         min_length: of the workload, in tokens.
         tokens: that batches are padded to under a setting, in the mean.
+        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Search:
         stopping: Callable[[], bool],
         min_length: int = 1,
         tokens: Callable[[CompileSettings], float] | None = None,
+        regional_share: float | None = None,
     ) -> None:
         search = config.search
         if search.searcher is None:
@@ -117,6 +120,7 @@ class Search:
             search.aims,
             max_length=max_length,
             min_length=min_length,
+            regional_share=regional_share,
             seed=config.seed,
             known_good=[*learned.known_good, *good_elsewhere(f"{config.workload} {config.size}")],
             prior=prior_for(config),
@@ -249,22 +253,25 @@ def prior_for(config: SweepConfig) -> Prior | None:
 
 
 def planned_steps(
-    config: SweepConfig, max_length: int, min_length: int, tokens: Callable[[CompileSettings], float], done: Sequence[TrialRecord]
+    config: SweepConfig,
+    facts: WorkloadFacts,
+    tokens: Callable[[CompileSettings], float],
+    done: Sequence[TrialRecord],
 ) -> list[Step]:
     """Returns the first settings that recipe auto would try, if each came to what is expected of it.
 
     Args:
         config: the sweep's.
-        max_length: of the workload, in tokens.
-        min_length: of the workload, in tokens.
+        facts: about the workload.
         tokens: that batches are padded to under a setting, in the mean.
         done: records of the sweep.
     """
     search = LeverSearch(
         Candidates(config.settings),
         config.search.aims,
-        max_length=max_length,
-        min_length=min_length,
+        max_length=facts.max_length,
+        min_length=facts.min_length,
+        regional_share=facts.regional_share,
         prior=prior_for(config),
         tokens=tokens,
     )

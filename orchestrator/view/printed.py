@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
@@ -32,9 +34,7 @@ def machine(environment: Environment) -> str:
     return environment.gpu if environment.num_gpus == 1 else f"{environment.num_gpus} × {environment.gpu}"
 
 
-def show_plan(
-    console: Console, config: SweepConfig, max_length: int, done: Sequence[TrialRecord], *, min_length: int = 1
-) -> None:
+def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done: Sequence[TrialRecord]) -> None:
     """Prints what would run, what would not and why, and an estimate."""
     left = remaining.left(config, done)
     if config.search.searcher is not None:
@@ -45,11 +45,12 @@ def show_plan(
     console.print(f"recipe {config.recipe}: {config.workload} ({config.size}){loader}, {len(left)} settings", highlight=False)
     table = Table("setting", "graphs", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     seconds = 0.0
+    size: dict[str, Any] = {"min_length": facts.min_length, "regional_share": facts.regional_share}
     for setting in left:
         cold = config.caches is CachePolicy.COLD
-        expected = min(expected_s(setting, max_length, done, min_length=min_length, cold=cold), config.whole_trial_s)
+        expected = min(expected_s(setting, facts.max_length, done, **size, cold=cold), config.whole_trial_s)
         seconds += expected
-        table.add_row(escape(setting.label), str(setting.num_graphs(max_length, min_length)), f"{expected:.0f} s")
+        table.add_row(escape(setting.label), str(setting.num_graphs(facts.max_length, facts.min_length)), f"{expected:.0f} s")
     console.print(table)
     if recorded:
         console.print(f"{recorded} recorded already", highlight=False)

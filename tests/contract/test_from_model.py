@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
 from compile_sweep.contract.from_model import ModelAndLoss, model_loss
-from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.contract.inspect_model import regional_share, repeated_blocks
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings
@@ -46,6 +46,14 @@ def test_of_stages_of_different_sizes_the_blocks_inside_are_taken() -> None:
         f"stages.{number}.inner.blocks.{block}" for number in range(2) for block in range(2)
     ]
     assert repeated_blocks(nn.ModuleDict({"stages": nn.ModuleList([Stage(4), Stage(4)])})) == ["stages.0", "stages.1"]
+
+
+def test_blocks_that_are_alike_are_compiled_once() -> None:
+    alike = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(8)))
+    unlike = nn.Sequential(*(nn.Sequential(nn.Linear(4, width), nn.Linear(width, 4)) for width in range(1, 9)))
+    names = [str(number) for number in range(8)]
+    assert regional_share(alike, names) == pytest.approx(1 / 8 + 1 / 8), "one block's layers, and one graph"
+    assert regional_share(unlike, names) == pytest.approx(2), "all of the layers, and eight graphs"
 
 
 def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> None:

@@ -45,6 +45,12 @@ def test_what_compiles_more_is_expected_to_take_longer() -> None:
     assert prior("mode=max-autotune") == prior("mode=max-autotune-no-cudagraphs")
 
 
+def test_regions_take_as_long_as_they_differ() -> None:
+    regional = CompileSettings.parse("scope=regional")
+    alike, usual, unlike = (expected_s(regional, 256, [], regional_share=share) for share in (0.2, None, 1.5))
+    assert alike < usual < prior("scope=full") < unlike
+
+
 def test_six_graphs_take_longer_than_one_and_less_than_six_times_as_long() -> None:
     dynamic = ("static", "buckets,buckets=8/16/24/32/64/256")
     one, six = (prior(f"scope=full,dynamic={text}") - prior("scope=eager") for text in dynamic)

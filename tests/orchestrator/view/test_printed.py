@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from samples import measured
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
@@ -65,7 +66,7 @@ def test_an_estimate_takes_no_more_trials_at_once_than_there_are() -> None:
         out = io.StringIO()
         settings = (CompileSettings.parse("scope=full"), CompileSettings.parse("scope=eager"))
         config = SweepConfig(recipe="r", workload="captioning", size="tiny", settings=settings, max_concurrent=at_once)
-        show_plan(Console(file=out, width=200), config, 32, [])
+        show_plan(Console(file=out, width=200), config, WorkloadFacts(max_length=32), [])
         return out.getvalue().partition("estimate: ")[2].partition(",")[0]
 
     assert minutes(1) == "1.7 min"
