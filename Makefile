@@ -61,7 +61,7 @@ lint: $(VENV)/.installed-dev
 install: $(VENV)/.installed
 ifneq ($(EXTRAS),)
 	@echo "Installing the extras $(EXTRAS)."
-	@$(call pip_install,-e ".[$(EXTRAS)]")
+	@$(call pip_install,-e ".[run,$(EXTRAS)]")
 endif
 
 clean:
@@ -77,7 +77,7 @@ $(VENV)/.torch: constraints.txt | check
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
 	@echo "Installing compile-sweep and what it needs; details in $(LOG)."
-	@$(call pip_install,-e .)
+	@$(call pip_install,-e ".[run]")
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

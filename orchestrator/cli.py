@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import tyro
@@ -32,6 +33,9 @@ COMMANDS = {
     "run": ("compile_sweep.run", "train with a script and a sweep's winner applied to it"),
 }
 """The module of each command and what it does; `explain` is an option of the sweep's."""
+
+NEEDS = dict.fromkeys(("sweep", "check", "explain", "cache"), ("torch", "ray", "rich", "pynvml")) | {"run": ("torch",)}
+"""Modules of the extra `run` that a command cannot do without; the others read what a sweep wrote, and need none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROG} {compile_sweep.__version__}")
         return 0
     name, *rest = words
+    if missing := [module for module in NEEDS.get(name, ()) if find_spec(module) is None]:
+        return command_line.run(lambda: _refuse_without(name, missing))
     if name == "explain":
         return command_line.run(lambda: _explain(rest))
     if name not in COMMANDS:
@@ -81,6 +87,11 @@ def _refuse(name: str) -> int:
     near = get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(COMMANDS)}"
     raise UsageError(f"no command is called {name!r}; {hint}")
+
+
+def _refuse_without(name: str, missing: Sequence[str]) -> int:
+    lacks = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+    raise UsageError(f"{PROG} {name} needs {lacks}; install the extra that measures: pip install 'compile-sweep[run]'")
 
 
 def _explain(words: Sequence[str]) -> int:
