@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import NoReturn
 
 import psutil
@@ -268,6 +271,21 @@ class TakesOutputAway(Toy):
     def build_model(self) -> nn.Module:
         sys.stdout = None  # type: ignore[assignment]
         sys.stderr.close()
+        return super().build_model()
+
+
+class EmptiesTemporaryFolder(Toy):
+    """Removes whatever it finds among the temporary files, and prints more than a log keeps."""
+
+    def build_model(self) -> nn.Module:
+        print("temporary files:", *os.listdir(tempfile.gettempdir()))
+        assert os.environ["TMPDIR"] == tempfile.gettempdir()
+        if len(Path(tempfile.gettempdir()).parts) > 2 and "compile-sweep-7-" in tempfile.gettempdir():
+            for entry in Path(tempfile.gettempdir()).iterdir():
+                shutil.rmtree(entry, ignore_errors=True)
+            shutil.rmtree(tempfile.gettempdir())
+            os.mkdir(tempfile.gettempdir())
+            print("emptied")
         return super().build_model()
 
 

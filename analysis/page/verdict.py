@@ -39,6 +39,9 @@ DISAGREEMENT_LIMIT = 0.05
 REAL_PIPELINE = "real"
 SCRIPT_PIPELINE = "script"
 
+_ABOUT_LOG = "log "
+"""Begins a finding about a trial's log; others are about what it computes."""
+
 
 class Remark(NamedTuple):
     """A remark, and what it means."""
@@ -63,8 +66,12 @@ def remarks(trial: pd.Series) -> list[Remark]:
     if outliers := int(number(trial["outliers"]) or 0):
         words = f"{outliers} outlier{'s' if outliers > 1 else ''}"
         found.append(Remark(words, "timed steps over 1.5 times their batch's median; they are kept in every figure"))
-    if (changes := trial["findings"]) and trial["pipeline"] != SCRIPT_PIPELINE:
+    cut_logs = [one for one in trial["findings"] if one.startswith(_ABOUT_LOG)]
+    changes = [one for one in trial["findings"] if one not in cut_logs]
+    if changes and trial["pipeline"] != SCRIPT_PIPELINE:
         found.append(Remark("changes with the step", "; ".join(changes)))
+    if cut_logs:
+        found.append(Remark("long log", "; ".join(cut_logs)))
     if number(trial["contended"]):
         pressure = (
             "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"

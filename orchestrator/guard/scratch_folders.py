@@ -73,6 +73,16 @@ def attempt_folder(marker: str) -> Path:
     return Path(tempfile.gettempdir()) / f"compile-sweep-{marker}"
 
 
+def use_own_temp_folder(folder: Path) -> None:
+    """Sends the temporary files of this process, and of those it starts, to a new folder in the given one, which need not exist.
+
+    A workload that empties its folder for temporary files then harms neither other trials nor the sweep.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix="t", dir=folder))  # a short name: paths of sockets have 107 bytes at most
+    os.environ["TMPDIR"] = tempfile.tempdir = str(own)
+
+
 def compile_cache_env(folder: Path) -> dict[str, str]:
     """Returns the environment variables that place the compile caches of torch and Triton in a folder."""
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}

@@ -2,7 +2,8 @@
 
 Background: every process of a trial's worker inherits a marker in its environment. When the worker is gone, no matter how it
 ended, the reaper, a small process next to it, kills every process that still carries the marker (compile workers, compilers)
-and removes the worker's scratch folder. If the kernel's out-of-memory killer was active, the reaper says so in the trial's log.
+and removes the worker's scratch folder. Until then it keeps the log from filling the disk (`log_bounds.py`). If the kernel's
+out-of-memory killer was active, the reaper says so in the trial's log.
 Deadlines inside the worker use `faulthandler`, which does not need the GIL: it also ends a compiler that is stuck in C++, and
 writes the stacks of all threads to the log.
 
@@ -28,6 +29,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from orchestrator.guard.log_bounds import free_middle
 
 OOM_NOTE = "the kernel's out-of-memory killer ended"
 """Start of the reaper's note in a log."""
@@ -93,6 +96,9 @@ SESSION_MARKER = "COMPILE_SWEEP_SESSION"
 _POLL_S = 0.2
 _OOM_WINDOW_POLLS = 10
 """Number of polls over which the reaper looks back when the worker ends: an earlier out-of-memory kill is unrelated."""
+
+_LOG = 1
+"""The reaper's standard output is the log of the worker that it watches."""
 
 _KILL_AGAIN_S = 1.0
 """How long the reaper keeps killing: a process may start another one while it is being killed."""
@@ -163,6 +169,7 @@ def _reap(watched: int, started_at: str, marker: str, scratch: Path) -> None:
     while _start_time(watched) == started_at:
         time.sleep(_POLL_S)
         kills.append(_oom_kills())
+        free_middle(_LOG)
     if killed := kills[-1] - kills[0]:
         print(f"{OOM_NOTE} {killed} process{'es' if killed > 1 else ''} of this host as the worker went", flush=True)
     give_up = time.monotonic() + _KILL_AGAIN_S

@@ -30,6 +30,7 @@ from compile_sweep.schema.setting_text import quote_value
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import IDENTITY, Device, SweepConfig
 from orchestrator.environment import Environment
+from orchestrator.guard.log_bounds import bound_logs
 
 SCHEMA_VERSION = 2
 LOGS = "logs"
@@ -95,6 +96,7 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
     recorded = {trial.trial_id for trial in done} | {start.trial_id for start in record.read_warm_starts(folder)}
     for logs in (folder / LOGS).iterdir():
         if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
+            bound_logs(logs)
             redact.redact_logs(logs)
     runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
     with _in_a_sentence(folder):
@@ -129,6 +131,18 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
             raise SweepFolderError(
                 f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
                 "so name another --output"
+            )
+    if not (os.environ.get("RAY_ADDRESS") or only_drives(config, environment)):  # the hosts of a cluster may differ
+        _refuse_records_from_elsewhere(folder, environment)
+
+
+def _refuse_records_from_elsewhere(folder: Path, environment: Environment) -> None:
+    for number, done in enumerate(record.read(folder), start=1):
+        if done.environment_key not in (None, environment.key):
+            raise SweepFolderError(
+                f"{folder / record.TRIALS_FILE} line {number} was measured in another environment (environment_key "
+                f"{quote_value(done.environment_key)}, and here {environment.key}), so it cannot count as done; remove the line, "
+                "or name another --output"
             )
 
 

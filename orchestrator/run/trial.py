@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from orchestrator.artifacts.redis import NO_SERVER, NOBODY, environment_for
 from orchestrator.config import REDIS
 from orchestrator.guard import scratch_folders
 from orchestrator.guard.cpu_pressure import is_contended
+from orchestrator.guard.log_bounds import bound_logs
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run import sweep_folder
@@ -93,7 +94,10 @@ def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str,
     if not assignment.plan.warm_start:
         note_start(folder, assignment.trial_id, assignment.settings.key)
     record = _tried(assignment, attempt, ask)
+    left_out = bound_logs(assignment.log_folder)
     redact.redact_logs(assignment.log_folder)
+    if isinstance(record, TrialRecord):
+        record = replace(record, findings=[*record.findings, *left_out])
     return str(record.status), _append(folder, record)
 
 

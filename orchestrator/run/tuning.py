@@ -44,6 +44,7 @@ from orchestrator.cluster import head_actors, placement
 from orchestrator.cluster.head_actors import no_propagated_credentials, store_credentials
 from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
+from orchestrator.guard.log_bounds import bound_logs
 from orchestrator.guard.progress import Progress, find_progress_actor, trial_progress
 from orchestrator.run import sweep_folder
 from orchestrator.run.death import startup_error, waited_s
@@ -158,6 +159,7 @@ class Cleanup(Callback):
             wall_s=wall_s,
             figures={"waited_s": progress.waited_s if progress else 0.0, "tries": len(failed) + 1, "retry_reasons": failed},
         )
+        bound_logs(assignment.log_folder)
         redact.redact_logs(assignment.log_folder)
         try:
             records.append(self._folder, record)

@@ -133,8 +133,9 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
         watchdog.set_deadline(assignment.plan.trial_deadline_s, log)
         try:
             scratch_folders.check_temp_folder()
-            with parent.cores(assignment.plan) as cpus:
-                return _measure(assignment, parent, cpus, deadline, log)
+            with parent.cores(assignment.plan) as cpus:  # shared out by files that all trials of the host see
+                scratch_folders.use_own_temp_folder(own)
+                return _measure(assignment, parent, cpus, deadline, log, own)
         except BaseException as error:  # a workload may raise anything; whatever it is ends this attempt and no more
             traceback.print_exc(file=log)
             error_type, text = f"{type(error).__module__}.{type(error).__qualname__}", _text_of(error)
@@ -198,7 +199,9 @@ def compute_something(*, use_gpu: bool) -> None:
         torch.ones(1, device="cuda").add_(1).item()
 
 
-def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadline: float, log: IO[str]) -> dict[str, Any]:
+def _measure(
+    assignment: Assignment, parent: Parent, cpus: Sequence[int], deadline: float, log: IO[str], scratch: Path
+) -> dict[str, Any]:
     plan = assignment.plan
     place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}, as process {os.getpid()}"
     log.write(f"{now()} worker {parent.rank} of {plan.num_workers} is up on {place}\n")
@@ -250,6 +253,7 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
         gc.enable()
         found = _measure_script(
             assignment,
+            scratch=scratch,
             rank=parent.rank,
             cpus=cpus,
             device=device,
@@ -302,6 +306,7 @@ def _measure(assignment: Assignment, parent: Parent, cpus: Sequence[int], deadli
 def _measure_script(
     assignment: Assignment,
     *,
+    scratch: Path,
     rank: int,
     cpus: Sequence[int],
     device: Any,
@@ -318,7 +323,7 @@ def _measure_script(
 
     plan = assignment.plan
     assert plan.script is not None
-    base = scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER]) / f"script-{rank}"
+    base = scratch / f"script-{rank}"
     base.mkdir(parents=True)
     folder = Path(plan.folder)
     several = plan.num_workers > 1
@@ -415,6 +420,7 @@ class ForkedParent:
     def __init__(self, order: Order, assignment: Assignment, cpus: tuple[int, ...]) -> None:
         self.rank = order.rank
         self._order, self._assignment, self._cpus = order, assignment, cpus
+        self._port_file = scratch_folders.attempt_folder(order.marker) / _PORT  # before the trial has temporary files of its own
         self._file = (Path(order.folder) / PROGRESS).open("a", buffering=1, encoding="utf-8")
 
     @contextmanager
@@ -437,7 +443,7 @@ class ForkedParent:
             torch.cuda.set_device(self._order.gpu)
         if plan.num_workers == 1:
             return
-        told = scratch_folders.attempt_folder(self._order.marker) / _PORT
+        told = self._port_file
         if self.rank == 0:
             told.parent.mkdir(parents=True, exist_ok=True)
             _write_whole(told, str(serve(_LOOPBACK, plan.num_workers, _GROUP_TIMEOUT_S)))

@@ -59,6 +59,12 @@ def test_a_measurement_is_kept_where_the_workload_took_the_output_away(tmp_path:
     assert attempt.verdict(assignment).label is None
 
 
+def test_a_workload_that_empties_the_folder_for_temporary_files_harms_nobody(tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:EmptiesTemporaryFolder", deadline_s=300.0)
+    assert attempt.figures is not None, attempt.death
+    assert "temporary files:\nemptied" in assignment.log_file(0).read_text()
+
+
 def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
     assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=4")
     verdict = attempt.verdict(assignment)

@@ -154,6 +154,16 @@ def test_figures_of_another_environment_are_not_added(begun: Path, name: str, va
     assert contents(begun) == before
 
 
+def test_a_record_from_another_environment_is_not_counted_as_done(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(begun, dataclasses.replace(eager_done(), trial_id="002-elsewhere", environment_key="deadbeef"))
+    before = contents(begun)
+    with pytest.raises(SweepFolderError, match=r"line 2 was measured in another environment .*'deadbeef'"):
+        resume(begun, config(), H200, None)
+    assert contents(begun) == before
+    monkeypatch.setenv("RAY_ADDRESS", "a-cluster:6379")  # whose hosts may differ
+    assert len(resume(begun, config(), H200, None)) == 2
+
+
 def test_a_second_driver_is_kept_out_until_the_first_has_ended(begun: Path) -> None:
     with held(begun), pytest.raises(SweepFolderError, match="a sweep is running in"), held(begun):
         pytest.fail("two drivers write")
