@@ -268,6 +268,8 @@ def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeyp
     monkeypatch.setattr(ray_parent, "own_cores", lambda *shares: nullcontext((0,)))
     monkeypatch.setattr(worker, "_measure", measure)
     monkeypatch.setenv(ATTEMPT_MARKER, "001-a-f00")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
 
@@ -296,7 +298,9 @@ def test_a_workload_that_exits_or_raises_is_told_of_alike(
     worker_that_measures_by(_raising(error), tmp_path, monkeypatch)
     with pytest.raises(MeasurementFailed, match=f"builtins.{type(error).__name__}: no data"):
         worker_group.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tempfile.gettempdir()}/compile-sweep-001-a-f00/inductor"
+    own = tmp_path / "compile-sweep-001-a-f00"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(own / "inductor")
+    assert Path(os.environ["TMPDIR"]).parent == Path(tempfile.gettempdir()).parent == own
 
 
 class GroupFailed(Exception):
