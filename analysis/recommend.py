@@ -328,7 +328,9 @@ def recommendation_markdown(found: Sequence[Recommendation]) -> str:
     for one in found:
         row, saving = one.about, one.decision.saving
         total = f"{duration(row['total_s'])} ({duration(row['total_s_low'])} to {duration(row['total_s_high'])})"
-        words = [whole(one.job.steps), VERDICTS[one.decision.outcome], cell(str(row["settings_label"])), total]
+        nearest = "nearest: " if one.decision.outcome is Outcome.STAY and one.decision.setting is not None else ""
+        setting = f"{nearest}{cell(str(row['settings_label']))}"
+        words = [whole(one.job.steps), VERDICTS[one.decision.outcome], setting, total]
         words.append(duration(row["fixed_s"]))
         words.append(
             MISSING if saving is None else f"{signed(saving.saved_s)} ({signed(saving.low_s)} to {signed(saving.high_s)})"

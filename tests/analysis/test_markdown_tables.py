@@ -31,6 +31,7 @@ def test_the_recommendation_is_a_row_a_length_and_a_line_a_flip(
         *([steps, "use"] for steps in ("10,000", "100,000", "1,000,000")),
     ]
     assert [row[2] for row in rows[1:]] == ["regional, default, mark"] * 3
+    assert rows[0][2].startswith("nearest: ")
     assert rows[0][5].startswith("−")
     assert not rows[1][5].startswith("−")
     assert headings[-1] == "costs"
