@@ -7,9 +7,15 @@ runner. The clock starts when the command does, so that its own start counts.
 Output: a JSON file with, for each budget, the best setting, its samples/s as a share of the best by hand, the seconds at which
 98 % of the best by hand and of the sweep's own best were reached, and the share of trials' seconds that compiled or timed.
 
-    python -m benchmarks.ten_minutes gpt2 --size small --by-hand gpt2 --output ten_minutes.json
-    python -m benchmarks.ten_minutes resnet --size resnet50 --by-hand resnet --budget-s 300 --output ten_minutes.json
-    python -m benchmarks.ten_minutes gpt2 --lines by_hand.jsonl --budget-s 540 --output ten_minutes.json   # measured before
+Within nine minutes each, of which a GPU is lent, with the one way by hand that won (and `--lines` for ways measured before):
+
+    T="python -m benchmarks.ten_minutes --output $OUT/auto.json"
+    $T resnet --size resnet50 --by-hand resnet --ways "CUDA graphs, fused, channels_last" --budget-s 300
+    $T resnet --size resnet50 --lines by_hand.jsonl --budget-s 520
+    $T segmentation --size b0 --by-hand segmentation --ways "CUDA graphs, fused, channels_last" --budget-s 400
+    $T captioning --size base --by-hand captioning --ways "CUDA graphs, fused, grouped, unmasked" --budget-s 380
+    $T benchmarks/by_hand/gpt2_script.py --by-hand gpt2_script --ways "compiled, fused" "CUDA graphs, fused" --budget-s 380
+    $T gpt2 --size small --by-hand gpt2 --ways "CUDA graphs, compiled optimizer" --budget-s 400
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ class Options:
     """Compare recipe auto with what an expert writes by hand."""
 
     workload: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
-    """The workload to sweep."""
+    """The workload to sweep, or the path of a script."""
     size: str | None = None
     """Its size; by default as a sweep has it."""
     output: Path
@@ -53,6 +59,8 @@ class Options:
     """The job of benchmarks.by_hand.best to compare with."""
     lines: Path | None = None
     """Lines of JSON that benchmarks.by_hand.best printed before, in place of measuring."""
+    ways: tuple[str, ...] = ()
+    """Names of ways by hand; by default all of them, which for ResNet take six minutes."""
     budget_s: tuple[float, ...] = (Effort.QUICK.seconds, Effort.STANDARD.seconds)
     """Seconds of each sweep."""
     words: tuple[str, ...] = ()
@@ -84,7 +92,13 @@ def _by_hand(options: Options) -> list[dict[str, Any]]:
         return parsed(options.lines.read_text(encoding="utf-8"))
     if options.by_hand is None:
         return []
-    words = [sys.executable, "-m", "benchmarks.by_hand.best", options.by_hand]
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.by_hand.best",
+        options.by_hand,
+        *(["--way", *options.ways] if options.ways else []),
+    ]
     run = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     print(run.stdout, end="", flush=True)
     return parsed(run.stdout)
@@ -107,7 +121,8 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 def _sweep(options: Options, folder: Path, budget_s: float) -> tuple[int, float]:
     size = ["--size", options.size] if options.size else []
-    words = ["--workload", options.workload, *size, "--runner", "local", "--cache", "none", "--output", str(folder)]
+    what = "--script" if options.workload.endswith(".py") else "--workload"
+    words = [what, options.workload, *size, "--runner", "local", "--cache", "none", "--output", str(folder)]
     words += ["--time-budget-s", str(budget_s), *(word.removeprefix("=") for word in options.words)]
     began = time.monotonic()
     code = subprocess.run([sys.executable, "-m", "orchestrator.sweep", *words], check=False).returncode

@@ -1,4 +1,7 @@
-"""The best that an expert writes by hand, lever by lever, for the jobs of the workloads `gpt2` (small) and `resnet` (resnet50).
+"""The best that an expert writes by hand, lever by lever.
+
+The jobs are those of the workloads `gpt2` (small), `resnet` (resnet50), `segmentation` (b0) and `captioning` (base), and
+`gpt2_script`, the script of that name beside this one, with levers as its own options.
 
 Background: a sweep of ten minutes is worth its time only if it finds what an expert would have found. Each way below is plain
 torch, on the same model, batches, autocast and optimizer as the workload, and uses the levers that a sweep has: CUDA graphs,
@@ -7,20 +10,22 @@ fused and compiled optimizers, memory format, attention kernels, tuning. `benchm
 Output: a line of JSON for each way: samples/s over the timed steps, and seconds to the end of the first step. A way runs in a
 process of its own, so that nothing compiled is left over from the one before.
 
-    python -m benchmarks.by_hand.best gpt2 [--way NAME ...] [--tiny]
-    python -m benchmarks.by_hand.best resnet [--way NAME ...] [--tiny]
+    python -m benchmarks.by_hand.best JOB [--way NAME ...] [--tiny]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from inspect import cleandoc
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +33,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
+from compile_sweep.contract.base import load_workload
+from compile_sweep.schema.settings import CompileSettings
+
 Batch = dict[str, Tensor]
 Way = Mapping[str, Any]
-"""`compile`: arguments of `torch.compile` for model and loss; `optimizer`: fused or compiled; `channels_last`; `cudnn`."""
+"""`compile`: arguments of `torch.compile` for model and loss; `optimizer`: fused or compiled; `channels_last`; `cudnn`;
+`batches`: settings that say how captions are batched and attended to."""
 
 GRAPHS = {"mode": "reduce-overhead"}
 TUNED = {"options": {"max_autotune": True, "triton.cudagraphs": True}}  # without the coordinate descent of mode=max-autotune
@@ -40,6 +49,8 @@ COMPILED: Mapping[str, Way] = {
     "CUDA graphs, compiled optimizer": {"compile": GRAPHS, "optimizer": "compiled"},
     "CUDA graphs, fused, tuned": {"compile": TUNED, "optimizer": "fused"},
 }
+ONE_GRAPH = {"options": {"triton.mix_order_reduction": False, "shape_padding": False}}  # whose guards make more (docs/log.md)
+GROUPED = "scope=eager,padding=longest,group_window=100,attention=unmasked"
 WAYS: Mapping[str, Mapping[str, Way]] = {
     "gpt2": {
         "eager": {},
@@ -53,7 +64,31 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         "CUDA graphs, fused, contiguous": COMPILED["CUDA graphs, fused"],
         **{f"{name}, channels_last": {**way, "channels_last": True} for name, way in COMPILED.items()},
     },
+    "segmentation": {
+        "eager": {},
+        "eager, channels_last, fused": {"optimizer": "fused", "channels_last": True},
+        **COMPILED,
+        **{f"{name}, channels_last": {**way, "channels_last": True} for name, way in COMPILED.items()},
+    },
+    "captioning": {
+        "eager": {},
+        "eager, fused, grouped, unmasked": {"optimizer": "fused", "batches": GROUPED},
+        "compiled, fused, grouped, unmasked": {"compile": ONE_GRAPH, "optimizer": "fused", "batches": GROUPED},
+        "CUDA graphs, fused, grouped, unmasked": {
+            "compile": {"options": {**ONE_GRAPH["options"], "triton.cudagraphs": True}},
+            "optimizer": "fused",
+            "batches": GROUPED,
+        },
+    },
+    "gpt2_script": {
+        "eager": {},
+        "eager, fused": {"words": ["--fused"]},
+        "compiled, fused": {"words": ["--compile", "--fused"]},
+        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
+        "CUDA graphs, fused, tuned": {"words": ["--compile", "--fused", "--mode", "max-autotune"]},
+    },
 }
+SCRIPT = "gpt2_script"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +99,11 @@ class Job:
     loss: Callable[[Batch], Tensor]
     batches: Sequence[Batch]
     make_optimizer: Callable[..., torch.optim.Optimizer]
+    changing: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Dimensions of batches that change from one to the next, by tensor."""
 
 
-def gpt2(device: torch.device, *, tiny: bool) -> Job:
+def gpt2(device: torch.device, way: Way, *, tiny: bool) -> Job:
     """Returns GPT-2 small on 20 batches of 4 × 256 random tokens, trained by Adam, as the workload."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -83,7 +120,7 @@ def gpt2(device: torch.device, *, tiny: bool) -> Job:
     return Job(model, loss, batches, lambda **options: torch.optim.Adam(model.parameters(), lr=1e-4, **options))
 
 
-def resnet(device: torch.device, *, tiny: bool) -> Job:
+def resnet(device: torch.device, way: Way, *, tiny: bool) -> Job:
     """Returns ResNet-50 on 6 batches of 128 random images of 224 pixels, trained by SGD with momentum, as the workload."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -105,7 +142,34 @@ def resnet(device: torch.device, *, tiny: bool) -> Job:
     return Job(model, loss, batches, lambda **options: torch.optim.SGD(model.parameters(), **recipe, **options))
 
 
-JOBS = {"gpt2": gpt2, "resnet": resnet}
+def segmentation(device: torch.device, way: Way, *, tiny: bool) -> Job:
+    """Returns SegFormer b0 on 10 batches of 8 random images of 512 × 1024 pixels, trained by Adam, as the workload."""
+    return _of_workload("segmentation", "tiny" if tiny else "b0", device, way)
+
+
+def captioning(device: torch.device, way: Way, *, tiny: bool) -> Job:
+    """Returns the captioning model on the workload's captions, trained by Adam; padded to the longest where `batches` says so."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # its backward gives NaN here (docs/log.md)
+    return _of_workload("captioning", "tiny" if tiny else "base", device, way)
+
+
+def _of_workload(name: str, size: str, device: torch.device, way: Way) -> Job:
+    """Returns a workload's own model and batches, whose forward is the loss."""
+    workload = load_workload(name)(size, 0)
+    settings = CompileSettings.parse(str(way.get("batches", "scope=eager")))
+    pool = workload.pool(settings.shape_policy(workload.max_length, workload.min_length), rank=0, device=device)
+    model = workload.build_model().to(device)
+    if settings.attention is not None:
+        exec(cleandoc(workload.attention_statement(settings.attention)), {"torch": torch, "inner": model})
+
+    def make_optimizer(**options: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=workload.learning_rate, **options)
+
+    changing = workload.dynamic_dims("") if "batches" in way else {}
+    return Job(model, lambda batch: model(**batch), [dict(batch.inputs) for batch in pool], make_optimizer, changing)
+
+
+JOBS = {"gpt2": gpt2, "resnet": resnet, "segmentation": segmentation, "captioning": captioning}
 
 
 def step_of(job: Job, way: Way, device: torch.device) -> Callable[[Batch], None]:
@@ -116,6 +180,9 @@ def step_of(job: Job, way: Way, device: torch.device) -> Callable[[Batch], None]
     update = torch.compile(optimizer.step) if way.get("optimizer") == "compiled" else optimizer.step
 
     def step(batch: Batch) -> None:
+        for name, dims in job.changing.items():
+            for dim in dims:
+                torch._dynamo.mark_dynamic(batch[name], dim)
         if "compile" in way and device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
@@ -140,7 +207,7 @@ def measure(job: Job, way: Way, device: torch.device, *, least_s: float) -> dict
     if way.get("channels_last"):
         job.model.to(memory_format=torch.channels_last)
         batches = [{name: in_channels_last(tensor) for name, tensor in batch.items()} for batch in batches]
-    rows = len(next(iter(batches[0].values())))
+    rows = sum(len(next(iter(batch.values()))) for batch in batches) / len(batches)
     step = step_of(job, way, device)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if way.get("cudnn") else nullcontext():
         began = time.perf_counter()
@@ -174,14 +241,29 @@ def run_alone(name: str, way: str, *, tiny: bool, least_s: float) -> None:
     """Measures one way in this process and prints its line."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    figures = measure(JOBS[name](device, tiny=tiny), WAYS[name][way], device, least_s=least_s)
+    figures = measure(JOBS[name](device, WAYS[name][way], tiny=tiny), WAYS[name][way], device, least_s=least_s)
     card = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(json.dumps({"job": name, "way": way, "card": card, "torch": torch.__version__, **figures}), flush=True)
 
 
+def run_script(way: str, *, tiny: bool) -> int:
+    """Runs the script as it would be run, prints the line of what it says of itself, and returns its exit code."""
+    size = {"layers": 2, "heads": 2, "width": 32, "length": 32, "batch": 2, "vocabulary": 128, "steps": 9} if tiny else {}
+    words = [*WAYS[SCRIPT][way].get("words", ()), *(f"--{name}={value}" for name, value in size.items())]
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("gpt2_script.py")), *words], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if found := re.search(r"([\d.]+) ms a step", run.stdout):
+        samples_per_s = round(size.get("batch", 16) * 1e3 / float(found[1]), 1)
+        card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        told = {"job": SCRIPT, "way": way, "card": card, "torch": torch.__version__, "samples_per_s": samples_per_s}
+        print(json.dumps(told), flush=True)
+    return run.returncode
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=JOBS)
+    parser.add_argument("job", choices=WAYS)
     parser.add_argument("--way", nargs="*", help="names of ways; by default all of them")
     parser.add_argument("--tiny", action="store_true", help="a model of two layers, to try this program")
     parser.add_argument("--least-s", type=float, default=4.0, help="seconds that steps are timed for")
@@ -195,6 +277,9 @@ def main() -> int:
         return 0
     failed = 0
     for way in chosen:
+        if options.job == SCRIPT:
+            failed += run_script(way, tiny=options.tiny) != 0
+            continue
         words = [sys.executable, "-m", "benchmarks.by_hand.best", options.job, "--way", way, "--here"]
         words += ["--least-s", str(options.least_s), *(["--tiny"] if options.tiny else [])]
         failed += subprocess.run(words, check=False).returncode != 0

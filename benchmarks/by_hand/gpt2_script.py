@@ -1,7 +1,7 @@
 """A GPT-2 trained as people write it: bf16 autocast, AdamW, clipping, a loop that prints its own milliseconds a step.
 
-`python gpt2_script.py [--compile] [--steps N]`: GPT-2 of 124 million parameters on batches of 16 × 1,024 tokens. The last line
-is the mean step after the first third of the steps, by this script's own clock.
+`python gpt2_script.py [--compile [--mode MODE]] [--fused] [--steps N]`: GPT-2 of 124 million parameters on batches of
+16 × 1,024 tokens. The last line is the mean step after the first third of the steps, by this script's own clock.
 """
 
 import argparse
@@ -20,6 +20,8 @@ parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--vocabulary", type=int, default=50304)
 parser.add_argument("--steps", type=int, default=90)
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--mode", default="default")
+parser.add_argument("--fused", action="store_true")
 args = parser.parse_args()
 
 torch.manual_seed(1)
@@ -67,9 +69,9 @@ class GPT(nn.Module):
 
 
 model = GPT().to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=args.fused or None)
 if args.compile:
-    model = torch.compile(model)
+    model = torch.compile(model, mode=args.mode)
 batches = [torch.randint(args.vocabulary, (args.batch, args.length + 1), device=device) for _ in range(8)]
 
 
