@@ -28,7 +28,7 @@ from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
-from orchestrator.plan.scripts import findings_lines, job_of, script_facts, split_arguments, training_command
+from orchestrator.plan.scripts import commands_that_train, findings_lines, job_of, script_facts, split_arguments
 from orchestrator.plan.space import Target, padded_length, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
@@ -272,7 +272,8 @@ def _next(config: SweepConfig, output: Path, settings_key: str | None) -> dict[s
         return {"the recommended setting as a program": f"python -m analysis.export {folder}"} | commands
     if settings_key is None:
         return commands
-    return {"trains with the recommended setting": training_command(ScriptJob.from_dict(config.script), settings_key)} | commands
+    job = ScriptJob.from_dict(config.script)
+    return commands_that_train(job, settings_key, num_workers=config.workers_per_trial) | commands
 
 
 def _check_cache(config: SweepConfig) -> None:

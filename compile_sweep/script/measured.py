@@ -107,7 +107,7 @@ def _findings(session: Session) -> Iterator[str]:
         dims = ", ".join(f"{name} {'/'.join(map(str, dims))}" for name, dims in target.changing().items())
         yield ", ".join(
             [
-                f"module {target.name}: {type(target.module).__name__} of {size / 1e6:.3g} million parameters",
+                f"module {target.name}: {type(target.module).__name__} of {_count(size)} parameters",
                 f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks",
                 f"batches that change in {dims}" if dims else "batches of one shape",
                 *(["random numbers in the forward"] if target.draws else []),
@@ -126,6 +126,14 @@ def _findings(session: Session) -> Iterator[str]:
     if session.restarts:
         yield f"something still compiled after the warm-up, so timing began anew {session.restarts} times"
     yield from session.missed
+
+
+def _count(number: int) -> str:
+    """A number as a person says it: 9,490 or 124 million."""
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:,}"
 
 
 def _stream(session: Session) -> Stream:

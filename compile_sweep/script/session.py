@@ -45,7 +45,7 @@ from compile_sweep.script.apply import (
     process_wide,
 )
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, synchronize
-from compile_sweep.script.discover import Discovery, Target, Watch, name_targets, tensors_in
+from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, tensors_in
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.replace import replaced
@@ -66,6 +66,11 @@ MAX_UNSTEPPED = 20
 NO_OPTIMIZER = (
     "the script computes gradients but no optimizer of torch.optim steps; mark its steps, for batch in "
     "compile_sweep.steps(loader), which does nothing outside a sweep"
+)
+
+NO_MODULE = (
+    "no module with trained parameters is called with gradients on, so there is nothing to compile; call the model itself, "
+    "model(x), not its forward or functions of its parameters"
 )
 
 MAX_RESTARTS = 3
@@ -138,7 +143,7 @@ class Session:
         self.own_processes = 0
         """Processes that the script started to train in."""
         self._on_phase, self._on_first_pass, self._on_over = on_phase, on_first_pass, on_over
-        self._watch = Watch(self._step_losses_clear, self._discovered)
+        self._watch = Watch(self._watched_step, self._discovered)
         self._undo = ExitStack()
         self._clock: StepClock | None = None
         self._recorder: numbers.StepRecorder | None = None
@@ -204,8 +209,10 @@ class Session:
                 self._end(stops=False)
         return self._is_over
 
-    def _step_losses_clear(self) -> None:
+    def _watched_step(self) -> None:
         self._step_losses.clear()
+        if not self.found.targets and self.found.num_steps >= MAX_STEPS:  # the watch ends in a module's call, and there is none
+            self._fail(ScriptError(NO_MODULE))
 
     def _discovered(self) -> None:
         """Applies the settings, and marks from here on what a step is."""
@@ -217,10 +224,7 @@ class Session:
     def _begin(self) -> None:
         found = self.found
         if not found.targets:
-            raise ScriptError(
-                "no module with trained parameters is called with gradients on, so there is nothing to compile; call the model "
-                "itself and not only functions of its parameters"
-            )
+            raise ScriptError(NO_MODULE)
         name_targets(found.targets, vars(sys.modules["__main__"]))
         self.device = found.primary.device
         if found.anchor is not None:

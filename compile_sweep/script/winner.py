@@ -244,19 +244,3 @@ class Applier:
             self._say(sentence)
         names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.targets)
         self._say(f"{self.settings.label}, applied to {names or 'nothing'}")
-
-
-def training_arguments(settings: CompileSettings) -> str | None:
-    """Hugging Face's `TrainingArguments` that do the same as the settings; None where there are none."""
-    if settings.scope is not Scope.FULL or settings.options or settings.dynamic is not Dynamic.AUTO or settings.fullgraph:
-        return None
-    words = ["torch_compile=True"]
-    if settings.mode not in (None, "default"):
-        words.append(f'torch_compile_mode="{settings.mode}"')
-    if settings.backend is not None:
-        words.append(f'torch_compile_backend="{settings.backend}"')
-    if settings.optimizer == "fused":
-        words.append('optim="adamw_torch_fused"')
-    elif settings.optimizer != "foreach":
-        return None
-    return ", ".join(words)

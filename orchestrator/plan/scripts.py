@@ -13,6 +13,7 @@ from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.script.equivalents import equivalents
 from compile_sweep.script.job import ScriptJob
 from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.space import Choice
@@ -114,9 +115,20 @@ def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:
     return [f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))]
 
 
-def training_command(job: ScriptJob, settings_key: str) -> str:
-    """The command that trains a script with a setting."""
-    return shlex.join(["python", "-m", "compile_sweep.run", "--settings", settings_key, job.path, *job.arguments])
+def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int = 1) -> dict[str, str]:
+    """What trains a script with a setting, by what it is: our command, and what the script's own libraries call the same.
+
+    Args:
+        job: the script.
+        settings_key: of the setting.
+        num_workers: as many as its trials had.
+    """
+    launcher = ["python"] if num_workers == 1 else ["torchrun", "--nproc-per-node", str(num_workers)]
+    words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.path, *job.arguments]
+    same = equivalents(CompileSettings.parse(settings_key), _text_of(Path(job.path)))
+    return {"trains with the recommended setting": shlex.join(words)} | {
+        f"the same in {place}(...)": text for place, text in same
+    }
 
 
 def with_baseline(chosen: Choice, *, compile_loss: bool = False) -> Choice:

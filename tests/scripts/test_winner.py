@@ -19,7 +19,8 @@ import compile_sweep
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.winner import settings_of, training_arguments
+from compile_sweep.script.equivalents import accelerate_plugin, equivalents, training_arguments
+from compile_sweep.script.winner import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -188,7 +189,31 @@ def test_settings_that_no_script_takes_are_refused(text: str, said: str) -> None
         settings_of(text)
 
 
-def test_the_trainers_own_arguments_are_named_where_they_do_the_same() -> None:
-    settings = CompileSettings.parse("scope=full,dynamic=auto,mode=reduce-overhead,optimizer=fused")
-    assert training_arguments(settings) == ('torch_compile=True, torch_compile_mode="reduce-overhead", optim="adamw_torch_fused"')
-    assert training_arguments(CompileSettings.parse("scope=regional")) is None
+@pytest.mark.parametrize(
+    ("text", "trainer", "plugin"),
+    [
+        ("scope=full,dynamic=auto", "torch_compile=True", 'backend="inductor"'),
+        (
+            "scope=full,dynamic=auto,mode=reduce-overhead,optimizer=fused",
+            'torch_compile=True, torch_compile_mode="reduce-overhead", optim="adamw_torch_fused"',
+            None,
+        ),
+        ("scope=eager,optimizer=fused,matmul_precision=high", 'optim="adamw_torch_fused", tf32=True', None),
+        ("scope=regional,dynamic=true", None, 'backend="inductor", dynamic=True, use_regional_compilation=True'),
+        ("scope=full,dynamic=static,fullgraph=on", None, 'backend="inductor", fullgraph=True, dynamic=False'),
+        ("scope=full,dynamic=auto,memory_format=channels_last", None, None),
+        ("scope=eager,as_written=on", None, None),
+    ],
+)
+def test_what_libraries_call_a_setting_is_named_where_they_have_all_of_it(
+    text: str, trainer: str | None, plugin: str | None
+) -> None:
+    settings = CompileSettings.parse(text)
+    assert training_arguments(settings) == trainer
+    assert accelerate_plugin(settings) == (plugin and f"dynamo_plugin=TorchDynamoPlugin({plugin})")
+
+
+def test_only_libraries_that_a_script_trains_with_are_named() -> None:
+    settings = CompileSettings.parse("scope=full,dynamic=auto")
+    assert dict(equivalents(settings, "args = trainingarguments(...)")) == {"TrainingArguments": "torch_compile=True"}
+    assert dict(equivalents(settings, "model(x).backward()")) == {}

@@ -1,0 +1,65 @@
+"""What does the same as a setting in libraries that a script may train with: arguments of Trainer, accelerate's plugin. Pure.
+
+Only what these libraries spell exactly is offered: a setting with one lever more has no equivalent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from compile_sweep.schema.choices import Dynamic, Mode, OptimizerKind, Scope
+from compile_sweep.schema.settings import CompileSettings
+
+
+def training_arguments(settings: CompileSettings) -> str | None:
+    """Hugging Face's `TrainingArguments` that do the same as the settings; None where there are none."""
+    common = _without(settings, "mode", "cudagraphs", "backend", "optimizer", "matmul_precision")
+    plain = CompileSettings(scope=settings.scope, dynamic=settings.dynamic)
+    if common != _without(plain, "mode", "cudagraphs", "backend", "optimizer", "matmul_precision"):
+        return None
+    if settings.scope not in (Scope.EAGER, Scope.FULL) or settings.dynamic not in (None, Dynamic.AUTO):
+        return None
+    if settings.optimizer not in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
+        return None
+    if settings.matmul_precision not in (None, "high"):
+        return None
+    words = ["torch_compile=True"] if settings.scope is Scope.FULL else []
+    words += [f'torch_compile_mode="{settings.mode}"'] if settings.mode not in (None, Mode.DEFAULT) else []
+    words += [f'torch_compile_backend="{settings.backend}"'] if settings.backend is not None else []
+    words += ['optim="adamw_torch_fused"'] if settings.optimizer is OptimizerKind.FUSED else []
+    words += ["tf32=True"] if settings.matmul_precision == "high" else []
+    return ", ".join(words) or None
+
+
+def accelerate_plugin(settings: CompileSettings) -> str | None:
+    """The argument of accelerate's `Accelerator` that compiles as the settings do; None where there is none."""
+    common = _without(settings, "mode", "cudagraphs", "backend", "fullgraph")
+    if settings.scope not in (Scope.FULL, Scope.REGIONAL) or settings.dynamic in (Dynamic.MARK, Dynamic.BUCKETS):
+        return None
+    if common != _without(CompileSettings(scope=settings.scope, dynamic=settings.dynamic), "mode", "cudagraphs", "backend"):
+        return None
+    words = [f'backend="{settings.backend or "inductor"}"']
+    words += [f'mode="{settings.mode}"'] if settings.mode not in (None, Mode.DEFAULT) else []
+    words += ["fullgraph=True"] if settings.fullgraph else []
+    words += [f"dynamic={settings.dynamic is Dynamic.TRUE}"] if settings.dynamic is not Dynamic.AUTO else []
+    words += ["use_regional_compilation=True"] if settings.scope is Scope.REGIONAL else []
+    return f"dynamo_plugin=TorchDynamoPlugin({', '.join(words)})"
+
+
+def equivalents(settings: CompileSettings, script: str) -> Iterator[tuple[str, str]]:
+    """What does the same as the settings in the libraries that a script trains with: where it is written, and what.
+
+    Args:
+        settings: to be spelled.
+        script: its text, in lower case.
+    """
+    if "trainingarguments" in script and (words := training_arguments(settings)):
+        yield "TrainingArguments", words
+    if "accelerator(" in script and (words := accelerate_plugin(settings)):
+        yield "Accelerator", words
+
+
+def _without(settings: CompileSettings, *names: str) -> dict[str, Any]:
+    """The settings' fields but for those named."""
+    return {name: value for name, value in settings.to_dict().items() if name not in names and value is not None}
