@@ -26,6 +26,7 @@ from compile_sweep.script.job import ScriptJob
 from orchestrator.config import AUTO, REDIS, CachePolicy, Device, Run, SearchConfig, SweepCommand, SweepConfig
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
+from orchestrator.guard.machine_state import machine_state
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
 from orchestrator.plan.scripts import commands_that_train, findings_lines, job_of, script_facts, split_arguments
@@ -118,6 +119,8 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         (folder.resume if run.resume else folder.begin)(output, config, environment, commit)
         for line in (*record.recover(output), *record_poison(output, config)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if not os.environ.get("RAY_ADDRESS"):  # elsewhere trials run on other hosts
+            printed.show_warnings(console, machine_state(output, use_gpu=device is Device.CUDA).warnings())
         stages = Stages(
             config=config,
             output=output,

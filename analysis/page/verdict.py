@@ -21,7 +21,7 @@ from analysis.choose.pareto import (
     usable,
 )
 from analysis.choose.uncertainty import chance
-from analysis.formatting import figure, number, percent, span, text, times
+from analysis.formatting import duration, figure, number, percent, span, text, times
 from analysis.load import SweepInfo
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Scope
@@ -41,6 +41,10 @@ SCRIPT_PIPELINE = "script"
 
 _ABOUT_LOG = "log "
 """Begins a finding about a trial's log; others are about what it computes."""
+
+
+EAGER_WARM_UP_LIMIT_S = 20.0
+"""Seconds of an eager warm-up beyond its steps that nothing but a disturbed machine takes: loading kernels takes a few."""
 
 
 class Remark(NamedTuple):
@@ -72,6 +76,10 @@ def remarks(trial: pd.Series) -> list[Remark]:
         found.append(Remark("changes with the step", "; ".join(changes)))
     if cut_logs:
         found.append(Remark("long log", "; ".join(cut_logs)))
+    slow_start = number(trial["compile_s"])
+    if number(trial["graphs"]) == 0 and slow_start is not None and slow_start > EAGER_WARM_UP_LIMIT_S:
+        words = f"nothing was compiled, yet the warm-up took {duration(slow_start)} longer than its steps: something held it up"
+        found.append(Remark("machine disturbed", words))
     if number(trial["contended"]):
         pressure = (
             "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"

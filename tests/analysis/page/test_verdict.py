@@ -9,7 +9,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.load import SweepInfo
-from analysis.page.verdict import cautions, none_usable
+from analysis.page.verdict import cautions, none_usable, remarks
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
 
@@ -62,6 +62,16 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
     assert "3 in “regional, default, static”, “full, default, static”" in outliers
     assert "up to 3.4 %" in drift
     assert "(more than 2.0 % in 1 of 3)" in drift
+
+
+def test_an_eager_trial_that_took_long_to_warm_up_was_disturbed(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager", 600, 81, graphs=0),
+        trial("scope=eager,optimizer=compiled", 600, 40, graphs=1),
+        trial("scope=eager,padding=longest", 600, 2, graphs=0),
+    ]
+    said = [[remark.text for remark in remarks(row)] for _, row in analysis.load(make_sweep(records)).iterrows()]
+    assert ["machine disturbed" in texts for texts in said] == [True, False, False]
 
 
 def test_a_store_that_could_not_be_used_is_said(make_sweep: MakeSweep) -> None:
