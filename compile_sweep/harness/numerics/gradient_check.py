@@ -13,7 +13,8 @@ Every layer moves along its own gradient, by as much as changes the loss by the 
 much as a large one; and back or forth at random, so that the loss stays near to where it was. Two such lines at one width are
 enough where nothing is wrong. What is left over at two widths alike is an error, unless eager has it too: a loss with `detach`
 or a straight-through estimate in it has gradients that are no derivatives. What is left over otherwise is curvature, kinks or
-rounding.
+rounding. In a deep network under autocast, a move that stands out from rounding bends the loss if all layers make it at once. So
+where lines cannot tell, layers move in groups, one group at a time, which takes more evaluations.
 
 Output: a `GradientCheck`. Parameters, buffers, gradients and random numbers are afterwards what they were.
 """
@@ -62,6 +63,15 @@ autocast differed by 1 to 12 % of it on an H100, and what is left over was 0.4 a
 
 FLOOR_MARGIN = 3.0
 """Times what eager leaves over, beyond which compiled code that draws other random numbers is held to be wrong."""
+
+MAX_GROUPS = 16
+"""Groups of layers that move in turn where all of them together bend the loss too much."""
+
+GROUP_MARGIN = 2.0
+"""Times the most that eager leaves over in any group, up to which compiled code's are right."""
+
+FINE_ENOUGH = 0.2
+"""Error that must be seen for groups not to be moved at another width, which might show smaller ones."""
 
 COARSEST = 1.0
 """Error that a check must be able to see to say that gradients are right: those of one layer that are wholly wrong."""
@@ -266,11 +276,8 @@ class _Search:
 
     def _doubtful(self, errors: Mapping[float, list[float]], checked: float) -> GradientCheck:
         """No width shows that all is right: by what eager does, kinks of the loss are told from wrong gradients."""
-        compiled_center = self._center
-        with self._eagerly():
-            self._center = self._at({}, 0.0)
+        with self._uncompiled():
             eager = {width: [self._error(self._moves(width), signs, width) for signs in self._signs] for width in errors}
-        self._center = compiled_center
         allowed = self._precision.allowed
         differences = {
             width: [one - other for one, other in zip(values, eager[width], strict=True)] for width, values in errors.items()
@@ -292,17 +299,68 @@ class _Search:
             width, error = max((width, judged[width][line]) for width in plateau)
             if not exact and abs(error) <= (FLOOR_MARGIN * floors[width] if self._draws else limits[width]):
                 continue
-            layers = self._wrong_layers(width, error)
-            worst = next(iter(layers.values()), error)
-            return self._verdict(Outcome.WRONG, abs(worst), checked, layers)
+            return self._wrong(width, error, checked)
         for width in () if fine else sorted(limits, key=limits.__getitem__):
             found = max(map(abs, differences[width]))
             if found <= limits[width] <= COARSEST:
                 return replace(self._verdict(Outcome.OK, found, checked), allowed=limits[width])
-        return skipped(
+        return self._by_groups(checked) or skipped(
             "eager gradients are no derivatives of the loss at the steps that can be told from rounding: it has kinks, a detach "
             "or a straight-through estimate in it, or bends too much"
         )
+
+    def _by_groups(self, checked: float) -> GradientCheck | None:
+        """What layers say that move in small groups, one at a time; None if that is nothing."""
+        precision = self._precision
+        names = [name for name, move in self._moves(precision.widths[0]).items() if move]
+        groups = [names[first::MAX_GROUPS] for first in range(min(MAX_GROUPS, len(names)))]  # neighbors act on each other most
+        judged: dict[float, list[float]] = {}
+        floors: dict[float, float] = {}
+        for width in precision.widths:
+            judged[width] = self._group_errors(groups, width)
+            if (found := max(map(abs, judged[width]))) <= precision.allowed:
+                return self._verdict(Outcome.OK, found, checked)
+            with self._uncompiled():
+                eager = self._group_errors(groups, width)
+            floors[width] = max(map(abs, eager))
+            if not self._draws:
+                judged[width] = [one - other for one, other in zip(judged[width], eager, strict=True)]
+            seen = max(precision.allowed, GROUP_MARGIN * floors[width])
+            if floors[width] > 2 * COARSEST or max(map(abs, judged[width])) <= seen <= FINE_ENOUGH:
+                break
+        for number, group in enumerate(groups):
+            plateau = _plateau([(width, judged[width][number]) for width in judged], precision.allowed)
+            if plateau is None:
+                continue
+            width, error = max((width, judged[width][number]) for width in plateau)
+            if abs(error) > FLOOR_MARGIN * floors[width]:
+                return self._wrong(width, error, checked, group)
+        limits = {width: max(precision.allowed, GROUP_MARGIN * floor) for width, floor in floors.items()}
+        for width in sorted(limits, key=limits.__getitem__):
+            found = max(map(abs, judged[width]))
+            if found <= limits[width] <= COARSEST:
+                return replace(self._verdict(Outcome.OK, found, checked), allowed=limits[width])
+        return None
+
+    def _group_errors(self, groups: Sequence[Sequence[str]], width: float) -> list[float]:
+        """Of each group; all its layers go the same way, so that errors of several add up."""
+        moves = self._moves(width)
+        return [self._error({name: moves[name] for name in group}, dict.fromkeys(group, 1.0), width) for group in groups]
+
+    @contextmanager
+    def _uncompiled(self) -> Iterator[None]:
+        """Within it, what is evaluated is eager's."""
+        compiled_center = self._center
+        try:
+            with self._eagerly():
+                self._center = self._at({}, 0.0)
+                yield
+        finally:
+            self._center = compiled_center
+
+    def _wrong(self, width: float, error: float, checked: float, among: Sequence[str] | None = None) -> GradientCheck:
+        layers = self._wrong_layers(width, among)
+        return self._verdict(Outcome.WRONG, abs(next(iter(layers.values()), error)), checked, layers)
 
     def _verdict(
         self, outcome: Outcome, error: float, checked: float, layers: Mapping[str, float] | None = None
@@ -311,9 +369,9 @@ class _Search:
             outcome=outcome, error=error, allowed=self._precision.allowed, layers=layers or {}, share_checked=checked
         )
 
-    def _wrong_layers(self, width: float, error: float) -> dict[str, float]:
+    def _wrong_layers(self, width: float, among: Sequence[str] | None) -> dict[str, float]:
         """Relative errors of single layers, the worst first."""
-        moves = {name: move for name, move in self._moves(width).items() if move}
+        moves = {name: move for name, move in self._moves(width).items() if move and (among is None or name in among)}
         if len(moves) > MAX_SINGLE_LAYERS:
             moves = self._worst_half(moves, width)
         found = {}

@@ -211,12 +211,31 @@ def test_what_eager_leaves_over_too_is_not_held_against_compiled_code(
 
     def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
         found = (eager if subject.is_eager else compiled)[width]
-        return found[search._signs.index(signs)] if signs in search._signs else 0.0
+        return found[search._signs.index(signs) if signs in search._signs else 0]
 
     monkeypatch.setattr(gradient_check._Search, "_error", left_over)
     found = subject.check(draws=draws, rounding=BFLOAT16)
     assert found.outcome is outcome
     assert found.allowed == (None if allowed is None else pytest.approx(allowed))
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("wrong", ["", "blocks.0.up"])
+def test_where_all_layers_together_bend_the_loss_too_much_groups_of_them_tell(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, draws: bool
+) -> None:
+    subject = Subject(net(), autocast=True)
+
+    def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
+        if signs in search._signs:  # captioning in bfloat16 on an H100: 8 to 12 layers' worth
+            return 1e4 * width * (0.8 if subject.is_eager else 1.0)
+        rounding = 5e-5 / width * (-1.0 if subject.is_eager else 1.0)
+        return rounding + (0.5 if wrong in moves and not subject.is_eager else 0.0)
+
+    monkeypatch.setattr(gradient_check._Search, "_error", left_over)
+    found = subject.check(draws=draws, rounding=BFLOAT16)
+    assert found.outcome is (Outcome.WRONG if wrong else Outcome.OK)
+    assert list(found.layers) == [wrong] * bool(wrong)
 
 
 class StraightThrough(Net):
