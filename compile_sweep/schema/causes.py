@@ -45,6 +45,19 @@ _OWN_GENERATOR = (
     "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and hand in what was drawn, or draw "
     "from torch's default generator after torch.manual_seed"
 )
+_DENSE = "torch.compile takes no sparse tensors: leave their module eager, or compute with dense ones, as by index_add"
+
+_SUBCLASS = (
+    "torch.compile can only hand plain tensors to an operator, or subclasses that have __tensor_flatten__ and "
+    "__tensor_unflatten__ and are made before the step"
+)
+
+_FAKE = (
+    "torch.compile must know what an operator returns without running it: register that, "
+    "@torch.library.register_fake('library::name') on a function that returns an empty tensor of the right shape and dtype"
+)
+
+_NUMPY = "torch.compile follows only a part of numpy, and none of scipy: compute it with torch, or call it outside the forward"
 
 BREAKS = (
     _break(
@@ -58,9 +71,15 @@ BREAKS = (
         headline=r"torch\.compiler\.disable|skip_frame",
     ),
     _break(
+        "seed set in the forward",
+        "set and keep the state of random numbers before the step, outside what is compiled",
+        explanation=r"function `(manual_seed|seed|get_rng_state|set_rng_state|fork_rng|Random\.seed)`|`random\.seed|\(fork_rng\)",
+    ),
+    _break(
         "Python's or numpy's random numbers",
         _DRAW_WITH_TORCH,
-        explanation=r"`[^`]*\b(Random\.\w+|random\.\w+|numpy\.random[^`]*)\.?`|of class `(Generator|RandomState)`",
+        explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
+        r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom",
     ),
     _break(
         "value of a tensor",
@@ -73,10 +92,15 @@ BREAKS = (
         headline=r"[Dd]ata-dependent (branch|jump)",
     ),
     _break(
+        "number of classes",
+        "say how many classes there are, one_hot(labels, num_classes=10), or torch looks for the largest label",
+        headline=r"one_hot` with data-dependent",
+    ),
+    _break(
         "output of unknown size",
         "how many rows come out depends on the data: keep all rows and weigh them by a mask, out + mask[:, None] * value, or set "
         "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
-        headline=r"[Dd]ynamic shape operator",
+        headline=r"[Dd]ynamic shape operator|data-dependent output shape",
     ),
     _break(
         "own random generator",
@@ -85,15 +109,12 @@ BREAKS = (
         explanation=r"\bGenerator\b",
     ),
     _break("own random generator", _OWN_GENERATOR, headline=r"torch\.Generator method|opaque object was created"),
-    _break(
-        "seed set in the forward",
-        "set the seed before the step, outside what is compiled",
-        explanation=r"function `(manual_seed|seed|set_rng_state|fork_rng)`|`random\.seed",
-    ),
+    _break("tensor subclass", _SUBCLASS, headline=r"convert args/kwargs to proxy"),
+    _break("tensor subclass", _SUBCLASS, explanation=r"_make_wrapper_subclass"),
     _break(
         "print, logging and warnings",
         "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
-        headline=r"logging\.Logger",
+        headline=r"logging\.Logger|repr\(\) on tensor",
     ),
     _break(
         "print, logging and warnings",
@@ -101,9 +122,15 @@ BREAKS = (
         explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable|method `(write|flush)`",
     ),
     _break(
-        "file or clock",
-        "read files and clocks outside the forward, and hand in what it needs of them",
-        explanation=r"builtin operator `open`|builtin `(time|posix|nt)\.|method `(now|utcnow|today)`|`torch/serialization\.py`",
+        "file, clock or system call",
+        "ask files, clocks and the operating system outside the forward, and hand in what it needs of them",
+        explanation=r"builtin operator `open`|builtin `(time|posix|nt|_socket|resource|gc)\.|method `(now|utcnow|today)`"
+        r"|`torch/serialization\.py`",
+    ),
+    _break(
+        "setting of torch",
+        "set torch's global settings once, before the first step",
+        explanation=r"builtin `torch\.set_\w+|function `set_detect_anomaly",
     ),
     _break(
         "parameter made in the forward",
@@ -124,8 +151,30 @@ BREAKS = (
     ),
     _break(
         "sparse tensor",
-        "torch.compile takes no sparse tensors: leave their module eager, or compute with dense ones, as by index_add",
+        _DENSE,
         headline=r"sparse Tensor",
+    ),
+    _break(
+        "sparse tensor",
+        _DENSE,
+        explanation=r"`[^`]*\bsparse_\w+_tensor",
+    ),
+    _break(
+        "nested tensor",
+        "torch.compile cannot make nested tensors: hand in padded batches and a mask, or make them before the step with "
+        "layout=torch.jagged",
+        explanation=r"\(aten\._?nested\w+",
+    ),
+    _break(
+        "operator without a fake implementation",
+        _FAKE,
+        headline=r"does not support running with fake tensors",
+    ),
+    _break(
+        "value that is no tensor",
+        "this call returns something other than a tensor, which a graph cannot hold: make it outside the forward, and hand in "
+        "what it returns",
+        headline=r"op returned non-Tensor",
     ),
     _break(
         "packed sequences",
@@ -159,6 +208,8 @@ BREAKS = (
         "a break inside a loop gives the whole function up: first mend the break that it contains",
         headline=r"graph break in loop",
     ),
+    _break("numpy and scipy", _NUMPY, headline=r"numpy function unsupported|ndarray attribute"),
+    _break("numpy and scipy", _NUMPY, explanation=r"`[^`]*\b(numpy|scipy)[./]|of class `ufunc`"),
     _break(
         "operator of another library",
         "torch.compile cannot see into this call: make it outside the forward, use torch's own operator, or wrap it with "
@@ -168,7 +219,7 @@ BREAKS = (
     _break(
         "untraceable builtin",
         "torch.compile cannot trace this builtin: call it outside the forward, or write it with torch operators",
-        headline=r"builtin operator",
+        headline=r"builtin operator|arguments for itertools|python_type\(\) call",
     ),
 )
 """Causes of graph breaks."""
@@ -306,6 +357,7 @@ ERRORS = (
         headline=r"[Cc]omplex|ComplexFloat|ComplexHalf",
         advice=f"{REAL_PAIRS}, or leave that module eager",
     ),
+    Cause(name="custom operator without a fake implementation", headline=r"no fake impl", advice=_FAKE),
     Cause(
         name="fullgraph",
         headline=r"fullgraph",

@@ -117,13 +117,18 @@ class GraphBreak(NamedTuple):
     text: str
 
 
-def parse_graph_break(message: str) -> GraphBreak:
-    """Reads a message of the artifact `graph_breaks`."""
+def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
+    """Reads a message of the artifact `graph_breaks`.
+
+    Args:
+        message: torch's.
+        inside: function in which Dynamo gave up, where its message does not name it.
+    """
     location = re.search(r"in user code at (.+?):(\d+)\s", message)
     stack = parse_frames(re.split(r"User code traceback:|following user code:", message)[-1])
     seen = Frame(location[1], int(location[2]), "") if location else stack[-1] if stack else Frame("unknown place", 0, "")
     users = find_user_frame(stack) or seen
-    what, advice = _explained(message.partition("Graph Break Reason:")[2] or message)
+    what, advice = _explained(message.partition("Graph Break Reason:")[2] or message, inside)
     lines = [f"{users.place}{f' in {function_name(users.function)}' if users.function else ''}: {what}"]
     if users.code:
         lines.append(f"code: {users.code}")
@@ -212,14 +217,39 @@ def _guard(text: str) -> str:
     return plain_guard(re.sub(r"(?<=# )\S*/([\w.-]+\.py:\d+ in)", r"\1", text))
 
 
-def _explained(reason: str) -> tuple[str, list[str]]:
+_NAMED_IN_CONTEXT = (
+    r"UserDefinedObjectVariable\((\w+)\)",
+    r"target: <(?:built-in )?(?:function|method) (\w+)",
+    r"unsupported operator: ([\w.]+)",
+    r"\b(LoggingLoggerVariable)\b",
+)
+"""What torch could not hand to a graph, such as a Generator or an operator, which the context for its developers alone names."""
+
+
+def numpy_function(error: BaseException | None) -> str | None:
+    """The function of numpy's in which Dynamo failed, by the error it handles; None if it is in none.
+
+    Dynamo runs torch's own implementations of them, and reports what breaks inside, not which function it was.
+    """
+    while error is not None:
+        step = error.__traceback__
+        while step is not None:
+            path, name = step.tb_frame.f_code.co_filename, step.tb_frame.f_code.co_name
+            if path == f"{_torch_folder()}_numpy/random.py" and name != "inner":
+                return f"numpy.random.{name}"
+            step = step.tb_next
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _explained(reason: str, inside: str | None = None) -> tuple[str, list[str]]:
     """The headline of a graph break and the lines of advice below it, out of torch's own layout of them."""
     found = re.search(r"^(\S.*)\n {2}Explanation: (.*)((?:\n(?! ?For more).*)*)", reason.strip(), re.MULTILINE)
     if found is None:
         return shorten_text(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
-    # What torch could not hand to a graph it names in this line alone, such as a Generator.
-    held = re.findall(r"UserDefinedObjectVariable\((\w+)\)", found[3])
-    names = f" ({', '.join(dict.fromkeys(held))})" if held else ""
+    held = [name for pattern in _NAMED_IN_CONTEXT for name in re.findall(pattern, found[3])]
+    named = dict.fromkeys([*([inside] if inside else []), *held])
+    names = f" ({', '.join(named)})" if named else ""
     hints = re.findall(r"^ {2}Hint: (.*)$", found[3], re.MULTILINE)
     return shorten_text(found[1]), [f"explanation: {found[2]}{names}", *(f"hint: {text}" for text in hints[:_HINTS])]
 

@@ -1,0 +1,93 @@
+"""A small model that shows one fault by its forward, and what the compiler makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+
+
+class Net(nn.Module):
+    """One layer, and what models keep beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8)])
+        self.history: list[Tensor] = []
+        self.last: Any = None
+        self.count, self.temperature, self.flag = 0, 2.0, True
+        self.seen: set[int] = set()
+        self.dropout = nn.Dropout(0.1)
+        self.table = torch.zeros(1, 8)
+        self.whole_table = torch.zeros(100, 8)
+        self.activation: Any = torch.tanh
+        self.numpy = np.random.default_rng(1)
+        self.generator = torch.Generator().manual_seed(1)
+        self.scale: nn.Parameter | None = None
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("heat", torch.tensor(2.0))
+        self.steps: Tensor
+        self.heat: Tensor
+
+
+Forward = Callable[[Net, Tensor], Tensor]
+
+
+def plain(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x)
+
+
+def with_rows(net: Net, x: Tensor) -> Tensor:
+    (rows,) = torch.where(x[:, 0] > 0)
+    return x.index_add(0, rows, net.layer(x[rows]))
+
+
+def with_mask(net: Net, x: Tensor) -> Tensor:
+    return x + (x[:, 0] > 0).float()[:, None] * net.layer(x)
+
+
+def with_hook_added(net: Net, x: Tensor) -> Tensor:
+    net.layer.register_forward_hook(lambda module, inputs, output: output * 1)
+    return net.layer(x)
+
+
+def with_break_in_loop(net: Net, x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = net.layer(x)
+        net.last = hashlib.md5(b"a")
+    return x
+
+
+def run(forward: Forward, *, dynamic: bool | None = None, around: Callable[[Net, int], Any] | None = None) -> Diagnostics:
+    """Ten training steps of a model with this forward, compiled."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = type("Model", (Net,), {"forward": forward})()
+    compiled = torch.compile(net, backend="eager", dynamic=dynamic)
+    with capture_diagnostics() as found, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(10):
+            with around(net, number) if around else contextlib.nullcontext():
+                compiled(torch.randn(4, 8))
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    cause: str
+    before: Forward
+    after: Forward
+
+
+def is_clean(found: Diagnostics) -> bool:
+    return not (found.graph_break_reasons or found.recompile_limit_hits or found.fallbacks) and found.graphs in (1, 2)

@@ -1,0 +1,454 @@
+"""Every cause of graph breaks is recognised in a model that shows it, and its advice mends that model: run before and after."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+import random
+import sys
+import threading
+import time
+import uuid
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from faulty_models import Case, Net, is_clean, plain, run, with_break_in_loop, with_hook_added, with_mask, with_rows
+from torch import Tensor, nn
+
+from compile_sweep.schema import causes
+
+_log = logging.getLogger("a model of the tests")
+
+
+def with_item(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.last = y.sum().item()
+    return y
+
+
+def with_tensor_kept(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.last = y.sum().detach()
+    return y
+
+
+def with_branch(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    if y.sum() > 0:
+        y = y * 2
+    return y
+
+
+def with_where(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return torch.where(y.sum() > 0, y * 2, y)
+
+
+def with_python_random(net: Net, x: Tensor) -> Tensor:
+    if random.random() > 0.2:
+        x = x + net.layer(x)
+    return x
+
+
+def with_torch_random(net: Net, x: Tensor) -> Tensor:
+    return x + (torch.rand(()) > 0.2) * net.layer(x)
+
+
+def with_generator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x + torch.randn(x.shape, generator=net.generator))
+
+
+def with_default_generator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x + torch.randn(x.shape))
+
+
+def with_numpy_generator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * net.numpy.random()
+
+
+def with_generator_made_there(net: Net, x: Tensor) -> Tensor:
+    generator = torch.Generator()
+    generator.manual_seed(1)
+    return net.layer(x) * torch.rand(8, generator=generator)
+
+
+def with_seed(net: Net, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return net.layer(x + torch.rand(8))
+
+
+def with_drawn_noise(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x + torch.rand(8))
+
+
+def with_standard_output(net: Net, x: Tensor) -> Tensor:
+    sys.stdout.write("")
+    return net.layer(x)
+
+
+def with_folder(net: Net, x: Tensor) -> Tensor:
+    net.last = os.getcwd()
+    return net.layer(x)
+
+
+def with_input_that_needs_a_gradient(net: Net, x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return net.layer(x)
+
+
+def with_sparse(net: Net, x: Tensor) -> Tensor:
+    return torch.sparse.mm(torch.eye(4).to_sparse(), net.layer(x))
+
+
+def with_dense(net: Net, x: Tensor) -> Tensor:
+    return torch.eye(4) @ net.layer(x)
+
+
+def with_packed(net: Net, x: Tensor) -> Tensor:
+    return nn.utils.rnn.pack_padded_sequence(net.layer(x)[None], torch.tensor([4]), batch_first=True).data
+
+
+def with_print(net: Net, x: Tensor) -> Tensor:
+    print("step")
+    return net.layer(x)
+
+
+def with_print_unless_compiling(net: Net, x: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        print("step")
+    return net.layer(x)
+
+
+def with_logging(net: Net, x: Tensor) -> Tensor:
+    _log.warning("step")
+    return net.layer(x)
+
+
+def with_warning(net: Net, x: Tensor) -> Tensor:
+    warnings.warn("step", stacklevel=1)
+    return net.layer(x)
+
+
+def with_logging_unless_compiling(net: Net, x: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        _log.warning("step")
+    return net.layer(x)
+
+
+def with_clock(net: Net, x: Tensor) -> Tensor:
+    net.last = time.perf_counter()
+    return net.layer(x)
+
+
+def with_new_parameter(net: Net, x: Tensor) -> Tensor:
+    if net.scale is None:
+        net.scale = nn.Parameter(torch.ones(8))
+    return net.layer(x) * net.scale
+
+
+def with_gradient(net: Net, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(net.layer(x).square().sum(), x)[0]
+
+
+def with_func_grad(net: Net, x: Tensor) -> Tensor:
+    return torch.func.grad(lambda places: net.layer(places).square().sum())(x)
+
+
+def with_deepcopy(net: Net, x: Tensor) -> Tensor:
+    return net.layer(copy.deepcopy(x))
+
+
+def with_clone(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x.clone())
+
+
+class Cleared(torch.autograd.Function):
+    """Calls a method of its context that torch.compile does not know."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.maybe_clear_saved_tensors()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+class Doubled(torch.autograd.Function):
+    """The same from torch operators alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+def with_function(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = Cleared.apply(net.layer(x))  # type: ignore[no-untyped-call]
+    return y
+
+
+def with_plain_function(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = Doubled.apply(net.layer(x))  # type: ignore[no-untyped-call]
+    return y
+
+
+_lock = threading.Lock()
+
+
+def with_lock(net: Net, x: Tensor) -> Tensor:
+    with _lock:
+        return net.layer(x)
+
+
+def with_hash(net: Net, x: Tensor) -> Tensor:
+    net.last = hashlib.md5(b"a").digest_size
+    return net.layer(x)
+
+
+def with_loop(net: Net, x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = net.layer(x)
+    return x
+
+
+def with_open_file(net: Net, x: Tensor) -> Tensor:
+    open("/dev/null").close()
+    return net.layer(x)
+
+
+def with_explicit_break(net: Net, x: Tensor) -> Tensor:
+    x = net.layer(x)
+    torch._dynamo.graph_break()
+    return x
+
+
+@torch.compiler.disable
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def with_disabled(net: Net, x: Tensor) -> Tensor:
+    return doubled(net.layer(x))
+
+
+def doubled_in_graph(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * 2
+
+
+def with_builtin(net: Net, x: Tensor) -> Tensor:
+    net.last = id(x) and memoryview(b"a")
+    return net.layer(x)
+
+
+def with_numpy_random(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * np.random.rand()
+
+
+def with_numpy_permutation(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x)[np.random.permutation(4)]
+
+
+def with_torch_permutation(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x)[torch.randperm(4)]
+
+
+def with_token(net: Net, x: Tensor) -> Tensor:
+    net.last = uuid.uuid4()
+    return net.layer(x)
+
+
+def with_state_kept(net: Net, x: Tensor) -> Tensor:
+    net.last = torch.get_rng_state()
+    return net.layer(x)
+
+
+def with_forked_state(net: Net, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        return net.layer(x + torch.rand(8))
+
+
+def with_counted_classes(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) @ nn.functional.one_hot(torch.arange(8)).float()
+
+
+def with_known_classes(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) @ nn.functional.one_hot(torch.arange(8), num_classes=8).float()
+
+
+def with_interpolation(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * float(np.interp(0.5, [0, 1], [0, 1]))
+
+
+_twice_in_numpy = np.frompyfunc(lambda value: 2 * value, 1, 1)
+
+
+def with_ufunc(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * float(_twice_in_numpy(0.5))
+
+
+def with_text_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    net.last = repr(x)
+    return net.layer(x)
+
+
+def with_root_logger(net: Net, x: Tensor) -> Tensor:
+    logging.info("step")
+    return net.layer(x)
+
+
+def with_anomalies_detected(net: Net, x: Tensor) -> Tensor:
+    torch.autograd.set_detect_anomaly(False)
+    return net.layer(x)
+
+
+def with_sparse_made_there(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.sparse_coo_tensor([[0], [0]], [1.0], (4, 8)).to_dense()
+
+
+def with_zeros(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.zeros(4, 8)
+
+
+def with_nested(net: Net, x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([net.layer(x)])
+
+
+def with_copy(net: Net, x: Tensor) -> Tensor:
+    return net.layer(copy.copy(x))
+
+
+class Wrapped(torch.Tensor):
+    """Another tensor, held inside; nothing says what is inside."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[return-value]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(one.inner if isinstance(one, Wrapped) else one for one in args), **(kwargs or {}))
+
+
+class Flattened(Wrapped):
+    """The same, and what is inside."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> Flattened:
+        return Flattened(inner["inner"])
+
+
+_wrapped, _flattened = Wrapped(torch.ones(4, 8)), Flattened(torch.ones(4, 8))
+
+
+def with_wrapped(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + _wrapped
+
+
+def with_wrapped_made_there(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + Wrapped(x.detach())
+
+
+def with_flattened(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + _flattened
+
+
+_library = torch.library.Library("tests_break_causes", "FRAGMENT")
+for _name in ("unknown", "known"):
+    _library.define(f"{_name}(Tensor x) -> Tensor")
+    _library.impl(_name, lambda x: 2 * x, "CPU")
+torch.library.register_fake("tests_break_causes::known", torch.empty_like, lib=_library)
+
+
+def with_unknown_operator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.ops.tests_break_causes.unknown(x)
+
+
+def with_known_operator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.ops.tests_break_causes.known(x)
+
+
+BREAKS = [
+    Case("explicit break", with_explicit_break, plain),
+    Case("disabled function", with_disabled, doubled_in_graph),
+    Case("value of a tensor", with_item, with_tensor_kept),
+    Case("data-dependent branch", with_branch, with_where),
+    Case("output of unknown size", with_rows, with_mask),
+    Case("Python's or numpy's random numbers", with_python_random, with_torch_random),
+    Case("Python's or numpy's random numbers", with_numpy_generator, with_torch_random),
+    Case("Python's or numpy's random numbers", with_numpy_random, with_torch_random),
+    Case("Python's or numpy's random numbers", with_numpy_permutation, with_torch_permutation),
+    Case("Python's or numpy's random numbers", with_token, plain),
+    Case("seed set in the forward", with_state_kept, plain),
+    Case("seed set in the forward", with_forked_state, with_drawn_noise),
+    Case("number of classes", with_counted_classes, with_known_classes),
+    Case("numpy and scipy", with_interpolation, plain),
+    Case("numpy and scipy", with_ufunc, plain),
+    Case("print, logging and warnings", with_text_of_a_tensor, plain),
+    Case("print, logging and warnings", with_root_logger, with_logging_unless_compiling),
+    Case("setting of torch", with_anomalies_detected, plain),
+    Case("sparse tensor", with_sparse_made_there, with_zeros),
+    Case("nested tensor", with_nested, plain),
+    Case("value that is no tensor", with_copy, with_clone),
+    Case("tensor subclass", with_wrapped, with_flattened),
+    Case("tensor subclass", with_wrapped_made_there, with_flattened),
+    Case("operator without a fake implementation", with_unknown_operator, with_known_operator),
+    Case("own random generator", with_generator, with_default_generator),
+    Case("own random generator", with_generator_made_there, with_drawn_noise),
+    Case("seed set in the forward", with_seed, with_drawn_noise),
+    Case("print, logging and warnings", with_standard_output, with_print_unless_compiling),
+    Case("file, clock or system call", with_folder, plain),
+    Case("requires_grad_() in the forward", with_input_that_needs_a_gradient, plain),
+    Case("sparse tensor", with_sparse, with_dense),
+    Case("packed sequences", with_packed, plain),
+    Case("print, logging and warnings", with_print, with_print_unless_compiling),
+    Case("print, logging and warnings", with_logging, with_logging_unless_compiling),
+    Case("print, logging and warnings", with_warning, with_logging_unless_compiling),
+    Case("file, clock or system call", with_clock, plain),
+    Case("file, clock or system call", with_open_file, plain),
+    Case("parameter made in the forward", with_new_parameter, plain),
+    Case("gradient taken in the forward", with_gradient, with_func_grad),
+    Case("copy of a tensor by Python", with_deepcopy, with_clone),
+    Case("hooks", with_hook_added, plain),
+    Case("custom autograd.Function", with_function, with_plain_function),
+    Case("context manager", with_lock, plain),
+    Case("operator of another library", with_hash, plain),
+    Case("break in a loop", with_break_in_loop, with_loop),
+    Case("untraceable builtin", with_builtin, plain),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BREAKS, ids=lambda case: f"{case.cause}: {case.before.__name__}")
+def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
+    found = run(case.before)
+    named = [cause.name for text in found.graph_break_reasons if (cause := causes.cause_of_break(text))]
+    told = [cause.name for text in found.fallbacks if (cause := causes.cause_of_break(f"x: {text}"))]
+    assert case.cause in (*named, *told), [*found.graph_break_reasons, *found.fallbacks]
+    assert is_clean(run(case.after))
+
+
+def test_the_users_line_and_the_hints_do_not_decide() -> None:
+    text = (
+        "model.py:7 in forward: Unsupported Tensor.item() call with capture_scalar_outputs=False\n"
+        "  code: print(x.item(), hook, generator)\n  explanation: x\n  hint: builtin `print`, context manager, autograd.Function"
+    )
+    cause = causes.cause_of_break(text)
+    assert cause is not None
+    assert cause.name == "value of a tensor"

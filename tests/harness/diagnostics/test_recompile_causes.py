@@ -1,0 +1,277 @@
+"""Every cause of recompiles is recognised in a model that shows it, and its advice mends that model: run before and after."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from faulty_models import Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
+from torch import Tensor, nn
+
+from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+from compile_sweep.schema import causes
+from compile_sweep.schema.recompiles import Recompile, fold_recompiles
+
+
+def with_list(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.history.append(y.detach().mean())
+    return y
+
+
+def with_buffer(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.steps.copy_(y.detach().mean())
+    return y
+
+
+def with_counter(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return net.layer(x) * (net.count / 100)
+
+
+def with_counter_in_buffer(net: Net, x: Tensor) -> Tensor:
+    net.steps += 1
+    return net.layer(x) * (net.steps / 100)
+
+
+def with_float(net: Net, x: Tensor) -> Tensor:
+    net.temperature = max(0.5, net.temperature * 0.99)
+    return net.layer(x) / net.temperature
+
+
+def with_float_in_buffer(net: Net, x: Tensor) -> Tensor:
+    net.heat.mul_(0.99)
+    return net.layer(x) / net.heat
+
+
+def with_set(net: Net, x: Tensor) -> Tensor:
+    net.seen.add(len(net.seen))
+    return net.layer(x)
+
+
+def with_dropout_schedule(net: Net, x: Tensor) -> Tensor:
+    net.dropout.p = min(0.5, net.dropout.p + 0.01)
+    return net.dropout(net.layer(x))
+
+
+def with_dropout_of_tensors(net: Net, x: Tensor) -> Tensor:
+    net.heat.add_(0.01)
+    y = net.layer(x)
+    return y * (torch.rand_like(y) >= net.heat) / (1 - net.heat)
+
+
+def with_table_that_grows(self: Net, x: Tensor) -> Tensor:
+    self.table = torch.cat([self.table, x.detach()[:1]])
+    return self.layer(x) + self.table.sum()
+
+
+def with_whole_table(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + net.whole_table[:4].sum()
+
+
+def with_made_at_first(net: Net, x: Tensor) -> Tensor:
+    if net.last is None:
+        net.last = torch.ones(8)
+    return net.layer(x) * net.last
+
+
+def with_flag(net: Net, x: Tensor) -> Tensor:
+    net.flag = not net.flag
+    return net.layer(x) * (2 if net.flag else 1)
+
+
+def with_object(net: Net, x: Tensor) -> Tensor:
+    net.activation = torch.relu if net.activation is torch.tanh else torch.tanh
+    return net.activation(net.layer(x))
+
+
+def with_value(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * x.sum().item()
+
+
+def with_tensor(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * x.sum()
+
+
+GUARDS = [
+    Case("list or dictionary that grows", with_list, with_buffer),
+    Case("list or dictionary that grows", with_set, plain),
+    Case("dropout that changes", with_dropout_schedule, with_dropout_of_tensors),
+    Case("cache that grows", with_table_that_grows, with_whole_table),
+    Case("made in the first forward", with_made_at_first, plain),
+    Case("Python value that changes", with_flag, plain),
+    Case("another object", with_object, plain),
+    Case("module's counter", with_counter, with_counter_in_buffer),
+    Case("hooks that are added", with_hook_added, plain),
+    Case("value read from a tensor", with_value, with_tensor),
+    Case("output of unknown size", with_rows, with_mask),
+    Case("Python number that changes", with_float, with_float_in_buffer),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GUARDS, ids=lambda case: case.cause)
+def test_a_recompile_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
+    found = run(case.before, dynamic=False)
+    guards = [text.partition("): ")[2] for text in found.recompile_reasons]
+    assert guards
+    assert {cause.name for guard in guards if (cause := causes.cause_of_guard(guard))} == {case.cause}, guards
+    after = run(case.after, dynamic=False)
+    assert not after.recompile_reasons
+
+
+@contextlib.contextmanager
+def in_turn_training(net: Net, number: int) -> Iterator[None]:
+    net.train(number % 2 == 0)
+    yield
+
+
+def in_turn_without_gradients(net: Net, number: int) -> Any:
+    return torch.set_grad_enabled(number % 2 == 0)
+
+
+def in_turn_autocast(net: Net, number: int) -> Any:
+    return torch.autocast("cpu", enabled=number % 2 == 0)
+
+
+@contextlib.contextmanager
+def in_turn_frozen(net: Net, number: int) -> Iterator[None]:
+    net.layer.weight.requires_grad_(number % 2 == 0)
+    yield
+
+
+@contextlib.contextmanager
+def in_turn_deterministic(net: Net, number: int) -> Iterator[None]:
+    torch.use_deterministic_algorithms(number % 2 == 0)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def dropped(net: Net, x: Tensor) -> Tensor:
+    return nn.functional.dropout(net.layer(x), 0.1, net.training)
+
+
+@pytest.mark.parametrize(
+    ("cause", "around"),
+    [
+        ("train and eval mode", in_turn_training),
+        ("gradients switched on and off", in_turn_without_gradients),
+        ("autocast switched on and off", in_turn_autocast),
+        ("frozen and trained parameters", in_turn_frozen),
+        ("global setting of torch", in_turn_deterministic),
+    ],
+)
+def test_what_changes_around_the_model_has_its_cause_and_two_graphs(cause: str, around: Callable[[Net, int], Any]) -> None:
+    found = run(dropped, around=around)
+    guards = [text.partition("): ")[2] for text in found.recompile_reasons]
+    assert [one.name for guard in guards if (one := causes.cause_of_guard(guard))] == [cause], guards
+    assert found.graphs == 2
+    assert is_clean(run(dropped))
+
+
+@contextlib.contextmanager
+def deeper(net: Net, number: int) -> Iterator[None]:
+    net.layers.append(nn.Linear(8, 8))
+    yield
+
+
+def with_all_layers(net: Net, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = layer(x)
+    return x
+
+
+def test_modules_that_are_added_are_a_cause_and_those_made_before_are_not() -> None:
+    found = run(with_all_layers, around=deeper)
+    assert {cause.name for one in found.recompile_reasons if (cause := cause_of(one))} == {"modules that are added"}
+    assert is_clean(run(with_all_layers))
+
+
+def cause_of(recompile: str) -> causes.Cause | None:
+    return causes.cause_of_guard(Recompile.parse(recompile).guard)
+
+
+def with_warm_up(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return net.layer(x) * (2 if net.count > 5 else 1)
+
+
+def test_a_counter_may_vary_and_what_is_left_is_the_limit_that_it_crosses() -> None:
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+        found = run(with_warm_up)
+        assert is_clean(run(with_counter))
+    assert found.graphs == 3
+    assert [cause.name for one in found.recompile_reasons if (cause := cause_of(one))][-1] == "number that crosses a limit"
+
+
+def with_positions(self: Net, x: Tensor) -> Tensor:
+    if len(x) > self.count:
+        self.count = len(x)
+        self.table = torch.arange(len(x)).float()[:, None]
+    return self.layer(x) + self.table[: len(x)]
+
+
+def test_a_number_that_follows_the_sizes_of_the_batches_is_a_cache_that_grows_and_no_counter() -> None:
+    torch._dynamo.reset()
+    net = type("Model", (Net,), {"forward": with_positions})()
+    compiled = torch.compile(net, backend="eager", dynamic=True)
+    with capture_diagnostics() as found:
+        for rows in (4, 6, 9, 5, 14, 30):
+            compiled(torch.randn(rows, 8))
+    (series,) = (one for one in fold_recompiles(found.recompile_reasons) if one.first.source == "self.count")
+    assert (cause := causes.cause_of_series(series))
+    assert cause.name == "cache that grows"
+    hit = f"{series.first.function} hit recompile_limit 5: self.count == 14"
+    assert "build it once in __init__" in causes.advice_on_limit(hit, found.recompile_reasons)
+
+
+@contextlib.contextmanager
+def frozen_at_first(net: Net, number: int) -> Iterator[None]:
+    net.layer.weight.requires_grad_(number >= 3)
+    yield
+
+
+def test_layers_that_are_unfrozen_late_take_one_graph_more() -> None:
+    found = run(dropped, around=frozen_at_first)
+    guards = [text.partition("): ")[2] for text in found.recompile_reasons]
+    assert [one.name for guard in guards if (one := causes.cause_of_guard(guard))] == ["frozen and trained parameters"], guards
+    assert is_clean(found)
+
+
+def with_moving_average(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    with torch.no_grad():
+        net.heat.lerp_(y.detach().mean(), 0.1)
+    return y * net.heat
+
+
+def test_a_buffer_moved_by_an_average_in_the_forward_is_one_graph() -> None:
+    found = run(with_moving_average)
+    assert is_clean(found)
+    assert not found.recompile_reasons
+
+
+def trained_with(rate: Any) -> Diagnostics:
+    torch._dynamo.reset()
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=rate, foreach=True)
+    step = torch.compile(optimizer.step, backend="eager")
+    with capture_diagnostics() as found:
+        for _ in range(10):
+            layer(torch.randn(2, 4)).sum().backward()
+            if isinstance(rate, Tensor):
+                optimizer.param_groups[0]["lr"].mul_(0.9)
+            else:
+                optimizer.param_groups[0]["lr"] *= 0.9
+            step()
+    return found
+
+
+def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
+    guards = [text.partition("): ")[2] for text in trained_with(0.1).recompile_reasons]
+    assert "learning rate" in {cause.name for guard in guards if (cause := causes.cause_of_guard(guard))}, guards
+    assert not trained_with(torch.tensor(0.1)).recompile_reasons
