@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -28,6 +29,8 @@ class Protocol:
     max_passes: int = 8
     min_window_s: float = 2.0
     """Passes over the pool of batches; the window grows until the interval is narrow, or this many are done and it is so long."""
+    max_window_s: float = math.inf
+    """Seconds after which a window of `LEAST_PASSES` or more ends, however wide: for steps of seconds, or a busy host."""
     target_width: float = 0.01
     """Width over the median, both of the typical step, at which its 95 % interval is narrow."""
     cpu_target_width: float = 0.10
@@ -47,7 +50,8 @@ class Protocol:
         return Limits(
             min_passes=self.min_passes,
             max_passes=self.max_passes,
-            min_window_s=self.min_window_s if on_gpu else self.cpu_window_s,
+            min_window_s=min(self.min_window_s if on_gpu else self.cpu_window_s, self.max_window_s),
+            max_window_s=self.max_window_s,
             target_width=self.target_width if on_gpu else self.cpu_target_width,
         )
 

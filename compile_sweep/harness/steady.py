@@ -41,6 +41,9 @@ _RESAMPLINGS = 1000
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """97.5 % quantiles of Student's t by degrees of freedom."""
 
+LEAST_PASSES = 3
+"""Passes without which nothing is known of how they scatter, nor of the ratio to eager."""
+
 MAX_RESTARTS = 3
 """Times that a window begins anew because something was compiled in it."""
 
@@ -92,6 +95,8 @@ class Limits:
     max_passes: int
     min_window_s: float
     """Passes of a few milliseconds may be more than `max_passes`, until the window is this long."""
+    max_window_s: float = math.inf
+    """However wide the interval is, the window stops growing then if it has `LEAST_PASSES`."""
     target_width: float
     """Width of the median's 95 % interval over the median at which the window stops growing."""
 
@@ -162,6 +167,8 @@ def grow(
     look_again_at = limits.min_passes
     block()
     while True:
+        if is_late(limits, time.monotonic() - began, len(window.passes), device):
+            return
         if len(window.passes) >= look_again_at:
             elapsed_s = time.monotonic() - began
             long_enough = elapsed_s >= limits.min_window_s
@@ -176,6 +183,11 @@ def grow(
             block()
         else:
             look_again_at = limits.min_passes
+
+
+def is_late(limits: Limits, elapsed_s: float, passes: int, device: torch.device) -> bool:
+    """Whether the window has had its time; all workers must ask alike."""
+    return limits.max_window_s < math.inf and agreed(elapsed_s >= limits.max_window_s and passes >= LEAST_PASSES, device)
 
 
 def is_hopeless(window: Window, width: float, limits: Limits) -> bool:

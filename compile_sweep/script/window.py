@@ -100,6 +100,8 @@ class Stream:
     def is_long_enough(self) -> bool:
         """Whether to stop; worker 0 decides for all."""
         limits = self.protocol.limits(self.device)
+        if steady.is_late(limits, time.monotonic() - self._began, len(self.passes), self.device):
+            return True
         if len(self.passes) < max(self._look_again_at, limits.min_passes):
             return agreed(False, self.device)
         self._look_again_at = max(len(self.passes) + 1, math.ceil(1.1 * len(self.passes)))

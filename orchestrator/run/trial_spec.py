@@ -15,6 +15,9 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, SweepConfig
 from orchestrator.run.sweep_folder import LOGS
 
+_TIMED_SHARE = 1 / 20
+"""Of a sweep's time budget, that one trial may go on timing steps after its first pass."""
+
 
 def log_file_name(rank: int) -> str:
     """Name of a worker's log."""
@@ -89,6 +92,7 @@ class TrialPlan:
             precompile=config.precompile,
             placement=config.placement,
             script=config.script,
+            protocol={"max_window_s": config.time_budget_s * _TIMED_SHARE} if config.time_budget_s else {},
             **own,
         )
 

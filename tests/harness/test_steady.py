@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,22 @@ def test_a_narrow_window_of_short_passes_lasts_as_long_as_its_limit_says_or_a_se
         window = first_pass(lambda _: torch.tensor(0.0), batches, CPU)
         grow(window, lambda _: torch.tensor(0.0), batches, limits(4, 8, 0.01, min_window_s), CPU)
         assert least <= len(window.passes) <= most
+
+
+def test_a_window_that_has_had_its_time_ends_with_three_passes_however_wide_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, batches = [0.0], pool()
+
+    def timed(*_: object) -> list[float]:
+        now[0] += 4.0
+        return [now[0]] * len(batches)
+
+    monkeypatch.setattr("compile_sweep.harness.steady.timed", timed)
+    monkeypatch.setattr("compile_sweep.harness.steady.time.monotonic", lambda: now[0])
+    for max_window_s, passes in ((5.0, 3), (15.0, 5), (100.0, 8)):
+        window = first_pass(lambda _: torch.tensor(0.0), batches, CPU)
+        asked = replace(limits(4, 8, 0.0), max_window_s=max_window_s)
+        grow(window, lambda _: torch.tensor(0.0), batches, asked, CPU)
+        assert len(window.passes) == passes
 
 
 def test_one_length_gives_the_plain_median_and_several_the_mean_of_each_lengths_own() -> None:
