@@ -31,7 +31,7 @@ from compile_sweep.script.apply import (
     compile_arguments,
     process_wide,
 )
-from compile_sweep.script.discover import Shapes, Target, Watch, changing, name_targets, tensors_in, unwrapped
+from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, name_targets, tensors_in, unwrapped
 from compile_sweep.script.job import ScriptError, check_settings
 from compile_sweep.script.session import current
 
@@ -218,6 +218,11 @@ class Applier:
         self.is_applied = False
         self._say = say or (lambda sentence: print(f"compile_sweep: {sentence}", file=sys.stderr, flush=True))
         self._watch = Watch(lambda: None, self._discovered)
+
+    @property
+    def found(self) -> Discovery:
+        """What was found out so far."""
+        return self._watch.found
 
     def begin(self) -> None:
         """Starts to find out."""
