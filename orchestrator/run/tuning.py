@@ -92,7 +92,7 @@ _SWEEP_EVERY_S = 2.0
 _PROGRESS_TIMEOUT_S = 30.0
 
 
-class Cleanup(Callback):
+class DeadTrials(Callback):
     """Records trials whose own process died, and frees placement groups nobody will free.
 
     Args:
@@ -279,9 +279,9 @@ def run_trials(
         python_path=users_python_path(config.workload),
         **plan_fields(batch),
     )
-    cleanup = Cleanup(output)
+    dead_trials = DeadTrials(output)
 
-    proposals = Proposals.of(batch, is_over=lambda: cleanup.unwritten is not None)
+    proposals = Proposals.of(batch, is_over=lambda: dead_trials.unwritten is not None)
     tuner = tune.Tuner(
         # A trial only waits for its workers, which could not start for ever if it held a core that they need.
         tune.with_resources(run_trial, PlacementGroupFactory([head_actors.HEAD_CLAIM])),
@@ -296,7 +296,7 @@ def run_trials(
             storage_path=str(scratch),
             verbose=0,
             callbacks=[
-                cleanup,
+                dead_trials,
                 *([StopTrials(EarlyStopping(output, batch.pruning))] if batch.pruning else []),
                 LogTrials(tracking),
             ],
@@ -310,8 +310,8 @@ def run_trials(
         if type(error) is RuntimeError and not str(error).startswith(_TUNE_GAVE_UP):
             raise
         raise SessionError(f"Ray gave the sweep up ({gist(error)}); what is recorded is intact: go on with --resume") from None
-    if cleanup.unwritten is not None:
-        raise SweepFolderError(unwritten_error(output, cleanup.unwritten))
+    if dead_trials.unwritten is not None:
+        raise SweepFolderError(unwritten_error(output, dead_trials.unwritten))
 
 
 def gist(error: Exception) -> str:

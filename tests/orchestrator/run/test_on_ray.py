@@ -180,12 +180,12 @@ def died(folder: Path, assignment: Assignment) -> None:
     import ray
 
     from orchestrator.guard.progress import start_progress_actor
-    from orchestrator.run.tuning import Cleanup
+    from orchestrator.run.tuning import DeadTrials
 
     trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
     with start_progress_actor() as progress_actor:
         ray.get(progress_actor.begin.remote("7", "scope=eager"))
-        cleanup = Cleanup(folder)
+        cleanup = DeadTrials(folder)
         cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
         cleanup.on_trial_error(iteration=0, trials=[], trial=trial)
         assert ray.get(progress_actor.running.remote()) == []
@@ -203,14 +203,14 @@ def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_p
     import ray
 
     from orchestrator.guard.progress import start_progress_actor
-    from orchestrator.run.tuning import Cleanup
+    from orchestrator.run.tuning import DeadTrials
 
     def recovered(folder: Path, deadline_s: float) -> list[str]:
         assignment = assignment_in(folder, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s)
         trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
         with start_progress_actor() as progress_actor:
             ray.get(progress_actor.begin.remote("7", "scope=eager"))
-            Cleanup(folder).on_trial_recover(iteration=0, trials=[], trial=trial)
+            DeadTrials(folder).on_trial_recover(iteration=0, trials=[], trial=trial)
             failed: list[str] = ray.get(progress_actor.failures.remote("7"))
             return failed
 
@@ -224,10 +224,10 @@ def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_p
 
 
 def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.run.tuning import Cleanup
+    from orchestrator.run.tuning import DeadTrials
     from orchestrator.run.worker_group import UNWRITTEN
 
-    cleanup = Cleanup(tmp_path)
+    cleanup = DeadTrials(tmp_path)
     fine: Any = SimpleNamespace(last_result={"status": "ok"})
     full: Any = SimpleNamespace(last_result={"status": "ok", UNWRITTEN: "No space left on device"})
     for trial in (fine, full, fine):

@@ -255,7 +255,7 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
     assignment.log_folder.mkdir(parents=True)
     (assignment.log_folder / "worker-0.log").write_text("hf_planted_token\n")
     dead: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
-    tuning.Cleanup(tmp_path).on_trial_error(0, [], dead)
+    tuning.DeadTrials(tmp_path).on_trial_error(0, [], dead)
     assert [record.label for record in records.read(tmp_path)] == [Label.TRIAL_DIED]
     assert (assignment.log_folder / "worker-0.log").read_text() == "***\n"
 
