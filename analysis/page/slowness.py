@@ -52,4 +52,5 @@ def reasons(df: pd.DataFrame) -> list[Reason]:
 def _measured(trial: pd.Series) -> Mapping[str, Any]:
     """A row as the measurement it was made of: missing lists are empty, missing figures None."""
     figures = {name: number(trial[name]) for name in ("graphs", "data_wait_share", "step_ms_median")}
-    return figures | {name: trial[name] if isinstance(trial[name], list) else [] for name in _LISTS}
+    lists = {name: trial[name] if isinstance(trial[name], list) else [] for name in _LISTS}
+    return figures | lists | {"device_use": trial["device_use"]}

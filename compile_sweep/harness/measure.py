@@ -174,6 +174,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         watching.close()  # what the check compiles is none of the setting's
         on_phase(Phase.CHECKING)
         gradient_check = check_step(prepared, model, step, run.compared[0], draws=warmup.trajectory.random)
+        use = _device_use(run, step, found.window)
     findings = [*late.sentences(has_stopped=found.window.is_settled), *_changes(found.window, len(run.pool))]
     del step, late, model, optimizer, expected
     torch._dynamo.reset()
@@ -188,7 +189,24 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         gradient_check=gradient_check,
     )
     on_phase(Phase.DONE)
-    return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source, findings))
+    return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source, findings, use))
+
+
+def _device_use(run: _Run, step: TrainStep, window: Window) -> dict[str, float]:
+    """What a step of training makes of its GPU; nothing of several workers, as others would wait for one that fails."""
+    if run.device.type != "cuda" or not run.prepared.workload.trains or num_workers() > 1:
+        return {}
+    from compile_sweep.harness.diagnostics.device_use import device_use  # torch's profiler, of which a CPU has no need
+
+    batch, speedup = run.compared[0], steady.speedup(window)
+    return device_use(
+        step,
+        batch,
+        step_ms=steady.step_ms_at(window, batch.length),
+        dtype=run.prepared.workload.autocast_dtype(run.device) or torch.get_default_dtype(),
+        device=run.device,
+        speedup_eager=speedup.ratio if speedup else None,
+    )
 
 
 def _changes(window: Window, batches: int) -> list[str]:
@@ -314,6 +332,7 @@ def _summarized(
     numerics: dict[str, Any],
     source: str,
     findings: list[str],
+    use: dict[str, float],
 ) -> Measurement:
     window, real = found.window, found.real
     compile_s = _compile_s(warmup, window)
@@ -349,6 +368,7 @@ def _summarized(
         source=source,
         numerics=numerics,
         findings=findings,
+        device_use=use,
         **asdict(diagnostics),
         step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
     )

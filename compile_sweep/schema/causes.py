@@ -45,6 +45,8 @@ _OWN_GENERATOR = (
     "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and hand in what was drawn, or draw "
     "from torch's default generator after torch.manual_seed"
 )
+_PRINT = "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()"
+
 _DENSE = "torch.compile takes no sparse tensors: leave their module eager, or compute with dense ones, as by index_add"
 
 _SUBCLASS = (
@@ -111,14 +113,10 @@ BREAKS = (
     _break("own random generator", _OWN_GENERATOR, headline=r"torch\.Generator method|opaque object was created"),
     _break("tensor subclass", _SUBCLASS, headline=r"convert args/kwargs to proxy"),
     _break("tensor subclass", _SUBCLASS, explanation=r"_make_wrapper_subclass"),
+    _break("print, logging and warnings", _PRINT, headline=r"logging\.Logger|repr\(\) on tensor"),
     _break(
         "print, logging and warnings",
-        "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
-        headline=r"logging\.Logger|repr\(\) on tensor",
-    ),
-    _break(
-        "print, logging and warnings",
-        "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
+        _PRINT,
         explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable|method `(write|flush)`",
     ),
     _break(
@@ -149,16 +147,8 @@ BREAKS = (
         "call requires_grad_() on the tensor before the forward, outside what is compiled",
         headline=r"Tensor\.requires_grad_\(\)",
     ),
-    _break(
-        "sparse tensor",
-        _DENSE,
-        headline=r"sparse Tensor",
-    ),
-    _break(
-        "sparse tensor",
-        _DENSE,
-        explanation=r"`[^`]*\bsparse_\w+_tensor",
-    ),
+    _break("sparse tensor", _DENSE, headline=r"sparse Tensor"),
+    _break("sparse tensor", _DENSE, explanation=r"`[^`]*\bsparse_\w+_tensor"),
     _break(
         "nested tensor",
         "torch.compile cannot make nested tensors: hand in padded batches and a mask, or make them before the step with "
@@ -481,6 +471,12 @@ of 8 × 8, forward and backward, took 0.3 ms longer compiled than in eager on on
 _WAITS_FROM = 0.1
 """Share of a step spent waiting for data from which that counts."""
 
+_LAUNCH_BOUND_BELOW = 0.7
+"""Share of a step in which kernels run, below which launching them is what limits it."""
+
+_UNALIGNED_FROM = 0.1
+"""Share of the arithmetic of matrix products from which their shapes count."""
+
 _BACKENDS_WITHOUT_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")
 
 
@@ -499,7 +495,8 @@ class Slowness:
 def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str | None = None) -> list[Slowness]:
     """What a measurement knows of why a compiled setting is not faster than eager, the surest first; empty if it is faster.
 
-    Only what was recorded counts: without a profile, whether memory or arithmetic limits a step is not known and not guessed at.
+    Only what was recorded counts: without a profile, which only GPUs have, whether memory or arithmetic limits a step is not
+    known and not guessed at.
 
     Args:
         found: a measurement, or a record, as a mapping.
@@ -551,11 +548,49 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
         yield Slowness("complex numbers", "it computes with complex numbers, which Inductor does not fuse", REAL_PAIRS)
     if skips := found["cudagraph_skip_reasons"]:
         yield Slowness("CUDA graphs skipped", "CUDA graphs were skipped", advice_on_cudagraph_skip(skips[0]))
+    yield from _on_the_device(found.get("device_use") or {})
     if found["step_ms_median"] < _SHORT_STEP_MS:
         yield Slowness(
             "short steps",
             f"a step takes {found['step_ms_median']:.2g} ms, and calling compiled code costs some tenths of one in any case",
             "a larger batch, more of the step in fewer graphs (scope=full, optimizer=compiled), or on a GPU mode=reduce-overhead",
+        )
+
+
+def _on_the_device(use: Mapping[str, float]) -> Iterator[Slowness]:
+    """What a profile of the GPU says; nothing without one."""
+    if (busy := use.get("busy")) is None:
+        return
+    kernels = f"{use['kernels_per_step']:,.0f} kernels a step"
+    if busy < _LAUNCH_BOUND_BELOW:
+        yield Slowness(
+            "launch-bound",
+            f"the GPU runs kernels {busy:.0%} of the time, {kernels}, and waits for the next launch in between",
+            "mode=reduce-overhead, whose CUDA graphs launch all at once, a larger batch, or more in one graph (scope=full, "
+            "optimizer=compiled)",
+        )
+        return
+    products = sum(use.get(f"{kind}_share", 0.0) for kind in ("matmul", "attention", "convolution"))
+    moving = sum(use.get(f"{kind}_share", 0.0) for kind in ("pointwise", "reductions", "copies"))
+    reached = f", at {use['mfu']:.0%} of the card's measured rate" if "mfu" in use else ""
+    if products >= moving:
+        yield Slowness(
+            "matmul-bound",
+            f"{products:.0%} of its kernels' time is matrix products, attention and convolutions{reached}, which eager calls too",
+            "a lower precision (autocast, matmul_precision=high), another attention kernel, mode=max-autotune, or memory_format="
+            "channels_last for convolutions",
+        )
+    else:
+        yield Slowness(
+            "memory-bound",
+            f"{moving:.0%} of its kernels' time is element-wise work, reductions and copies, which memory limits",
+            "more in one graph, so that more is fused (scope=full, optimizer=compiled), or a lower precision",
+        )
+    if use.get("unaligned_products", 0.0) >= _UNALIGNED_FROM:
+        yield Slowness(
+            "shapes",
+            f"{use['unaligned_products']:.0%} of its matrix products have a side that is no multiple of 8",
+            "pad vocabulary, widths and batches to multiples of 8 (64 for half precision), which tensor cores need",
         )
 
 

@@ -354,6 +354,11 @@ class TrialRecord(AttemptRecord):
         limits=SHARE,
         missing="not measured; `pipeline` is resident",
     )
+    device_use: dict[str, float] = figure(
+        "object: what a step of training makes of its GPU, on one batch, see below",
+        default=dict,
+        missing="on a CPU; of inference; of several workers; not measured",
+    )
     peak_memory_bytes: int | None = figure(
         "most memory that torch's allocator gave out on a worker's device, the worst of them, from building to the end of the "
         "timed steps; on a CPU the largest resident set of a worker's process",
@@ -536,6 +541,7 @@ class Measurement:
     fallbacks: list[str]
     step_ms: list[float]
     findings: list[str] = field(default_factory=list)
+    device_use: dict[str, float] = field(default_factory=dict)
     samples_per_s_per_worker: float | None = None
     compile_s_by_rank: list[float] = field(default_factory=list)
     peak_memory_bytes_by_rank: list[int] = field(default_factory=list)

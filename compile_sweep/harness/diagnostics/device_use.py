@@ -1,0 +1,197 @@
+"""What a step makes of its GPU: arithmetic and memory traffic over rates measured on the card, and time by kind of kernel.
+
+Background: model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B) is the arithmetic of a step's matrix products,
+convolutions and attention, counted on the eager step by torch's `FlopCounterMode`, over what the device could have done in the
+step's time. What it could do is the rate of one large matrix product in the step's own precision, measured here, since no card
+reaches its nominal rate at its power limit. Memory traffic is what the operators of the eager step read and write, over the
+measured rate of a large copy: what fusing saves of it shows as more than the card can do. A profile of a few steps says how much
+of the time any kernel runs, and of which kind.
+
+Output: figures by name, for `TrialRecord.device_use`; what cannot be had is left out. On a CPU nothing is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from compile_sweep.contract.base import Batch
+from compile_sweep.contract.seeding import own_random_numbers
+from compile_sweep.harness.apply import TrainStep
+from compile_sweep.harness.numerics.gradient_check import run_eagerly
+from compile_sweep.schema.causes import FASTER_FROM
+
+KINDS = (
+    ("communication", r"nccl"),
+    ("copies", r"[Mm]em(cpy|set)|copy_kernel|direct_copy|CatArrayBatchedCopy"),
+    ("attention", r"flash|fmha|attention|sdpa|mha_"),
+    ("convolution", r"conv|fprop|dgrad|wgrad|winograd"),
+    ("matmul", r"gemm|nvjet|cutlass|xmma|cublas|triton_(tem|mm)|splitK|gemv|matmul"),
+    ("reductions", r"triton_(red|per)|reduce|softmax|norm|Norm"),
+    ("pointwise", r"triton_poi|elementwise|pointwise|multi_tensor|foreach|fused_dropout"),
+)
+"""Kinds of kernels by the names that cuBLAS, cuDNN, torch and Inductor give them; the first that fits counts."""
+
+MATRIX_SIZE = 8192
+"""Rows and columns of the product that the card's rate is measured on: 1.1 TFLOP, in bfloat16 400 MB."""
+
+PROFILED_STEPS = 3
+_ALIGNED = 8
+"""Elements in half precision that a matrix's sides must be multiples of, for tensor cores to take 16 bytes at a time (NVIDIA,
+Matrix Multiplication Background User's Guide)."""
+
+
+def kind_of_kernel(name: str) -> str:
+    """What a kernel does, by its name."""
+    return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "other")
+
+
+class _Operators(TorchDispatchMode):
+    """Counts matrix products, those of which a side is no multiple of 8, and the bytes that operators read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = self.unaligned_flops = self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func.overloadpacket in _PRODUCTS:
+            left, right = (one.shape for one in args[-2:])
+            flops = 2 * left.numel() * right[-1]
+            self.flops += flops
+            if any(side % _ALIGNED for side in (*left[-2:], right[-1])):
+                self.unaligned_flops += flops
+        out = func(*args, **(kwargs or {}))
+        is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        if not is_view:
+            self.num_bytes += sum(one.nbytes for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor))
+        return out
+
+
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
+"""Their last two positional arguments are the matrices."""
+
+
+def count_work(run: Callable[[], object]) -> dict[str, float]:
+    """Arithmetic and memory traffic of what runs eagerly: FLOPs, bytes if nothing is fused, share of unaligned products."""
+    operators = _Operators()
+    with FlopCounterMode(display=False) as counter, operators:
+        run()
+    found = {"flops_per_step": float(counter.get_total_flops()), "eager_bytes_per_step": float(operators.num_bytes)}
+    if operators.flops:
+        found["unaligned_products"] = operators.unaligned_flops / operators.flops
+    return found
+
+
+def matrix_rate(dtype: torch.dtype, device: torch.device, size: int = MATRIX_SIZE) -> float:
+    """FLOP/s of a square matrix product in this dtype, with the precision of float32 products that is set."""
+    one = torch.randn(size, size, device=device, dtype=dtype)
+    out = torch.empty_like(one)
+    return 2 * size**3 / _shortest_s(lambda: torch.mm(one, one, out=out), device)
+
+
+def copy_rate(device: torch.device, size: int = MATRIX_SIZE) -> float:
+    """Bytes/s that are read and written together, of a large copy."""
+    one = torch.zeros(size, size, device=device)
+    out = torch.empty_like(one)
+    return 2 * one.nbytes / _shortest_s(lambda: out.copy_(one), device)
+
+
+def _shortest_s(run: Callable[[], object], device: torch.device) -> float:
+    """Of ten calls after a first one."""
+    found = []
+    for _ in range(11):
+        _synchronize(device)
+        began = time.perf_counter()
+        run()
+        _synchronize(device)
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
+
+
+def time_by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Share of the kernels' time by their kind.
+
+    Args:
+        kernels: name and microseconds of each.
+    """
+    spent = defaultdict[str, float](float)
+    for name, duration_us in kernels:
+        spent[kind_of_kernel(name)] += duration_us
+    total = sum(spent.values())
+    return {kind: duration_us / total for kind, duration_us in sorted(spent.items(), key=lambda one: -one[1]) if total}
+
+
+def profiled(step: Callable[[Batch], Tensor], batch: Batch, step_ms: float, device: torch.device) -> dict[str, float]:
+    """Where the device's time in a step goes, by a profile of a few steps; empty where the profiler sees no kernels.
+
+    Args:
+        step: trains on a batch.
+        batch: what to train on.
+        step_ms: what a step on it takes without a profiler.
+        device: where it runs.
+    """
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(PROFILED_STEPS):
+            step(batch)
+        _synchronize(device)
+    kernels = [
+        (event.name, float(event.time_range.elapsed_us()))
+        for event in found.events() or ()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+    if not kernels:
+        return {}
+    busy_ms = sum(duration_us for _, duration_us in kernels) / 1e3 / PROFILED_STEPS
+    shares = {f"{kind}_share": share for kind, share in time_by_kind(kernels).items()}
+    return {"busy": min(1.0, busy_ms / step_ms), "kernels_per_step": len(kernels) / PROFILED_STEPS, **shares}
+
+
+def device_use(
+    step: TrainStep,
+    batch: Batch,
+    *,
+    step_ms: float,
+    dtype: torch.dtype,
+    device: torch.device,
+    speedup_eager: float | None,
+) -> dict[str, float]:
+    """What a measured training step makes of its GPU; empty on a CPU. Trains on the batch, so it comes last.
+
+    Args:
+        step: has run before on a batch of this shape.
+        batch: what to count and profile.
+        step_ms: what a step on this batch takes.
+        dtype: what matrix products compute in.
+        device: where it runs.
+        speedup_eager: only a step that is hardly faster than eager is profiled.
+    """
+    if device.type != "cuda":
+        return {}
+    found: dict[str, float] = {}
+    try:
+        with run_eagerly(), own_random_numbers(device, 0):
+            found |= count_work(lambda: step.forward_and_backward(batch))
+        found |= {"matrix_flops_per_s": matrix_rate(dtype, device), "copy_bytes_per_s": copy_rate(device)}
+        found["mfu"] = found["flops_per_step"] / (step_ms / 1e3) / found["matrix_flops_per_s"]
+        found["bandwidth"] = found["eager_bytes_per_step"] / (step_ms / 1e3) / found["copy_bytes_per_s"]
+        if speedup_eager is None or speedup_eager < FASTER_FROM:
+            found |= profiled(step, batch, step_ms, device)
+    except RuntimeError:
+        pass  # an operator that cannot be counted, no memory, no profiler: what is known so far is not lost for it
+    return found
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,103 @@
+"""What limits a step on its device: what is counted, how kernels are told apart, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compile_sweep.harness.diagnostics.device_use import copy_rate, count_work, kind_of_kernel, matrix_rate, time_by_kind
+from compile_sweep.schema.causes import why_not_faster
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_192x192_64x4_2x1_v_bz_coopA_TNN", "matmul"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", "matmul"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128>(Params)", "matmul"),
+        ("triton_tem_fused_addmm_gelu_3", "matmul"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_31", "attention"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution"),
+        ("triton_per_fused_native_layer_norm_2", "reductions"),
+        ("triton_red_fused__log_softmax_nll_loss_forward_7", "reductions"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10>", "reductions"),
+        ("triton_poi_fused_gelu_5", "pointwise"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "pointwise"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "pointwise"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("Memset (Device)", "copies"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("void at::native::indexing_backward_kernel", "other"),
+    ],
+)
+def test_a_kernel_is_of_a_kind_by_its_name(name: str, kind: str) -> None:
+    assert kind_of_kernel(name) == kind
+
+
+def test_the_time_of_kernels_is_shared_out_by_kind() -> None:
+    shares = time_by_kind([("gemm", 30.0), ("triton_poi_x", 50.0), ("gemm", 20.0)])
+    assert (shares["matmul"], shares["pointwise"]) == (0.5, 0.5)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert time_by_kind([]) == {}
+
+
+def test_the_work_of_a_forward_and_backward_is_counted() -> None:
+    layer = nn.Linear(16, 24, bias=False)
+    rows = torch.randn(8, 16, requires_grad=True)
+    found = count_work(lambda: layer(rows).sum().backward())
+    assert found["flops_per_step"] == 3 * 2 * 8 * 16 * 24, "one product forward, two backward"
+    assert found["unaligned_products"] == 0
+    assert found["eager_bytes_per_step"] >= 3 * 4 * (8 * 16 + 16 * 24 + 8 * 24), "each product reads two matrices and writes one"
+
+
+def test_products_with_an_odd_side_are_told_by_their_share() -> None:
+    aligned, odd = nn.Linear(16, 16), nn.Linear(16, 7)
+    found = count_work(lambda: (aligned(torch.ones(8, 16)), odd(torch.ones(8, 16))))
+    assert found["unaligned_products"] == pytest.approx(7 / 23)
+
+
+def test_rates_are_measured() -> None:
+    assert matrix_rate(torch.float32, CPU, size=128) > 1e6
+    assert copy_rate(CPU, size=128) > 1e6
+
+
+FOUND: dict[str, Any] = {
+    "graphs": 1, "recompile_limit_hits": [], "recompile_reasons": [], "fallbacks": [], "data_wait_share": None,
+    "graph_break_reasons": [], "perf_hints": [], "cudagraph_skip_reasons": [], "step_ms_median": 50.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("use", "names", "words"),
+    [
+        ({}, ["not known"], "nothing that was recorded"),
+        ({"mfu": 0.4}, ["not known"], "torch.profiler"),
+        ({"busy": 0.35, "kernels_per_step": 2345.0, "matmul_share": 0.9}, ["launch-bound"], "kernels 35% of the time, 2,345"),
+        (
+            {"busy": 0.97, "kernels_per_step": 90.0, "matmul_share": 0.5, "attention_share": 0.2, "mfu": 0.61},
+            ["matmul-bound"],
+            "70% of its kernels' time is matrix products, attention and convolutions, at 61% of the card's",
+        ),
+        (
+            {"busy": 0.97, "kernels_per_step": 90.0, "matmul_share": 0.2, "pointwise_share": 0.5, "reductions_share": 0.3},
+            ["memory-bound"],
+            "80% of its kernels' time is element-wise",
+        ),
+        (
+            {"busy": 0.97, "kernels_per_step": 90.0, "matmul_share": 0.9, "unaligned_products": 0.3},
+            ["matmul-bound", "shapes"],
+            "30% of its matrix products",
+        ),
+    ],
+)
+def test_what_a_profile_says_is_why_a_setting_is_not_faster(use: dict[str, float], names: list[str], words: str) -> None:
+    reasons = why_not_faster({**FOUND, "device_use": use}, 1.01)
+    assert [one.name for one in reasons] == names
+    assert any(words in str(one) for one in reasons), reasons
+    assert why_not_faster({**FOUND, "device_use": use}, 1.2) == []
