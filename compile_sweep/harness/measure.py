@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.contract.seeding import seed_all
@@ -38,7 +38,7 @@ from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
 from compile_sweep.harness.numerics.gradient_check import check_step
-from compile_sweep.harness.numerics.references import build_model_on, eager_reference, record_run
+from compile_sweep.harness.numerics.references import build_model_on, compute_dtype, eager_reference, record_run
 from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
 from compile_sweep.harness.prepare import Prepared
@@ -174,7 +174,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         watching.close()  # what the check compiles is none of the setting's
         on_phase(Phase.CHECKING)
         gradient_check = check_step(prepared, model, step, run.compared[0], draws=warmup.trajectory.random)
-        use = _device_use(run, step, found.window)
+        use = _device_use(run, model, step, found.window)
     findings = [*late.sentences(has_stopped=found.window.is_settled), *_changes(found.window, len(run.pool))]
     del step, late, model, optimizer, expected
     torch._dynamo.reset()
@@ -192,18 +192,18 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source, findings, use))
 
 
-def _device_use(run: _Run, step: TrainStep, window: Window) -> dict[str, float]:
+def _device_use(run: _Run, model: nn.Module, step: TrainStep, window: Window) -> dict[str, float]:
     """What a step of training makes of its GPU; nothing of several workers, as others would wait for one that fails."""
     if run.device.type != "cuda" or not run.prepared.workload.trains or num_workers() > 1:
         return {}
     from compile_sweep.harness.diagnostics.device_use import device_use  # torch's profiler, of which a CPU has no need
 
-    batch, speedup = run.compared[0], steady.speedup(window)
+    prepared, batch, speedup = run.prepared, run.compared[0], steady.speedup(window)
     return device_use(
         step,
         batch,
         step_ms=steady.step_ms_at(window, batch.length),
-        dtype=run.prepared.workload.autocast_dtype(run.device) or torch.get_default_dtype(),
+        dtype=compute_dtype(prepared.settings, prepared.workload.autocast_dtype(run.device), next(model.parameters()).dtype),
         device=run.device,
         speedup_eager=speedup.ratio if speedup else None,
     )

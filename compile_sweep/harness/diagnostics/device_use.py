@@ -141,6 +141,8 @@ def profiled(step: Callable[[Batch], Tensor], batch: Batch, step_ms: float, devi
         step_ms: what a step on it takes without a profiler.
         device: where it runs.
     """
+    step(batch)  # the eager step before has left gradients
+    _synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(PROFILED_STEPS):
             step(batch)

@@ -266,6 +266,12 @@ def precision_of(
     return max(rounding, _COMPRESSIONS_ROUNDING.get(compression, 0.0)), above
 
 
+def compute_dtype(settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype) -> torch.dtype:
+    """What matrix products compute in: the settings' autocast, else the workload's, else the weights' own dtype."""
+    named = {Autocast.BF16: torch.bfloat16, Autocast.FP16: torch.float16, Autocast.OFF: weights}
+    return named[settings.autocast] if settings.autocast is not None else autocast or weights
+
+
 _COMPRESSIONS_ROUNDING: Mapping[Compression | None, float] = {
     Compression.FP16: torch.finfo(torch.float16).eps / 2,
     Compression.BF16: torch.finfo(torch.bfloat16).eps / 2,
@@ -278,8 +284,7 @@ def _precision_of_compute(
 ) -> tuple[float, list[torch.dtype]]:
     if weights is torch.float64:  # autocast leaves it alone, and there is nothing above it
         return torch.finfo(weights).eps / 2, []
-    named = {Autocast.BF16: torch.bfloat16, Autocast.FP16: torch.float16, Autocast.OFF: weights}
-    compute = named[settings.autocast] if settings.autocast is not None else autocast or weights
+    compute = compute_dtype(settings, autocast, weights)
     if compute is not torch.float32:
         return torch.finfo(compute).eps / 2, [torch.float32]
     if (products := str(settings.matmul_precision or matmul_precision())) != "highest":
