@@ -37,6 +37,7 @@ from analysis.load import SweepInfo, load, load_sweep
 from analysis.page.charts import Chart, as_json, fronts, page_charts
 from analysis.page.slowness import reasons
 from analysis.page.table import static_table, table, table_data, unusable
+from analysis.page.trial_folds import trial_folds
 from analysis.page.verdict import cautions, front_list, none_usable
 from analysis.recommend import Recommendation, recommend, tiles, verdict
 from compile_sweep.schema import record
@@ -103,7 +104,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
     charts = page_charts(df, attempts, record.read_warm_starts(folder), sweep)
     headings, rows = table(df, usable_only=False)
     uncertain = uncertain_front(df, attempts=attempts).trials
-    apart = unusable(folder, df)
+    apart, folds = unusable(folder, df), trial_folds(folder, df)
     jobs = break_even_info(df, attempts)
     data = {
         "figures": over.figures
@@ -141,6 +142,8 @@ def report_page(folder: Path, *, version: str = "") -> str:
         detail_charts=details,
         rows=rows,
         unusable=apart,
+        folds=folds,
+        num_without_fold=len(df) - len(folds),
         contents=_contents(why, details, has_jobs=bool(jobs.settings), has_slow=bool(slow)),
         slow=slow,
         static_headings=static_headings,
@@ -205,7 +208,7 @@ def _contents(why: Sequence[Chart], details: Sequence[Chart], *, has_jobs: bool,
     slow = [("slow", "Not faster")] if has_slow else []
     reasons = [*slow, *((chart.name, chart.short_title) for chart in why)]
     shown = [(chart.name, chart.short_title) for chart in details]
-    about = [("failures", "Not to use"), ("where", "Environment"), ("meaning", "Method")]
+    about = [("trials-one-by-one", "Each trial"), ("failures", "Not to use"), ("where", "Environment"), ("meaning", "Method")]
     parts = [
         Part("decide", "Decide", [("verdict", "Verdict"), ("front", "Front"), *jobs]),
         Part("why", "Why", reasons),

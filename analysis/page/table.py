@@ -284,11 +284,11 @@ def _unusable(folder: Path, row: pd.Series) -> UnusableTrial:
         phase=text(row["phase"]) or "unknown",
         attempt=int(row["attempt"]),
         wall=duration(row["wall_s"]),
-        log=_log(folder, str(row["trial_id"])),
+        log=log_of(folder, str(row["trial_id"])),
     )
 
 
-def _log(folder: Path, trial_id: str) -> str | None:
+def log_of(folder: Path, trial_id: str) -> str | None:
     """A link to the trial's log, or to its folder, if that is really a folder directly under logs/."""
     if not trial_id or Path(trial_id).name != trial_id or "\0" in trial_id:
         return None

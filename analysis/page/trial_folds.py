@@ -1,0 +1,150 @@
+"""A fold for each trial in the report: its setting as code, where its seconds went, breaks, recompiles, steps, numbers, its log.
+
+It is plain text in the page, so that it is there without JavaScript, on paper and for a search in the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.choose.pareto import pareto_front
+from analysis.columns import COMPILE_PHASES
+from analysis.formatting import duration, figure, interval, number, text, whole
+from analysis.page.table import log_of
+from compile_sweep.schema import redact
+from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.visible_text import visible
+
+MOST_FOLDS = 60
+"""Trials that have a fold: a page of 10,000 has no room for all. Members of the front come first, then the fastest."""
+_MOST_LINES = 20
+"""Of a list, such as recompiles, that are shown."""
+_LOG_LINES = 25
+_LOG_BYTES = 16_384
+"""Of the end of a log that is read and shown."""
+
+_LISTS = {
+    "graph breaks": "graph_break_reasons",
+    "recompiles": "recompile_reasons",
+    "recompile limits reached": "recompile_limit_hits",
+    "CUDA graphs skipped": "cudagraph_skip_reasons",
+    "ran eagerly": "fallbacks",
+    "findings": "findings",
+    "hints of torch": "perf_hints",
+}
+
+
+class TrialFold(NamedTuple):
+    """What the fold of a trial says. Text is as it stands in the record, not escaped."""
+
+    settings_label: str
+    outcome: str
+    """Its status, with its label."""
+    on_front: bool
+    summary: str
+    """Throughput and compile time in a few words; empty if neither is known."""
+    code: str
+    """The setting as Python as it was measured or, if the record has none, as text."""
+    facts: list[tuple[str, str]]
+    lists: list[tuple[str, list[str]]]
+    """Titles, and their lines."""
+    reason: str
+    log: str | None
+    """A link to its log."""
+    log_end: str
+
+
+def trial_folds(folder: Path, df: pd.DataFrame) -> list[TrialFold]:
+    """The folds of the trials, those of the front first, then by throughput, those that failed last.
+
+    Args:
+        folder: the sweep's folder, for the logs.
+        df: trials as `load` returns them.
+    """
+    front = set(pareto_front(df).index)
+    order = df.assign(_front=[index not in front for index in df.index], _last=df["status"] != Status.OK)
+    order = order.sort_values(["_front", "_last", "samples_per_s"], ascending=[True, True, False], kind="stable")
+    return [_fold(folder, row, on_front=index in front) for index, row in order[:MOST_FOLDS].iterrows()]
+
+
+def _fold(folder: Path, trial: pd.Series, *, on_front: bool) -> TrialFold:
+    rate, compile_s = number(trial["samples_per_s"]), number(trial["compile_s"])
+    words = [
+        "" if rate is None else f"{figure(rate)} samples/s",
+        "" if compile_s is None else f"{duration(compile_s)} compiling",
+    ]
+    link = log_of(folder, str(trial["trial_id"]))
+    return TrialFold(
+        settings_label=str(trial["settings_label"]),
+        outcome=" ".join(filter(None, (str(trial["status"]), text(trial["label"])))),
+        on_front=on_front,
+        summary=", ".join(filter(None, words)),
+        code=text(trial["source"]) or str(trial["settings_key"]),
+        facts=list(_facts(trial)),
+        lists=[(title, lines) for title, column in _LISTS.items() if (lines := _lines(trial[column]))],
+        reason=text(trial["reason"]) or "",
+        log=link,
+        log_end=_log_end(folder / "logs" / str(trial["trial_id"]) / "worker-0.log") if link else "",
+    )
+
+
+def _facts(trial: pd.Series) -> Iterable[tuple[str, str]]:
+    """What is known of a trial, by name, in the order in which it happened."""
+    phases = trial["phases_s"] if isinstance(trial["phases_s"], Mapping) else {}
+    parts = [(str(phase), number(seconds)) for phase, seconds in phases.items()]
+    yield "trial", f"{trial['trial_id']}, attempt {int(trial['attempt'])}, {duration(trial['wall_s'])}"
+    yield "phases", _joined(f"{phase} {duration(seconds)}" for phase, seconds in parts if seconds)
+    compiling = [(phase.title, number(trial[phase.column])) for phase in COMPILE_PHASES.values()]
+    yield "compile", _joined(f"{title} {figure(seconds, 's')}" for title, seconds in compiling if seconds)
+    counts = [("graph", "graphs"), ("break", "graph_breaks"), ("recompile", "recompiles")]
+    known = [(title, number(trial[column])) for title, column in counts]
+    yield "graphs", _joined(f"{whole(count)} {title}{'' if count == 1 else 's'}" for title, count in known if count is not None)
+    yield "steps", _steps(trial)
+    yield "numbers", _joined(filter(None, (text(trial["numerics_status"]), text(trial["numerics_worst"]))))
+
+
+def _steps(trial: pd.Series) -> str:
+    """The median step with its interval, and how the steps are spread."""
+    median = number(trial["step_ms_median"])
+    if median is None:
+        return ""
+    between = interval(trial["step_ms_median_low"], trial["step_ms_median_high"])
+    words = [f"median {figure(median, 'ms')}{f' (95 %: {between})' if between else ''}"]
+    steps = np.array([value for value in _values(trial["step_ms"]) if number(value) is not None], dtype=float)
+    if len(steps):
+        least, lower, upper, most = np.quantile(steps, [0, 0.1, 0.9, 1])
+        spread = f"{figure(lower)} to {figure(upper)} ms in eight of ten, {figure(least)} to {figure(most)} ms in all"
+        words.append(f"{len(steps)} steps: {spread}")
+    return "; ".join(words)
+
+
+def _joined(words: Iterable[Any]) -> str:
+    return ", ".join(map(str, words))
+
+
+def _values(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else []
+
+
+def _lines(value: Any) -> list[str]:
+    lines = [str(line) for line in _values(value)]
+    left_out = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"and {left_out} more"] if left_out > 0 else [])]
+
+
+def _log_end(path: Path) -> str:
+    """The last lines of a log, safe to show; empty if it cannot be read."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return ""
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            lines = log.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(visible(redact.redact_text(line)) for line in lines[-_LOG_LINES:])
