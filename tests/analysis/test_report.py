@@ -183,7 +183,7 @@ def test_a_log_is_linked_only_where_its_folder_is(make_sweep: MakeSweep) -> None
     )
     (folder / "logs" / "a b#1").mkdir(parents=True)
     page = page_without_scripts(analysis.write_report(folder))
-    assert re.findall(r'href="(logs[^"]*)"', page) == ["logs/a%20b%231/"]
+    assert set(re.findall(r'href="(logs[^"]*)"', page)) == {"logs/a%20b%231/"}
     assert page.count("no log kept") == 2
 
 
