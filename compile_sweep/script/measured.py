@@ -123,6 +123,11 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"{stream.left_out} timed steps held an evaluation or a checkpoint and are in no figure"
     if stream is not None and stream.keeps_interrupted:
         yield "most steps also call the model without gradients, which counts as part of the step"
+    if stream is not None and (shift := steady.find_shift(stream.passes)):
+        yield (
+            f"a step took {shift.before_ms:.3g} ms at first and {shift.after_ms:.3g} ms after {shift.after_passes} of "
+            f"{len(stream.passes)} passes: the work changed with the step, or the host slowed down; the figures are of both"
+        )
     if session.restarts:
         yield f"something still compiled after the warm-up, so timing began anew {session.restarts} times"
     yield from session.missed
