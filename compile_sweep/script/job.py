@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +71,17 @@ class ScriptJob:
     def name(self) -> str:
         """What records call it: the file's name."""
         return Path(self.path).name
+
+
+_NEEDS_RANK = re.compile(r"""environ\[\s*["'](LOCAL_)?RANK["']\s*\]|init_process_group\(""")
+_DOES_WITHOUT = re.compile(
+    r"""(environ\.get|getenv)\(\s*["'](LOCAL_|WORLD_)?(RANK|SIZE)|RANK["']\s+(not\s+)?in\s|mp\.spawn|rank="""
+)
+
+
+def needs_launcher(text: str) -> bool:
+    """Whether a script only runs under torchrun, by its text: it reads its rank where there may be none."""
+    return _NEEDS_RANK.search(text) is not None and _DOES_WITHOUT.search(text) is None
 
 
 NOT_FOR_SCRIPTS: Mapping[str, str] = {

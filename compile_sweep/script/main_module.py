@@ -1,5 +1,7 @@
 """Runs a file as `python FILE ARGUMENTS` would: its own `__main__`, `sys.argv` and first entry of `sys.path`.
 
+A file with relative imports, which Python itself would only run as `python -m package.module`, is run as that.
+
 Unlike `runpy.run_path`, the module stays `__main__` after an exception, because what the script registered to run at exit, and
 processes that it started, look for their names there.
 """
@@ -7,9 +9,11 @@ processes that it started, look for their names there.
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 
 
@@ -22,12 +26,33 @@ def run_as_main(path: str, arguments: Sequence[str], *, shown_as: str | None = N
         shown_as: `sys.argv[0]`; the path by default.
     """
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
+        text = file.read()
+    code = compile(text, path, "exec", dont_inherit=True)
     module = ModuleType("__main__")
+    root, package = _place(Path(path), has_relative_imports=_RELATIVE_IMPORT.search(text) is not None)
     vars(module).update(
-        __file__=path, __builtins__=__builtins__, __loader__=SourceFileLoader("__main__", path), __cached__=None, __package__=None
+        __file__=path,
+        __builtins__=__builtins__,
+        __loader__=SourceFileLoader("__main__", path),
+        __cached__=None,
+        __package__=package,
     )
     sys.modules["__main__"] = module
     sys.argv[:] = [shown_as or path, *arguments]
-    sys.path.insert(0, path.rpartition("/")[0] or ".")
+    sys.path.insert(0, root)
     exec(code, vars(module))
+
+
+_RELATIVE_IMPORT = re.compile(rb"^\s*from\s+\.", re.MULTILINE)
+
+
+def _place(path: Path, *, has_relative_imports: bool) -> tuple[str, str | None]:
+    """The folder that imports begin in, and the package that the file belongs to; None where it runs as a file of its own."""
+    folder = path.parent
+    if not has_relative_imports or not folder.name:
+        return str(folder), None
+    names = [folder.name]
+    while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+        names.insert(0, folder.name)
+    return str(folder.parent), ".".join(names)

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
-from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.job import ScriptJob, needs_launcher
 
 if TYPE_CHECKING:
     from compile_sweep.harness.numerics.gradient_check import GradientCheck
@@ -139,7 +140,7 @@ class ScriptTrial:
         }
         (folder / "assignment").write_text(json.dumps(assignment), encoding="utf-8")
         inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_GROUP}
-        environment = {**inherited, **self.environment, **place.environment, **self.rendezvous()}
+        environment = {**inherited, **self.environment, **place.environment, **(self.rendezvous() or self._alone())}
         environment.setdefault("PYTHONHASHSEED", str(self.job.seed))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_root()]))
         environment["PYTHONFAULTHANDLER"] = "1"
@@ -168,6 +169,15 @@ class ScriptTrial:
             raise RunFailed(outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"], output)
         shutil.rmtree(base, ignore_errors=True)
         return outcome
+
+    def _alone(self) -> Mapping[str, str]:
+        """What torchrun would set for one worker, for a script that does not run without."""
+        if not needs_launcher(Path(self.job.path).read_text(encoding="utf-8", errors="replace")):
+            return {}
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def _wait(self, process: subprocess.Popen[bytes], folder: Path, base: Path, *, tell: bool) -> None:
         phases, has_told_early, looked_at = list(Phase)[1:], False, time.monotonic()

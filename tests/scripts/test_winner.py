@@ -20,6 +20,8 @@ from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.equivalents import accelerate_plugin, equivalents, training_arguments
+from compile_sweep.script.job import needs_launcher
+from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.winner import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,3 +219,35 @@ def test_only_libraries_that_a_script_trains_with_are_named() -> None:
     settings = CompileSettings.parse("scope=full,dynamic=auto")
     assert dict(equivalents(settings, "args = trainingarguments(...)")) == {"TrainingArguments": "torch_compile=True"}
     assert dict(equivalents(settings, "model(x).backward()")) == {}
+
+
+def test_a_file_with_relative_imports_runs_as_a_module_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner.parent / "rates.py").write_text("RATE = 3\n")
+    (inner / "train.py").write_text("from ..rates import RATE\nseen = RATE, __package__, __name__\n")
+    kept = sys.modules["__main__"]
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    try:
+        run_as_main(str(inner / "train.py"), ())
+        assert vars(sys.modules["__main__"])["seen"] == (3, "outer.inner", "__main__")
+    finally:
+        sys.modules["__main__"] = kept
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"),
+    [
+        ('rank = int(os.environ["LOCAL_RANK"])', True),
+        ('dist.init_process_group("nccl")', True),
+        ('ddp = int(os.environ.get("RANK", -1)) != -1\nif ddp:\n    init_process_group("nccl")\n    os.environ["RANK"]', False),
+        ('if "RANK" in os.environ:\n    rank = os.environ["RANK"]', False),
+        ('dist.init_process_group("gloo", rank=rank, world_size=2)\nmp.spawn(main, nprocs=2)', False),
+        ("model(x).backward()", False),
+    ],
+)
+def test_a_script_that_runs_under_torchrun_alone_is_known_by_its_text(text: str, needs: bool) -> None:
+    assert needs_launcher(text) is needs
