@@ -150,6 +150,8 @@ def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimiz
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
         undo.enter_context(config_put_back(settings.config))
         undo.enter_context(reducing_put_back())
+        if settings.stance is not None:
+            undo.callback(torch.compiler.set_stance, "default")
         undo.callback(_put_back, model, optimizer)
         with reducing_as_usual() if settings.scope is Scope.EAGER else nullcontext():
             written = undo.enter_context(_executed(source))

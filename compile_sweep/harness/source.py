@@ -143,6 +143,8 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield from (f"{name} = {_quoted(value)}" for name, value in settings.config.items())
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
+    if settings.stance is not None:
+        yield f'torch.compiler.set_stance("{settings.stance}")'
     if facts.reduces:
         yield from source_ddp.process_wide(settings.ddp)
     if facts.device_type == "cuda" and settings.mode is not None:

@@ -74,6 +74,17 @@ class MatmulPrecision(StrEnum):
     MEDIUM = "medium"
 
 
+class Stance(StrEnum):
+    """The stance of the compiler (`torch.compiler.set_stance`) that runs a function's first call without compiling it.
+
+    From the second call torch knows which sizes change, so that dynamic=auto makes no graph of the first sizes alone.
+    """
+
+    EAGER_THEN_COMPILE = "eager_then_compile"
+    AOT_EAGER_THEN_COMPILE = "aot_eager_then_compile"
+    """As the other, but the first call runs by AOTAutograd, which keeps to an activation memory budget."""
+
+
 class Autocast(StrEnum):
     """The dtype autocast runs in; fp16 brings a gradient scaler."""
 

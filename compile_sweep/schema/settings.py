@@ -26,6 +26,7 @@ from compile_sweep.schema.choices import (
     Padding,
     Scope,
     SdpaKernel,
+    Stance,
     resolve_mode,
     resolve_padding,
 )
@@ -294,6 +295,9 @@ class CompileSettings:
     compile_loss: bool | None = _setting(parse_switch, torch_default=False, compiles=True, in_label=True)
     """With scope=full, of a script: also compile the loss functions that it calls outside its modules."""
 
+    stance: Stance | None = _setting(Stance, compiles=True, in_label=True)
+    """Run the first call eagerly, or by AOTAutograd alone, and compile what torch then knows to change as dynamic."""
+
     as_written: bool | None = _setting(parse_switch, torch_default=False)
     """With scope=eager, of a script: nothing is changed, and what the script compiles itself stays compiled."""
 
@@ -313,6 +317,10 @@ class CompileSettings:
                 if (field_name := of_fields.get(name)) is not None:
                     raise SettingsError(f"{name} has its own setting; use {field_name}")
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
+            if self.stance is not None and self.dynamic is not Dynamic.AUTO:
+                raise SettingsError(
+                    f"stance lets torch find out which sizes change, so it goes with dynamic=auto, not dynamic={self.dynamic}"
+                )
             if self.parts is not None and self.scope is not Scope.MODULAR:
                 raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
             for name, part in self.parts or ():

@@ -93,6 +93,8 @@ def apply_to_modules(
         ScriptError: scope=regional, and no target has repeated blocks.
         SettingsError: a memory format, and nothing that it could order.
     """
+    if settings.stance is not None:
+        torch.compiler.set_stance(settings.stance)
     if settings.memory_format is not None:
         for target in targets:
             refuse_memory_format(settings, target.module)

@@ -44,6 +44,7 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         pytest.param("scope=full", 1, marks=FURTHER),
         ("scope=full,dynamic=mark,pad_multiple=4", 1),
         ("scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager", 2),
+        ("scope=full,dynamic=auto,stance=eager_then_compile,pad_multiple=2,backend=aot_eager", 1),
         pytest.param("scope=full,dynamic=buckets,bucket_size=8,backend=aot_eager", 2, marks=FURTHER),
         pytest.param("scope=modular", 2, marks=FURTHER),
         pytest.param("scope=modular,dynamic=mark,pad_multiple=4,backend=aot_eager", 2, marks=FURTHER),
