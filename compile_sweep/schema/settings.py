@@ -126,9 +126,7 @@ def _parse_ddp(name: str, value: Any) -> DdpSettings | None:
 CONFIG_MODULES = {"dynamo": "torch._dynamo.config", "functorch": "torch._functorch.config", "compiler": "torch.compiler.config"}
 """Fields that hold process-wide settings of torch by name, and the module that each sets."""
 
-_DOTTED = {INDUCTOR: "options"} | {
-    name: name for name in ("options", "parts", "workload", "ddp", "dynamo", "functorch", "compiler")
-}
+_DOTTED = {INDUCTOR: "options"} | {name: name for name in ("options", "parts", "workload", "ddp", *CONFIG_MODULES)}
 """First component of a dotted name, and the field that takes the rest."""
 
 _CONFIG_THAT_IS_FIELDS = {"dynamo.cache_size_limit": "recompile_limit", "dynamo.optimize_ddp": "ddp.optimize_ddp"}
@@ -318,9 +316,7 @@ class CompileSettings:
                     raise SettingsError(f"{name} has its own setting; use {field_name}")
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
             if self.stance is not None and self.dynamic is not Dynamic.AUTO:
-                raise SettingsError(
-                    f"stance lets torch find out which sizes change, so it goes with dynamic=auto, not dynamic={self.dynamic}"
-                )
+                raise SettingsError(f"stance finds out which sizes change, so it goes with dynamic=auto, not {self.dynamic}")
             if self.parts is not None and self.scope is not Scope.MODULAR:
                 raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
             for name, part in self.parts or ():
