@@ -413,7 +413,8 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
     if cause := cause_of_series(told):
         return cause.advice
     if "size" in last.guard or not last.guard:
-        return "use fewer lengths, dynamic=mark, or a higher recompile_limit"
+        of_data = "where sizes come of the data, as rows that a router picks, dynamic=auto, or all rows weighed by a mask"
+        return f"use fewer lengths, dynamic=mark, or a higher recompile_limit; {of_data}"
     return "keep what the guard names the same in every step"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,40 @@ class StochasticDepth(Body):
         for layer in self.layers:
             if random.random() < 0.7:
                 x = x + layer(x).tanh()
+        return super().forward(x)
+
+
+class NumpyDepth(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        if np.random.rand() < 0.9:
+            x = x + x.tanh()
+        return super().forward(x)
+
+
+class KeepsByStep(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.norms[len(self.norms)] = y.detach().norm()
+        return y
+
+
+class Router(Body):
+    """Each expert is a block that sees as many rows as the data gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(12, 12)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for number, expert in enumerate(self.experts):
+            rows = (x[:, 0].sign() == number * 2 - 1).nonzero().squeeze(1)
+            x = x.index_add(0, rows, expert(x[rows]))
         return super().forward(x)
 
 
@@ -216,6 +251,12 @@ FAULTS = [
     Fault(Body, STATIC, "recompile-limit", ("dynamic=auto, does not",), LENGTHS, loss_with_a_shown_number),
     Fault(Body, AUTO, None, ("Tensor.item()", "read it with .item() after the step"), (), loss_with_a_shown_number),
     Fault(StochasticDepth, AUTO, "silent-fallback", ("draw with torch",), ("print, log",)),
+    Fault(NumpyDepth, AUTO, None, ("numpy.random.rand", "draw with torch"), (".item() after the step", "print, log")),
+    Fault(KeepsByStep, AUTO, "recompile-limit", ("norms", "keep out of the forward what grows"), LENGTHS),
+    Fault(
+        Router, "scope=regional,dynamic=static,backend=aot_eager", "recompile-limit",
+        ("size mismatch", "weigh them by a mask", "dynamic=auto"),
+    ),
     Fault(OwnNoise, AUTO, None, ("torch.Generator of your own",), ("open the context",)),
     Fault(RoutesRows, AUTO, "silent-fallback", ("weigh them by a mask", ".nonzero()"), ("torch.where instead",)),
     Fault(Noisy, AUTO, None, ("graph of the model and its loss as one",), ("diverges",)),
