@@ -255,7 +255,7 @@ FAULTS = [
     Fault(KeepsByStep, AUTO, "recompile-limit", ("norms", "keep out of the forward what grows"), LENGTHS),
     Fault(
         Router, "scope=regional,dynamic=static,backend=aot_eager", "recompile-limit",
-        ("size mismatch", "weigh them by a mask", "dynamic=auto"),
+        ("size mismatch", "weighed by a mask", "dynamic=auto"),
     ),
     Fault(OwnNoise, AUTO, None, ("torch.Generator of your own",), ("open the context",)),
     Fault(RoutesRows, AUTO, "silent-fallback", ("weigh them by a mask", ".nonzero()"), ("torch.where instead",)),
