@@ -212,7 +212,8 @@ class Search:
         words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
         if not num_left or not np.isfinite(gain := search.forecast(_AN_HOUR_S)):
             return words
-        return f"{words}; {num_left} were not tried, and an hour more of them would probably gain {gain:.1%}"
+        about = f"about {gain:.0%}" if gain >= 0.01 else "less than 1%"
+        return f"{words}; {num_left} were not tried, and another hour of trials would probably gain {about}"
 
     def complaint(self) -> str | None:
         """Why no trial is of any use, if none is: a constraint that none keeps, say."""

@@ -80,7 +80,7 @@ def test_auto_begins_with_what_runs_today_and_ends_by_saying_what_is_left(tmp_pa
     config = json.loads((output / "sweep.json").read_text())["config"]
     assert (config["recipe"], config["search"]["searcher"], config["time_budget_s"]) == ("auto", "levers", None)
     assert re.search(
-        r"the search ended after 3 trials of \d+ settings: 3 trials were asked for; \d+ were not tried, and an hour", printed
+        r"the search ended after 3 trials of \d+ settings: 3 trials were asked for; \d+ were not tried, and another hour", printed
     )
 
 
