@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import html
+import socket
+import sys
 import threading
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from analysis.page.page import LINKED, report_page
@@ -28,6 +32,11 @@ _LIVE = '<span id="live" role="status">{}</span>'
 _NAMES = ("127.0.0.1", "localhost")
 _MOST_LOG_BYTES = 4 * 2**20
 """Of a longer log the end is shown."""
+
+_MOST_CONNECTIONS = 32
+"""At once; further ones are closed. A browser opens six."""
+_CONNECTION_S = 120.0
+"""Seconds that a connection may take as a whole: a client that is slow, or silent, holds a thread no longer."""
 
 _INERT = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy of what was not made here: nothing in it runs, whoever wrote it."""
@@ -104,6 +113,30 @@ class ReportServer(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SweepFolderError(f"port {port} of {ADDRESS} cannot be served ({reason}); give another, or 0 for any") from None
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers a connection in a thread of its own, or closes it if there are too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers a connection, for as long as it may take."""
+        ends = threading.Timer(_CONNECTION_S, _close, (request,))
+        ends.daemon = True
+        ends.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            ends.cancel()
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a client that went away, or was sent away, before it had its answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -186,6 +219,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content)
             except ConnectionError:  # the browser went on
                 self.close_connection = True
+
+
+def _close(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _state(path: Path) -> str:

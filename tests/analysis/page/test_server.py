@@ -6,11 +6,12 @@ import html
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from report_browser import FLAGS
 from sweep_folders import MakeSweep, trial
 
 from analysis import report
+from analysis.page import server as server_module
 from analysis.page.page import report_page
 from analysis.page.server import LivePage, ReportServer
 from compile_sweep.schema.outcome import Status
@@ -64,6 +66,26 @@ def test_it_serves_the_report_on_this_machine_only(make_sweep: MakeSweep) -> Non
         assert "Verdict" in page.words
         assert get(server, "/", method="HEAD").words == ""
         assert get(server, "/trials.jsonl").status == 404
+
+
+@pytest.mark.slow
+def test_silent_clients_hold_no_thread_for_ever_and_are_bounded(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(server_module, "_CONNECTION_S", 3.0)
+    with serving(make_sweep()) as server:
+        silent = [socket.create_connection(server.server_address[:2]) for _ in range(3)]
+        try:
+            for client in silent:
+                client.settimeout(60)
+                client.sendall(b"GET / HTTP/1.1\r\n")  # and never the end of its headers
+            with suppress(ConnectionError):  # one too many is closed at once, the others after their time
+                assert [client.recv(1) for client in silent] == [b"", b"", b""]
+        finally:
+            for client in silent:
+                client.close()
+        assert server._free.acquire(timeout=60)  # as a thread has ended
+        server._free.release()
+        assert get(server, "/version").status == 200
 
 
 @pytest.mark.slow
