@@ -357,6 +357,7 @@ class TrialRecord(AttemptRecord):
     device_use: dict[str, float] = figure(
         "object: what a step of training makes of its GPU, on one batch, see below",
         default=dict,
+        limits=ANY_NUMBER,
         missing="on a CPU; of inference; of several workers; not measured",
     )
     peak_memory_bytes: int | None = figure(

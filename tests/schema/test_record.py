@@ -106,6 +106,10 @@ def test_fields_a_record_need_not_have_are_filled_in() -> None:
     assert again.settings == CompileSettings.parse("scope=eager").to_dict()
 
 
+def test_a_step_may_be_a_quadrillion_floating_point_operations_and_more() -> None:
+    assert why_impossible(record(device_use={"flops_per_step": 6e15})) is None
+
+
 def test_every_field_of_a_measurement_is_recorded() -> None:
     from compile_sweep.schema.record import Measurement
 
