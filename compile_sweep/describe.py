@@ -52,6 +52,7 @@ def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
             max_length=workload.max_length,
             min_length=workload.min_length,
             batch_size=workload.batch_size,
+            unpadded_reason=workload.unpadded_reason,
             row_lengths=row_lengths,
             batch_lengths=() if row_lengths or workload.has_one_shape else batch_lengths(workload),
             parts=tuple(name.rpartition(".")[2] for name in workload.parts()),
@@ -200,12 +201,18 @@ def _listed(name: str) -> tuple[str, Sequence[str], Mapping[str, str]] | tuple[s
 
 def _model_lines(workload: Workload) -> Iterator[str]:
     """Yields what a check says of a workload before it runs it."""
+    from compile_sweep.contract.from_model import ModelWorkload
+
     model = workload.build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
     least = f"{workload.min_length} to" if workload.min_length > 1 else "at most"
     lengths = f"{least} {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
     yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"
+    if workload.unpadded_reason is not None:
+        yield f"pads nothing: {workload.unpadded_reason}; so dynamic=auto, mark and true are tried, not static or buckets"
+    if isinstance(workload, ModelWorkload):
+        yield from workload.remarks
     regions = list(workload.regions(model))
     kinds = sorted({type(model.get_submodule(name)).__name__ for name in regions})
     yield f"repeated blocks: {_names(regions)}" + (f" of class {', '.join(kinds)}" if kinds else "")

@@ -98,6 +98,20 @@ class Workload(ABC):
         """Whether every batch has the same shape, so that none is padded."""
         return self.min_length == self.max_length
 
+    @property
+    def unpadded_reason(self) -> str | None:
+        """Why batches are trained on as they come, none of them padded; None if they are padded as settings say."""
+        return None
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches are padded as settings say."""
+        return self.unpadded_reason is None
+
+    def shape_policy(self, settings: CompileSettings) -> ShapePolicy:
+        """Returns the policy that batches are made and padded by under these settings."""
+        return settings.shape_policy(self.max_length, self.min_length)
+
     def under(self, settings: CompileSettings) -> Self:
         """Returns this workload with the options that the settings ask for; itself if it already has them.
 
@@ -118,7 +132,7 @@ class Workload(ABC):
         Raises:
             SettingsError: they do not fit its lengths, options or kind of step.
         """
-        settings.validate_for(self.max_length, self.min_length)
+        settings.validate_for(self.max_length, self.min_length, unpadded=self.unpadded_reason)
         check_options(type(self).__name__, self.options, settings)
         if not self.trains:
             check_inference(type(self).__name__, settings)

@@ -5,8 +5,9 @@ Anything else that the `Workload` contract needs is found by `inspect_model`, un
 
 from __future__ import annotations
 
+import math
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.batches import Structure, flatten, one_structure, rebuild
 from compile_sweep.contract.inspect_model import (
     BatchChanges,
     find_batch_changes,
@@ -27,17 +29,19 @@ from compile_sweep.contract.inspect_model import (
     is_safe_to_copy,
     preferred_memory_format,
     repeated_blocks,
+    without_smaller_last,
 )
 from compile_sweep.contract.seeding import seeded
+from compile_sweep.contract.tensor_uses import TensorUses, find_uses, is_whole
 from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
-from compile_sweep.schema.settings import OptimizerKind
-from compile_sweep.schema.shapes import ShapePolicy
+from compile_sweep.schema.settings import CompileSettings, OptimizerKind
+from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
 
 ModelFn = Callable[[], nn.Module]
-BatchFn = Callable[..., Mapping[str, Tensor]]
-LossFn = Callable[[nn.Module, dict[str, Any]], Any]
+BatchFn = Callable[..., Any]
+LossFn = Callable[[nn.Module, Any], Any]
 OptimizerFn = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer from parameters, like the classes of `torch.optim`. Receives `foreach=` or `fused=` if it accepts them."""
 
@@ -50,7 +54,14 @@ IGNORE_INDEX = -100
 BATCH_SIZE = "batch_size"
 """Argument of a batch function, and the option of its workload, that says how many samples a batch has."""
 
+LENGTH = "length"
+"""Argument of a batch function that says how long its longest row is; without it, the function chooses."""
+
 _LABELS = ("label", "labels", "target", "targets")
+"""Names of targets, where the loss is a model's own or does not run on shapes alone."""
+
+REAL = "real"
+PADDED = "padded"
 
 
 class ModelAndLoss(nn.Module):
@@ -59,12 +70,14 @@ class ModelAndLoss(nn.Module):
     Args:
         model: The user's model.
         loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
+        structure: Of a batch that is no dictionary of tensors; it is put together again for the loss function.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+    def __init__(self, model: nn.Module, loss_fn: LossFn, structure: Structure | None = None) -> None:
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
+        self.structure = structure
         found = getattr(type(model), "loss_function", None)
         if loss_fn is model_loss and isinstance(found, property) and found.fset:
             # transformers looks the loss up in each forward and logs if the class name is unknown, which breaks the graph.
@@ -72,10 +85,27 @@ class ModelAndLoss(nn.Module):
 
     def forward(self, **batch: Tensor) -> Any:
         """Returns the loss, or the outputs for inference."""
-        found = self.loss_fn(self.model, batch)
-        if self.training and not isinstance(found, Tensor):
-            raise WorkloadError(f"the loss function returned {type(found).__name__}; return the loss alone, a tensor")
-        return found
+        found = self.loss_fn(self.model, batch if self.structure is None else rebuild(self.structure, batch))
+        return loss_of(found) if self.training else found
+
+
+def loss_of(returned: Any) -> Tensor:
+    """Returns the loss among what a loss function returned: itself, the first of a tuple, or `loss` of a dictionary or an output.
+
+    Raises:
+        WorkloadError: there is none.
+    """
+    found = returned
+    if isinstance(found, tuple | list) and found:
+        found = found[0]
+    elif isinstance(found, dict):
+        found = found.get("loss")
+    elif not isinstance(found, Tensor):
+        found = getattr(found, "loss", None)
+    if not isinstance(found, Tensor):
+        what = f"{type(returned).__name__} without a loss" if isinstance(returned, dict | tuple | list) else type(returned).__name__
+        raise WorkloadError(f"loss_fn returned {what}; return the loss, a tensor, alone or first: return loss, logs")
+    return found
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
@@ -91,9 +121,10 @@ def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
 
 def WorkloadFromModel(
     model_fn: ModelFn,
-    batch_fn: BatchFn,
+    batch_fn: BatchFn | None = None,
     loss_fn: LossFn | None = None,
     *,
+    batches: Iterable[Any] | None = None,
     trains: bool = True,
     num_batches: int = 20,
     max_length: int | None = None,
@@ -102,6 +133,7 @@ def WorkloadFromModel(
     parts: Sequence[str] | None = None,
     dynamic: Mapping[str, Sequence[int]] | None = None,
     pad_with: Mapping[str, float] | None = None,
+    lengths: str | None = None,
     optimizer_fn: OptimizerFn | None = None,
     autocast: torch.dtype | None = torch.bfloat16,
 ) -> type[ModelWorkload]:
@@ -109,11 +141,14 @@ def WorkloadFromModel(
 
     Args:
         model_fn: Makes the model. Called with the random seed set, so that equal seeds give equal weights.
-        batch_fn: Makes batch number `n` as tensors by name, on the CPU, padded no further than its own longest row.
-            Called with the random seed set, so it may draw random numbers. If it has an argument `batch_size` with a default,
-            settings may choose another, as `workload.batch_size=64`.
-        loss_fn: Called with the model and a batch; calls the model and returns the scalar loss, or the outputs for inference.
-            By default `model(**batch).loss`, as Hugging Face models have it, or `model(**batch)` for inference.
+        batch_fn: Makes batch number `n`, on the CPU, padded no further than its own longest row: a dictionary of tensors, or a
+            tuple, list, dataclass or nested dictionary that holds some. Called with the random seed set, so it may draw random
+            numbers. If it has an argument `batch_size` with a default, settings may choose another, as
+            `workload.batch_size=64`; if it has an argument `length=None`, batches to warm up a length are made by it.
+        loss_fn: Called with the model and a batch, as `batch_fn` made it; calls the model and returns the scalar loss, alone or
+            with logs behind it, or the outputs for inference. By default `model(**batch).loss`, as Hugging Face models have it,
+            or `model(**batch)` for inference.
+        batches: In place of `batch_fn`, a `DataLoader` or another iterable of batches, of which the first are taken.
         trains: False for inference.
         num_batches: Batches in a steady-state pass.
         max_length: Longest possible batch; by default the longest of the `num_batches`.
@@ -121,15 +156,23 @@ def WorkloadFromModel(
         regions: Dotted names of the model's repeated blocks; by default the members of each ModuleList of a single class.
         parts: Dotted names of the modules that scope=modular compiles separately; by default the model without the loss.
         dynamic: For each tensor of a batch, the dimensions that are its length; by default those that change together.
-        pad_with: Padding values by tensor name; by default -100 for integer labels and targets, otherwise 0.
+        pad_with: Padding values by tensor name; by default the index that the loss ignores for its targets, otherwise 0.
+        lengths: `real` to train on batches as they come and pad nothing, which leaves dynamic=auto, mark and true to try;
+            `padded` to pad also where the first dimension changes. By default padded, unless padding would change what a batch
+            says of itself: ids of an `EmbeddingBag`, nodes and edges of a graph, packed sequences.
         optimizer_fn: For example `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with lr=1e-4. It receives
             `foreach=True`, or `fused=True` if the settings ask for it, provided it accepts them; a `foreach` or `fused` that
             it sets itself stays in all other cases.
         autocast: The autocast dtype on a GPU; None for no autocast.
     """
+    if batches is not None and batch_fn is None:
+        batch_fn = BatchesOf(batches)
+    elif batch_fn is not None and not callable(batch_fn) and batches is None:
+        batch_fn = BatchesOf(batch_fn)  # a loader in the place of the function
     values: dict[str, Any] = {
+        "both_batches": batches is not None and not isinstance(batch_fn, BatchesOf),
         "model_fn": staticmethod(model_fn),
-        "batch_fn": staticmethod(batch_fn),
+        "batch_fn": staticmethod(batch_fn) if batch_fn is not None else None,
         "loss_fn": staticmethod(loss_fn or (model_loss if trains else model_outputs)),
         "trains": trains,
         "pool_batches": num_batches,
@@ -139,9 +182,10 @@ def WorkloadFromModel(
         "declared_parts": parts,
         "declared_dynamic": dynamic,
         "pad_with": dict(pad_with or {}),
+        "declared_lengths": lengths,
         "optimizer_fn": staticmethod(optimizer_fn or partial(torch.optim.Adam, lr=1e-4)),
         "autocast": autocast,
-        "options": {BATCH_SIZE: int} if _takes_batch_size(batch_fn) else {},
+        "options": {BATCH_SIZE: int} if _takes(batch_fn, BATCH_SIZE) else {},
         "__doc__": model_fn.__doc__,
         "__module__": getattr(model_fn, "__module__", __name__),
     }
@@ -149,12 +193,35 @@ def WorkloadFromModel(
     return cast(type[ModelWorkload], ABCMeta(name if name.isidentifier() else "ModelWorkload", (ModelWorkload,), values))
 
 
+class BatchesOf:
+    """The batches of a loader by number, in the place of a batch function.
+
+    Args:
+        loader: A `DataLoader` or another iterable, which can be gone through more than once; an iterator can be once.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self._iterator: Iterator[Any] | None = None
+        self._next = 0
+
+    def __call__(self, number: int) -> Any:
+        """Returns the batch of that number; raises StopIteration behind the last."""
+        if self._iterator is None or number < self._next:
+            self._iterator, self._next = iter(self.loader), 0
+        for _ in range(number - self._next):
+            next(self._iterator)
+        self._next = number + 1
+        return next(self._iterator)
+
+
 class ModelWorkload(Workload):
     """Base of the classes that `WorkloadFromModel` makes."""
 
     sizes = ("only",)
     model_fn: ClassVar[ModelFn]
-    batch_fn: ClassVar[BatchFn]
+    batch_fn: ClassVar[BatchFn | None]
+    both_batches: ClassVar[bool]
     loss_fn: ClassVar[LossFn]
     optimizer_fn: ClassVar[OptimizerFn]
     declared_max_length: ClassVar[int | None]
@@ -162,6 +229,7 @@ class ModelWorkload(Workload):
     declared_regions: ClassVar[Sequence[str] | None]
     declared_parts: ClassVar[Sequence[str] | None]
     declared_dynamic: ClassVar[Mapping[str, Sequence[int]] | None]
+    declared_lengths: ClassVar[str | None]
     pad_with: ClassVar[Mapping[str, float]]
     autocast: ClassVar[torch.dtype | None]
 
@@ -171,7 +239,10 @@ class ModelWorkload(Workload):
         self._made: nn.Module | None = None
         self._handed_out: ref[nn.Module] | None = None
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
+        self._structure: Structure | None = None
+        self._remarks: dict[int, list[str]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
+        self._uses: TensorUses | None = None
         self._asked_size: int | None = None
         self._changes: BatchChanges = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
         for name in sorted(self.pad_with.keys() - self.raw_batches(0)[0].keys()):
@@ -196,6 +267,7 @@ class ModelWorkload(Workload):
         self._asked_size = int(chosen[BATCH_SIZE])
         self._batches.clear()
         self._dims.clear()
+        self._uses = None
         self._changes = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
         self.batch_size = self._changes.samples
         if self.batch_size != self._asked_size:
@@ -211,7 +283,7 @@ class ModelWorkload(Workload):
             made = type(self).model_fn()
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
-        built = ModelAndLoss(made, type(self).loss_fn).train(self.trains)
+        built = ModelAndLoss(made, type(self).loss_fn, self._structure).train(self.trains)
         for name, module in built.named_modules():
             if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
                 raise WorkloadError(f"{name} is already compiled; return the plain model, the sweep compiles it")
@@ -233,14 +305,68 @@ class ModelWorkload(Workload):
         found = []
         for number, raw in enumerate(self.raw_batches(rank)):
             length = self.length_of(raw)
-            if length > self.max_length:
+            if length > self.max_length and self.pads:
                 where = f"batch {number} of worker {rank} has length {length}, above {self.max_length}"
                 raise WorkloadError(f"{where}, the longest of worker 0's; set max_length={length} or more in WorkloadFromModel")
-            found.append(self._batch(raw, policy.padded(max(length, self.min_length)), device))
+            found.append(self._batch(raw, self._padded_length(raw, policy), device, policy))
         return found
 
+    def _padded_length(self, raw: Mapping[str, Tensor], policy: ShapePolicy) -> int:
+        if not self.pads:
+            return self.length_of(raw)
+        if isinstance(policy, PadToLongest):
+            return policy.padded(max(self.length_of(raw), self.min_length))
+        return policy.padded(max(self._length_for_all(raw), self.min_length))
+
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
-        return self._batch(self._nearest(length, rank), length, device)
+        """Returns a batch of that length: of `batch_fn` if it takes one, else the longest real one that can be padded to it.
+
+        Where every batch is longer, none is cut, for it may hold lengths: the shortest is returned as it is.
+        """
+        raw = self._made_at(length, rank) or self._nearest(length, rank)
+        return self._batch(raw, max(length, self._length_for_all(raw)) if self.pads else self.length_of(raw), device)
+
+    def _made_at(self, length: int, rank: int) -> dict[str, Tensor] | None:
+        """A batch that the user's function makes at a length; None if it takes none, or makes another."""
+        if not _takes(type(self).batch_fn, LENGTH) or length == max(self.length_of(raw) for raw in self.raw_batches(rank)):
+            return None
+        with seeded((self.seed << 16) + rank):
+            made, _ = self._made_batch(0, {LENGTH: length})
+        fits = made.keys() == self.raw_batches(rank)[0].keys() and self.length_of(made) == length
+        return made if fits and self._length_for_all(made) == length else None
+
+    def shape_policy(self, settings: CompileSettings) -> ShapePolicy:
+        if self.pads:
+            return super().shape_policy(settings)
+        return AsTheyCome(known=tuple(sorted({self.length_of(raw) for raw in self.raw_batches(0)})))
+
+    @property
+    def unpadded_reason(self) -> str | None:
+        if self.declared_lengths == REAL:
+            return "lengths='real' says so"
+        if self.declared_lengths == PADDED or not self._changes.dims:
+            return None
+        if ragged := self._changes.ragged:
+            # Whoever names what to pad each of them with has decided.
+            return None if self._changes.dims.keys() <= self.pad_with.keys() else ragged
+        bags = sorted(self.uses.bags & (self._changes.dims.keys() - self.pad_with.keys()))
+        if bags:
+            return f"{bags[0]} holds ids of an EmbeddingBag, whose last bag would grow"
+        apart = self._changes.others.keys() - self.pad_with.keys() - self._changes.length.keys() - (self.declared_dynamic or {}).keys()
+        if positions := sorted(self.uses.positions & apart):
+            return f"{positions[0]} holds positions in another tensor, and padding would add one"
+        return None
+
+    @property
+    def uses(self) -> TensorUses:
+        """What the step uses the whole-number tensors of a batch for that change and that `pad_with` does not name."""
+        if self._uses is None:
+            raw = min(self.raw_batches(0), key=self.length_of)
+            unknown = [name for name in self._changes.dims if is_whole(raw[name]) and name not in self.pad_with]
+            # A model that computes its loss itself is Hugging Face's, whose labels are called so and ignore -100.
+            asks = bool(unknown) and not (type(self).loss_fn is model_loss and self._changes.ragged is None)
+            self._uses = (find_uses(self.build_model(), raw) if asks else None) or TensorUses()
+        return self._uses
 
     def regions(self, model: nn.Module) -> Sequence[str]:
         inner = model.get_submodule(MODEL)
@@ -254,16 +380,29 @@ class ModelWorkload(Workload):
 
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         if module == "":
-            return self._changes.length
-        if not self._changes.length:
+            return self._changes.dims
+        if not self._changes.dims:
             return {}
         if module not in self._dims:
             model = self.build_model()
             names = list(dict.fromkeys([module, *self.regions(model), *self.parts()]))
-            shortest = self._nearest(0)  # padded: a library may drop a mask that is all ones, and with it an argument
-            short, long = (self.padded_to(shortest, length) for length in self._two_lengths())
-            self._dims = {**self._dims, **find_dynamic_arguments(model, names, short, long)}
+            self._dims = {**self._dims, **find_dynamic_arguments(model, names, self._different_batches())}
         return self._dims[module]
+
+    def _different_batches(self) -> list[dict[str, Tensor]]:
+        """A few batches that differ in length, and in whether they hold padding: a library may drop a mask that is all ones."""
+        by_length = {self._sizes(raw): raw for raw in sorted(self.raw_batches(0), key=self._sizes)}
+        different = list(by_length.values())
+        if self.pads:
+            able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]  # it looks like the samples
+            near = [length for length in sorted(set(self._changes.lengths)) if length in able and length != able[0]]
+            short = near[1] if len(near) > 1 else near[0] if near else able[-1]
+            padded = [self.padded_to(different[0], length) for length in (short, able[0])]
+            return [*padded, different[0], different[-1]] if len(different) > 1 else padded
+        return [different[0], *different[1:-1][:2], different[-1]]
+
+    def _sizes(self, raw: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return tuple(raw[name].size(dim) for name, dims in self._changes.dims.items() for dim in dims)
 
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
         return self.autocast if device.type == "cuda" else None
@@ -287,7 +426,9 @@ class ModelWorkload(Workload):
         Raises:
             WorkloadError: the batch is longer than any batch in the sweep.
         """
-        length = self.length_of(batch)
+        if not self.pads:
+            return self.padded_to(batch, self.length_of(batch))
+        length = self._length_for_all(batch)
         try:
             wanted = padded_length(max(length, self.min_length)) if length <= self.max_length else 0
         except (ValueError, StopIteration):  # the data has grown since the sweep
@@ -305,55 +446,99 @@ class ModelWorkload(Workload):
         return self._changes
 
     def _nearest(self, length: int, rank: int = 0) -> dict[str, Tensor]:
-        """Returns the longest batch that is no longer than this, which padding leaves true; cutting one leaves its lengths wrong.
-
-        If all are longer, returns the shortest.
-        """
-        batches = sorted(self.raw_batches(rank), key=self.length_of)
-        return next((raw for raw in reversed(batches) if self.length_of(raw) <= length), batches[0])
-
-    def _two_lengths(self) -> tuple[int, int]:
-        """Returns two lengths that differ from each other and from the number of samples, which could be taken for a length."""
-        able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
-        near = [length for length in sorted(set(self._changes.lengths)) if length in able and length != able[0]]
-        return (near[1] if len(near) > 1 else near[0] if near else able[-1]), able[0]
+        """Returns the longest batch that is no longer than this, which padding leaves true; the shortest if all are longer."""
+        batches = sorted(self.raw_batches(rank), key=self._length_for_all)
+        return next((raw for raw in reversed(batches) if self._length_for_all(raw) <= length), batches[0])
 
     def raw_batches(self, rank: int = 0) -> list[dict[str, Tensor]]:
-        """Returns the worker's batches as the user's function makes them."""
+        """Returns the worker's batches as the user's function makes them, as tensors by name."""
         if rank not in self._batches:
             with seeded((self.seed << 16) + rank):
-                self._batches[rank] = [self._made_batch(number) for number in range(self.pool_batches)]
+                made = list(self._all_made(rank))
+            if not made:
+                raise WorkloadError("the batch function made no batch; its iterator is at its end")
+            remarks = []
+            if len(made) < self.pool_batches:
+                remarks.append(f"{len(made)} batches in place of num_batches={self.pool_batches}: there are no more")
+            self._structure = one_structure([structure for _, structure in made])
+            self._batches[rank], left_out = without_smaller_last([tensors for tensors, _ in made])
+            self._remarks[rank] = [*remarks, *([left_out] if left_out else [])]
+            self.pool_batches = len(self._batches[rank])
         return self._batches[rank]
 
-    def _made_batch(self, number: int) -> dict[str, Tensor]:
+    def _all_made(self, rank: int) -> Iterator[tuple[dict[str, Tensor], Structure | None]]:
+        asked = {} if self._asked_size is None else {BATCH_SIZE: self._asked_size}
+        for number in range(self.pool_batches):
+            try:
+                yield self._made_batch(number, asked)
+            except _NoMoreBatches:
+                return
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What was done about the batches, a sentence each."""
+        self.raw_batches(0)
+        return self._remarks[0]
+
+    def _made_batch(self, number: int, asked: Mapping[str, int]) -> tuple[dict[str, Tensor], Structure | None]:
+        make = type(self).batch_fn
+        if make is None:
+            raise WorkloadError("WorkloadFromModel needs batch_fn, a function that makes a batch, or batches, a DataLoader")
+        if self.both_batches:
+            raise WorkloadError("WorkloadFromModel has both batch_fn and batches; leave one of them out")
         with _failing_as(f"the batch function failed on batch {number}"):
-            asked = {} if self._asked_size is None else {BATCH_SIZE: self._asked_size}
-            batch = type(self).batch_fn(number, **asked)
-        return _tensors(batch)
+            try:
+                batch = make(number, **asked)
+            except StopIteration:
+                raise _NoMoreBatches from None
+        return flatten(batch)
 
     def length_of(self, raw: Mapping[str, Tensor]) -> int:
         """Returns the length of a batch, 1 where batches have none."""
         return max((raw[name].size(dim) for name, dims in self._changes.length.items() for dim in dims), default=1)
 
-    def _batch(self, raw: Mapping[str, Tensor], length: int, device: torch.device) -> Batch:
-        inputs = {name: tensor.to(device) for name, tensor in self.padded_to(raw, length).items()}
-        tokens = self.batch_size * min(length, self.length_of(raw))
+    def _length_for_all(self, raw: Mapping[str, Tensor]) -> int:
+        """The length at which every dimension fits, those that change apart taken in proportion to their largest."""
+        apart = [
+            math.ceil(raw[name].size(dim) * self.max_length / largest)
+            for name, dims in self._changes.others.items()
+            for dim, largest in dims.items()
+        ]
+        return max(self.length_of(raw), *(min(length, self.max_length) for length in apart)) if apart else self.length_of(raw)
+
+    def _batch(self, raw: Mapping[str, Tensor], length: int, device: torch.device, policy: ShapePolicy | None = None) -> Batch:
+        inputs = {name: tensor.to(device) for name, tensor in self.padded_to(raw, length, policy).items()}
+        tokens = min(length, self.length_of(raw))
+        if not any(0 in dims for dims in self._changes.length.values()) or self._samples_are_second:
+            tokens *= self.batch_size
         mask = raw.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             tokens = int(mask[:, :length].sum())
         return Batch(inputs=inputs, length=length, samples=self.batch_size, tokens=tokens)
 
-    def padded_to(self, raw: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
-        """Returns the batch padded to this length, or cut to it if it is longer."""
+    @property
+    def _samples_are_second(self) -> bool:
+        """Whether the first dimension of every tensor is the length, as in (time, batch)."""
+        first = self.raw_batches(0)[0]
+        return all(0 in self._changes.length.get(name, ()) for name, tensor in first.items() if tensor.dim())
+
+    def padded_to(self, raw: Mapping[str, Tensor], length: int, policy: ShapePolicy | None = None) -> dict[str, Tensor]:
+        """Returns the batch padded to this length; nothing is cut, and nothing padded where batches are trained on as they come.
+
+        Dimensions that change apart from the length are padded in proportion to it, so that a bucket is one of pairs; under a
+        policy that pads to the longest row they are padded by it on their own.
+        """
         padded = dict(raw)
-        for name, tensor in raw.items():
-            wanted = dict(self._changes.others.get(name, {}))
+        for name, tensor in raw.items() if self.pads else ():
+            wanted = {
+                dim: self._size_apart(tensor.size(dim), largest, length, policy)
+                for dim, largest in self._changes.others.get(name, {}).items()
+            }
             wanted.update(dict.fromkeys(self._changes.length.get(name, ()), length))
-            sizes = tuple(wanted.get(dim, size) for dim, size in enumerate(tensor.shape))
+            sizes = tuple(max(size, wanted.get(dim, size)) for dim, size in enumerate(tensor.shape))
             if sizes != tuple(tensor.shape):
-                kept = tuple(slice(0, min(size, there)) for size, there in zip(sizes, tensor.shape, strict=True))
                 padded[name] = tensor.new_full(sizes, self.padding_value(name, tensor))
-                padded[name][kept] = tensor[kept]
+                padded[name][tuple(map(slice, tensor.shape))] = tensor
         # If labels were the same tensor object as the ids in unpadded batches only, torch would compile both cases.
         seen: set[int] = set()
         for name, tensor in padded.items():
@@ -362,16 +547,32 @@ class ModelWorkload(Workload):
             seen.add(id(tensor))
         return padded
 
+    def _size_apart(self, size: int, largest: int, length: int, policy: ShapePolicy | None) -> int:
+        if isinstance(policy, PadToLongest):
+            return min(largest, -(-size // policy.multiple) * policy.multiple)
+        return math.ceil(length * largest / self.max_length)
+
     def padding_value(self, name: str, tensor: Tensor) -> float:
         """Returns what a tensor of a batch is padded with."""
-        is_label = name.lower() in _LABELS and tensor.dtype in (torch.int32, torch.int64)
-        return self.pad_with.get(name, IGNORE_INDEX if is_label else 0)
+        if name in self.pad_with:
+            return self.pad_with[name]
+        if not is_whole(tensor):
+            return 0
+        if name in self.uses.ignored and name not in self.uses.ids:
+            return self.uses.ignored[name]
+        return IGNORE_INDEX if name.lower() in _LABELS and name not in self.uses.ids else 0
 
 
-def _takes_batch_size(batch_fn: BatchFn) -> bool:
-    """Whether the function has an argument for the size of its batches, and a size of its own."""
+class _NoMoreBatches(Exception):
+    """The user's iterator is at its end."""
+
+
+def _takes(batch_fn: BatchFn | None, argument: str) -> bool:
+    """Whether the function has that argument, and a value of its own for it."""
+    if batch_fn is None:
+        return False
     try:
-        taken = signature(batch_fn).parameters.get(BATCH_SIZE)
+        taken = signature(batch_fn).parameters.get(argument)
     except (TypeError, ValueError):  # no function, or one written in C; calling it will tell
         return False
     return taken is not None and taken.default is not Parameter.empty
@@ -390,7 +591,7 @@ def _failing_as(what: str) -> Iterator[None]:
     """Turns anything a user's function raises into a `WorkloadError` with the original as its cause."""
     try:
         yield
-    except (CompileSweepError, torch.OutOfMemoryError):
+    except (CompileSweepError, torch.OutOfMemoryError, _NoMoreBatches):
         raise
     except Exception as error:
         raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
@@ -409,6 +610,8 @@ def _check_told(workload: type[ModelWorkload]) -> None:
     for name, number in numbers.items():
         if number is not None and not (isinstance(number, Integral) and not isinstance(number, bool) and number >= 1):
             raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is not a whole number of 1 or more")
+    if workload.declared_lengths not in (None, REAL, PADDED):
+        raise WorkloadError(f"lengths={workload.declared_lengths!r} of WorkloadFromModel is neither 'real' nor 'padded'")
     dynamic = workload.declared_dynamic
     if dynamic is not None and not (isinstance(dynamic, Mapping) and all(map(_are_dimensions, dynamic.values()))):
         raise WorkloadError(
@@ -446,16 +649,6 @@ def _name_of(make: Any) -> str:
     while isinstance(make, partial):
         make = make.func
     return getattr(make, "__name__", type(make).__name__)
-
-
-def _tensors(batch: Any) -> dict[str, Tensor]:
-    if not isinstance(batch, Mapping):
-        raise WorkloadError(f"the batch function returned {type(batch).__name__}; return a dictionary of tensors by name")
-    for name, value in batch.items():
-        if not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise WorkloadError(f"the batch function returned {name!r} as {kind}, not a tensor; return tensors by name")
-    return dict(batch)
 
 
 def _inside(model: nn.Module, names: Sequence[str], what: str) -> list[str]:

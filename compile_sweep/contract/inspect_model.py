@@ -8,7 +8,7 @@ changes if its size differs between batches; a dimension of an inner module's ar
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -136,9 +136,17 @@ class BatchChanges:
     lengths: Sequence[int]
     """Size of these dimensions in each batch; 1 throughout if nothing changes."""
     others: Mapping[str, Mapping[int, int]]
-    """Dimensions that change independently of the length, with the largest size, to which they are padded."""
+    """Dimensions that change independently of the length, with the largest size."""
     samples: int
-    """Size of the first dimension of most tensors."""
+    """Size of the first dimension of most tensors, where it stays the same; 1 where it does so in none."""
+    ragged: str | None = None
+    """Why padding would change what the batches say, as far as their shapes tell; None if it need not."""
+
+    @property
+    def dims(self) -> Dims:
+        """Every dimension that changes."""
+        names = [*self.length, *(name for name in self.others if name not in self.length)]
+        return {name: tuple(sorted({*self.length.get(name, ()), *self.others.get(name, ())})) for name in names}
 
 
 def find_batch_changes(
@@ -157,10 +165,8 @@ def find_batch_changes(
     for batch in batches:
         if {name: tensor.dim() for name, tensor in batch.items()} != {name: tensor.dim() for name, tensor in first.items()}:
             raise WorkloadError(f"batches differ in their tensors: one has {_shapes(first)}, another {_shapes(batch)}")
-    rows = [tensor.size(0) for tensor in first.values() if tensor.dim()]
-    if not rows:
+    if not any(tensor.dim() for tensor in first.values()):
         raise WorkloadError("batches hold no tensor with a dimension; give a mapping of names to tensors")
-    samples = max(rows, key=rows.count)
     together: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for name, tensor in first.items():
         for dim in range(tensor.dim()):
@@ -170,18 +176,11 @@ def find_batch_changes(
     if length is not None:
         main = [(name, dim) for name, dims in length.items() for dim in dims]
         for name, dim in main:
-            if name not in first or not 0 < dim < first[name].dim():
-                raise WorkloadError(
-                    f"dynamic dimension {dim} of {name}: batches have {_shapes(first)}; name dimensions from 1 on"
-                )
+            if name not in first or not 0 <= dim < first[name].dim():
+                raise WorkloadError(f"dynamic dimension {dim} of {name}: batches have {_shapes(first)}; name dimensions from 0 on")
     else:
         main = max(together.values(), key=len, default=[])
-    if any(dim == 0 and first[name].size(0) == samples for group in together.values() for name, dim in group):
-        counts = sorted({batch[name].size(0) for batch in batches for name, dim in _members(together) if dim == 0})
-        raise WorkloadError(
-            f"batches of {' and '.join(map(str, counts))} samples cannot be timed together; leave odd ones out"
-            + _if_samples_come_later(batches)
-        )
+        _refuse_unequal_samples(batches, together)
     dims: Dims = {name: tuple(dim for one, dim in main if one == name) for name, _ in main}
     others: dict[str, dict[int, int]] = {}
     for sizes, group in together.items():
@@ -189,7 +188,54 @@ def find_batch_changes(
             if (name, dim) not in main:
                 others.setdefault(name, {})[dim] = max(sizes)
     lengths = [max(batch[name].size(dim) for name, dim in main) for batch in batches] if main else [1] * len(batches)
-    return BatchChanges(length=dims, lengths=lengths, others=others, samples=samples)
+    changing = {place for group in together.values() for place in group}
+    ragged = _why_ragged(changing, dims, others, told=length is not None)
+    samples = _samples(first, changing)
+    return BatchChanges(length=dims, lengths=lengths, others=others, samples=samples, ragged=ragged)
+
+
+def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]]) -> int:
+    """The size of the first dimension of most tensors, or of a second one where every first one is the length."""
+    steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
+    outer = [size for name, size in steady.items() if "." not in name]  # what is inside lists may have rows of its own
+    if rows := outer or list(steady.values()):
+        return max(rows, key=rows.count)
+    second = {tensor.size(1) if tensor.dim() > 1 and (name, 1) not in changing else 0 for name, tensor in first.items()}
+    return second.pop() if len(second) == 1 and second != {0} else 1
+
+
+def _why_ragged(
+    changing: Collection[tuple[str, int]], length: Dims, others: Mapping[str, Mapping[int, int]], *, told: bool
+) -> str | None:
+    rows = [name for name, dim in changing if dim == 0]
+    if rows:
+        return f"the first dimension of {_listed(rows)} changes"
+    twice = [] if told else [name for name, dims in others.items() if name in length or len(dims) > 1]
+    return f"two dimensions of {_listed(twice)} change apart" if twice else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = sorted(set(names))
+    return " and ".join(found) if len(found) < 4 else f"{found[0]}, {found[1]} and {len(found) - 2} others"
+
+
+def _refuse_unequal_samples(
+    batches: Sequence[Mapping[str, Tensor]], together: Mapping[tuple[int, ...], Sequence[tuple[str, int]]]
+) -> None:
+    """Refuses batches whose tensors all have another number of rows from batch to batch.
+
+    Raises:
+        WorkloadError: they do, so the rows are samples or the length, and nothing tells which.
+    """
+    with_rows = {name for name, tensor in batches[0].items() if tensor.dim()}
+    for sizes, group in together.items():
+        if {name for name, dim in group if dim == 0} == with_rows:
+            told = "{" + ", ".join(f"{name!r}: (0,)" for name in batches[0] if name in with_rows) + "}"
+            raise WorkloadError(
+                f"batches of {' and '.join(map(str, sorted(set(sizes))))} samples cannot be timed together; leave odd ones out"
+                + _if_samples_come_later(batches)
+                + f"; if the first dimension is the length, say so with dynamic={told}"
+            )
 
 
 def _if_samples_come_later(batches: Sequence[Mapping[str, Tensor]]) -> str:
@@ -202,9 +248,19 @@ def _if_samples_come_later(batches: Sequence[Mapping[str, Tensor]]) -> str:
     return f", or, if dimension {same[0]} is the samples, put it first in the batch and transpose in the loss function"
 
 
-def _members(together: Mapping[Any, Sequence[tuple[str, int]]]) -> Iterator[tuple[str, int]]:
-    for group in together.values():
-        yield from group
+def without_smaller_last(batches: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], str | None]:
+    """Leaves out a last batch of fewer samples, as a loader without `drop_last` ends with, and says so."""
+    *others, last = batches
+    names = [name for name, tensor in last.items() if tensor.dim()]
+    if not others or not names or any(batch.keys() != last.keys() for batch in others):
+        return list(batches), None
+    same = [name for name in names if len({tuple(batch[name].shape[:1]) for batch in others}) == 1]
+    rows = [others[0][name].size(0) for name in same if others[0][name].dim()]
+    samples = max(rows, key=rows.count, default=0)
+    now = {last[name].size(0) for name in same if others[0][name].shape[:1] == (samples,)}
+    if len(now) != 1 or samples <= (left := now.pop()) or len(others) < 2:
+        return list(batches), None
+    return others, f"batch {len(others)} has {left} samples in place of {samples} and is left out, as with drop_last=True"
 
 
 def _shapes(batch: Mapping[str, Tensor]) -> str:
@@ -212,24 +268,26 @@ def _shapes(batch: Mapping[str, Tensor]) -> str:
 
 
 def find_dynamic_arguments(
-    model: nn.Module, modules: Sequence[str], short: Mapping[str, Tensor], long: Mapping[str, Tensor]
+    model: nn.Module, modules: Sequence[str], batches: Sequence[Mapping[str, Tensor]]
 ) -> dict[str, Dims]:
-    """Finds the dimensions of each module's tensor arguments that differ between two runs of the model.
+    """Finds the dimensions of each module's tensor arguments that differ between runs of the model.
 
     The runs use fake tensors, which have shapes but no data, if the model allows it.
 
     Args:
         model: Takes a batch's tensors by name.
-        modules: Dotted names of modules inside it; each must be called in the run.
-        short: A batch.
-        long: A longer batch.
+        modules: Dotted names of modules inside it.
+        batches: Two or more that differ in length, and in what may leave an argument out, such as a mask that is all ones.
     """
-    one, other = (_argument_shapes(model, modules, batch) for batch in (short, long))
+    runs = [_argument_shapes(model, modules, batch) for batch in batches]
     found: dict[str, Dims] = {}
     for name in modules:
-        shapes = [(key, shape, other.get(name, {}).get(key, shape)) for key, shape in one.get(name, {}).items()]
-        pairs = {key: tuple(i for i, sizes in enumerate(zip(a, b, strict=False)) if len(set(sizes)) > 1) for key, a, b in shapes}
-        found[name] = {key: dims for key, dims in pairs.items() if dims}
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        for run in runs:
+            for key, shape in run.get(name, {}).items():
+                shapes.setdefault(key, []).append(shape)
+        dims = {key: tuple(i for i, sizes in enumerate(zip(*seen, strict=False)) if len(set(sizes)) > 1) for key, seen in shapes.items()}
+        found[name] = {key: changing for key, changing in dims.items() if changing}
     return found
 
 

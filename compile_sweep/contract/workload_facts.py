@@ -28,6 +28,8 @@ class WorkloadFacts:
     """Tokens of a representative sample of rows; empty if the workload does not say."""
     batch_lengths: tuple[int, ...] = ()
     """Tokens of the longest row of each batch, where `row_lengths` are not known; empty if these are not either."""
+    unpadded_reason: str | None = None
+    """Why its batches are not padded; None if they are."""
     parts: tuple[str, ...] | None = None
     """Short names of what scope=modular compiles separately; None for any."""
     attentions: tuple[Attention, ...] = tuple(Attention)

@@ -59,7 +59,9 @@ def warm_up_batches(prepared: Prepared, pool: Sequence[Batch], *, rank: int, pro
     by_length = {batch.length: batch for batch in pool}
     for length in lengths:
         if length not in by_length:
-            by_length[length] = prepared.workload.batch_of_length(length, rank=rank, device=prepared.device)
+            batch = prepared.workload.batch_of_length(length, rank=rank, device=prepared.device)
+            # None can be made of a length that real batches do not have: then no step needs it, and a real one takes its place.
+            by_length[length] = batch if batch.length == length else min(pool, key=lambda one: one.length)
     visits = protocol.cudagraph_visits if prepared.settings.claims_cudagraphs else protocol.visits
     return [*first_steps(pool, protocol), *[by_length[length] for length in lengths] * visits]
 

@@ -141,7 +141,7 @@ class Prepared:
 
     def with_settings(self, settings: CompileSettings) -> Prepared:
         """The same workload under other settings, such as those of an eager reference, which are not checked again."""
-        policy = settings.shape_policy(self.workload.max_length, self.workload.min_length)
+        policy = self.workload.shape_policy(settings)
         return replace(self, settings=settings, policy=policy)
 
     def compiling(self, modules: Sequence[str]) -> Prepared:
@@ -181,7 +181,7 @@ def prepare(
     refuse_unknown_names(settings, LoadedTorch())
     if settings.sdpa_kernel in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT) and device.type != "cuda":
         raise SettingsError(f"sdpa_kernel={settings.sdpa_kernel} is a kernel for GPUs, not for {device.type}; use flash or math")
-    policy = settings.shape_policy(workload.max_length, workload.min_length)
+    policy = workload.shape_policy(settings)
     return Prepared(settings=settings, workload=workload, device=device, num_workers=num_workers, policy=policy)
 
 

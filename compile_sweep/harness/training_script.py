@@ -65,7 +65,7 @@ def _trained(
     rank: int,
     workers: int,
 ) -> dict[str, Any]:
-    policy = chosen.shape_policy(trained.max_length, trained.min_length)
+    policy = trained.shape_policy(chosen)
     model = trained.build_model().to(device)
     if workers > 1 and trained.trains and "distributed" not in make_step.__globals__:  # measured with one worker
         model = torch.nn.parallel.DistributedDataParallel(model)

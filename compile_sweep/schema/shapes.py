@@ -84,6 +84,20 @@ class PadToBuckets(_Grouping):
         return tuple(bucket for bucket in self.buckets if bucket >= self.min_length)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsTheyCome(_Grouping):
+    """Pads nothing."""
+
+    known: tuple[int, ...]
+    """Lengths of real batches, in tokens and ascending: no other is warmed up."""
+
+    def padded(self, longest: int) -> int:
+        return longest
+
+    def lengths(self) -> tuple[int, ...]:
+        return self.known
+
+
 def make_policy(
     max_length: int,
     *,

@@ -69,6 +69,8 @@ def _lengths(target: Target) -> list[Candidate]:
     """Strategies for lengths that change."""
     if target.has_one_shape or target.is_script:
         return [{"dynamic": "auto"}]
+    if target.unpadded_reason is not None:
+        return [{"dynamic": "auto"}, {"dynamic": "mark"}]
     if not target.has_lengths:
         return [{"dynamic": "static"}]
     return [{"dynamic": "static"}, {"dynamic": "auto"}, {"dynamic": "mark"}]
@@ -343,14 +345,14 @@ RECIPES: dict[str, Recipe] = {
 def candidates(recipe: str, target: Target) -> Iterator[Candidate]:
     """What the recipe would like to try, in order.
 
-    Where every batch has one shape, what is compiled without a word on lengths is `torch.compile` as it comes, dynamic=None:
-    dynamic=False would also make constants of Python numbers that change.
+    Where every batch has one shape, or is not padded, what is compiled without a word on lengths is `torch.compile` as it comes,
+    dynamic=None: dynamic=False would also make constants of Python numbers that change.
 
     Raises:
         ConfigError: there is no such recipe.
     """
     for candidate in find_recipe(recipe)(target):
-        is_default = target.has_one_shape and candidate.get("scope") != "eager" and "dynamic" not in candidate
+        is_default = (target.has_one_shape or target.unpadded_reason) and candidate.get("scope") != "eager" and "dynamic" not in candidate
         yield {**candidate, "dynamic": "auto"} if is_default else candidate
 
 

@@ -76,8 +76,10 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
         try:
             refuse_outside_scripts(candidate, is_script=target.is_script)
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
-            setting.validate_for(target.max_length, target.min_length)
-            if target.has_one_shape:
+            setting.validate_for(target.max_length, target.min_length, unpadded=target.unpadded_reason)
+            if target.unpadded_reason is not None:
+                setting = setting.for_real_lengths()
+            elif target.has_one_shape:
                 setting = setting.for_one_shape()
             check_options(target.workload, target.options, setting)
             if not target.trains:
@@ -143,7 +145,7 @@ def padded_length(setting: CompileSettings, target: Target) -> float:
     """
     if target.has_one_shape or target.is_script:
         return 1.0
-    policy = setting.shape_policy(target.max_length, target.min_length)
+    policy = setting.shape_policy(target.max_length, target.min_length)  # without padding, that of pad_multiple=1
     longest = _longest_rows(target.row_lengths, target.batch_size, setting.group_window or 1) or target.batch_lengths
     return sum(policy.padded(length) for length in longest) / len(longest) if longest else policy.padded(target.max_length)
 

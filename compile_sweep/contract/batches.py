@@ -1,0 +1,186 @@
+"""Batches as people's loaders give them, as tensors by name and back: dictionaries, tuples, lists, dataclasses, graphs, nested tensors.
+
+A batch that is a dictionary of tensors stays as it is. Of any other, each tensor gets a name: `0` and `1` in a pair, `labels.0.boxes`
+in a list of dictionaries under `labels`, and the rest is a `Structure`, which puts the tensors back in their places.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compile_sweep.schema.errors import WorkloadError
+
+SINGLE = "batch"
+"""Name of the tensor of a batch that is one tensor."""
+
+_CONSTANTS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Structure:
+    """What a batch is besides its tensors."""
+
+    kind: str
+    """tensor, jagged, constant, mapping, sequence, fields or attributes."""
+    name: str = ""
+    """Of a tensor, its name; of a jagged one, that of its `values` and `offsets` without these endings."""
+    keys: tuple[Any, ...] = ()
+    parts: tuple[Structure, ...] = ()
+    value: Any = None
+    """A constant, or what makes the container: a class, or an object that is copied."""
+
+
+def flatten(batch: Any) -> tuple[dict[str, Tensor], Structure | None]:
+    """Returns the tensors of a batch by name, and its structure; None for a dictionary that holds nothing but tensors.
+
+    Raises:
+        WorkloadError: it holds something that is neither a tensor nor a constant; names it.
+    """
+    if isinstance(batch, dict) and type(batch) is dict and all(_is_plain(name, value) for name, value in batch.items()):
+        return dict(batch), None
+    tensors: dict[str, Tensor] = {}
+    structure = _taken_apart(batch, "", tensors)
+    if structure.kind == "constant":
+        raise WorkloadError(
+            f"the batch function returned {_kind_of(batch)}; return tensors in a dictionary, a tuple, a list or a dataclass"
+        )
+    return tensors, structure
+
+
+def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
+    """Puts tensors in the places that they had in their batch. Dynamo can trace it."""
+    if structure.kind == "tensor":
+        return tensors[structure.name]
+    if structure.kind == "constant":
+        return structure.value
+    if structure.kind == "jagged":
+        values, offsets = tensors[f"{structure.name}.values"], tensors[f"{structure.name}.offsets"]
+        return torch.nested.nested_tensor_from_jagged(values, offsets)
+    parts = [rebuild(part, tensors) for part in structure.parts]
+    if structure.kind == "sequence":
+        return structure.value(parts)
+    named = dict(zip(structure.keys, parts, strict=True))
+    if structure.kind == "mapping":
+        return named if structure.value is dict else structure.value(named)
+    if structure.kind == "fields":
+        return structure.value(**named)
+    rebuilt = copy.copy(structure.value)
+    for name, part in named.items():
+        setattr(rebuilt, name, part)
+    return rebuilt
+
+
+def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields what a batch holds besides tensors, by name."""
+    if structure is None:
+        return
+    if structure.kind == "constant":
+        yield name, structure.value
+    keys = structure.keys or tuple(range(len(structure.parts)))
+    for key, part in zip(keys, structure.parts, strict=True):
+        yield from constants_of(part, f"{name}.{key}" if name else str(key))
+
+
+def one_structure(structures: Sequence[Structure | None]) -> Structure | None:
+    """Returns the structure of all batches.
+
+    Raises:
+        WorkloadError: they differ; names what.
+    """
+    first = structures[0]
+    constants = dict(constants_of(first))
+    for structure in structures[1:]:
+        for name, value in constants_of(structure):
+            if name in constants and constants[name] != value:
+                raise WorkloadError(
+                    f"batches hold {name!r} as {type(value).__name__}, once {constants[name]!r} and once {value!r}; make it a "
+                    "tensor if the step computes with it, or leave it out of the batch"
+                )
+        if _outline(structure) != _outline(first):
+            raise WorkloadError("batches differ in what they are made of: in their keys, or in the lengths of their lists")
+    return first
+
+
+def _outline(structure: Structure | None) -> Any:
+    if structure is None:
+        return None
+    return structure.kind, structure.name, structure.keys, tuple(map(_outline, structure.parts))
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and not value.is_nested
+
+
+def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure:
+    inside = f"{name}." if name else ""
+    if isinstance(value, Tensor):
+        name = name or SINGLE
+        if value.is_nested:
+            if value.layout is not torch.jagged:
+                raise WorkloadError(f"{name} is a nested tensor of torch's older kind; make it with layout=torch.jagged")
+            tensors[f"{name}.values"], tensors[f"{name}.offsets"] = value.values(), value.offsets()
+            return Structure("jagged", name)
+        tensors[name] = value
+        return Structure("tensor", name)
+    if isinstance(value, _CONSTANTS):
+        return Structure("constant", value=value)
+    keys: Sequence[Any]
+    make: Any
+    if isinstance(value, Mapping):
+        keys, parts = list(value), list(value.values())
+        kind, make = "mapping", dict if type(value) is dict else _maker_of(value)
+    elif isinstance(value, list | tuple):
+        if value and all(_is_number(one) for one in _leaves(value)):
+            raise WorkloadError(f"the batch function returned {name or 'a batch'!r} as a list of numbers; use torch.tensor(…) of it")
+        keys, parts, kind = range(len(value)), value, "sequence"
+        make = type(value)._make if hasattr(type(value), "_make") else type(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        keys = [field.name for field in dataclasses.fields(value) if field.init]
+        parts, kind, make = [getattr(value, key) for key in keys], "fields", type(value)
+    elif (held := _attributes(value)) is not None:
+        keys, parts, kind, make = list(held), list(held.values()), "attributes", value
+    else:
+        raise WorkloadError(f"the batch function returned {name or 'a batch'!r} as {_kind_of(value)}, not a tensor; return tensors")
+    made = tuple(_taken_apart(part, f"{inside}{key}", tensors) for key, part in zip(keys, parts, strict=True))
+    return Structure(kind, keys=tuple(keys) if kind != "sequence" else (), parts=made, value=make)
+
+
+def _maker_of(value: Mapping[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
+    """What makes a mapping of this class; a plain dictionary where the class wants other arguments."""
+    kind = type(value)
+    try:
+        kind(dict(value))  # type: ignore[call-arg]
+    except Exception:  # another library's class may raise anything
+        return dict
+    return kind
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The parts of a graph as PyTorch Geometric's `Data` and `Batch` have them: an object with `to_dict` and attributes."""
+    to_dict = getattr(value, "to_dict", None)
+    if not callable(to_dict):
+        return None
+    held = to_dict()
+    return {key: one for key, one in held.items() if isinstance(one, Tensor)} if isinstance(held, Mapping) else None
+
+
+def _leaves(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _kind_of(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,109 @@
+"""What a step uses the whole-number tensors of its batch for: targets of a loss that ignores an index, ids, or positions.
+
+A step is run once on shapes alone, and each operation is looked at that takes one of them, as it is or moved about. So targets are
+known by the loss and its `ignore_index`, whatever they are called, and so are numbers that padding would make speak of something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_LOSSES = {"nll_loss_forward": (1, 4), "nll_loss2d_forward": (1, 4)}
+"""Operators with a target and an ignored index, and where these stand among their arguments."""
+
+_INDEXING = {"index", "index_select", "gather", "index_add", "index_put", "index_put_", "index_add_", "scatter", "scatter_add"}
+"""Operators that take positions in another tensor."""
+
+_MOVING = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "select", "slice", "t", "transpose", "permute"}
+_MOVING |= {"clone", "_to_copy", "alias", "detach", "unbind", "split", "flatten", "contiguous"}
+"""Operators whose result holds the numbers of their argument."""
+
+
+@dataclass(slots=True)
+class TensorUses:
+    """Uses of a batch's whole-number tensors, by name."""
+
+    ignored: dict[str, int] = field(default_factory=dict)
+    """Targets of a loss, with the index that it ignores."""
+    ids: set[str] = field(default_factory=set)
+    """Rows of a table of embeddings."""
+    bags: set[str] = field(default_factory=set)
+    """What an `EmbeddingBag` sums, and where its bags begin."""
+    positions: set[str] = field(default_factory=set)
+    """Positions in another tensor that is no table of weights: spans, edges of a graph, bounds of packed sequences."""
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.uses = TensorUses()
+        self._names: dict[int, set[str]] = {}
+        self._moved: set[int] = set()
+        self._kept: list[Tensor] = []  # an id is another tensor's once its own is gone
+        for name, tensor in tensors.items():
+            self._keep(tensor, {name}, moved=True)
+
+    def _keep(self, tensor: Tensor, names: set[str], *, moved: bool) -> None:
+        self._kept.append(tensor)
+        self._names[id(tensor)] = self._names.get(id(tensor), set()) | names
+        if moved:
+            self._moved.add(id(tensor))
+
+    def _of(self, value: Any) -> set[str]:
+        return set().union(*(self._names.get(id(one), set()) for one in tree_leaves(value) if isinstance(one, Tensor)))
+
+    def _as_it_is(self, value: Any) -> set[str]:
+        return self._of([one for one in tree_leaves(value) if id(one) in self._moved])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in _LOSSES:
+            target, ignored = (args[place] if place < len(args) else None for place in _LOSSES[name])
+            self.uses.ignored |= dict.fromkeys(self._of(target), int(ignored) if isinstance(ignored, int) else -100)
+        elif name == "embedding":
+            self.uses.ids |= self._of(args[1])
+        elif name.startswith("_embedding_bag"):
+            self.uses.bags |= self._of(args[1:3])
+        elif name in _INDEXING:
+            used = self.uses.ids if isinstance(args[0], nn.Parameter) else self.uses.positions
+            used |= self._as_it_is(args[1:])
+        if names := self._of([args, kwargs]):
+            moved = name in _MOVING and bool(self._as_it_is(args[:1]))
+            for one in tree_leaves(result):
+                if isinstance(one, Tensor) and not (one.is_floating_point() or one.is_complex() or one.dtype is torch.bool):
+                    self._keep(one, names, moved=moved)
+        return result
+
+
+def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | None:
+    """Returns what a step uses the batch's whole-number tensors for; None if the step runs neither on shapes nor on values.
+
+    Args:
+        model: Takes a batch's tensors by name. It may be changed by its step; give a copy.
+        batch: Tensors by name.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    for to_run in (lambda: {name: fake.from_tensor(tensor) for name, tensor in batch.items()}, lambda: dict(batch)):
+        try:
+            tensors = to_run()
+            watch = _Watch({name: tensor for name, tensor in tensors.items() if is_whole(tensor)})
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), watch:
+                model(**tensors)
+        except Exception:  # a user's functions may raise anything; a real step says what is wrong
+            continue
+        return watch.uses
+    return None
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor holds whole numbers that may be ids or targets."""
+    return tensor.dtype in (torch.int32, torch.int64)
