@@ -61,6 +61,7 @@ def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
             size=workload.size,
             options=workload.options,
             job_options=frozenset(workload.job_options),
+            has_own_step=workload.has_own_step,
             trains=workload.trains,
             needs_gpu=workload.needs_gpu,
             memory_format=workload.memory_format(),
@@ -108,9 +109,9 @@ def answer(question: Mapping[str, Any]) -> Any:
     """Answers one question, with plain JSON values.
 
     Args:
-        question: `ask`, one of `facts`, `foreach_map_refusal`, `model`, `padding`, `source`, `list`, `inductor_options`,
-            `config_options` of a `module`, `backends` and `ddp_arguments`. The first five are about a workload: `workload`,
-            `size` (None for the first with a GPU and the last without), `seed` and `has_gpu`. `source` also takes `settings`, a
+        question: `ask`, one of `facts`, `first_step`, `foreach_map_refusal`, `model`, `padding`, `source`, `list`,
+            `inductor_options`, `config_options` of a `module`, `backends` and `ddp_arguments`. The first six are about a
+            workload: `workload`, `size` (None for the first with a GPU and the last without), `seed` and `has_gpu`. `source` also takes `settings`, a
             key, `device` and `num_workers`.
 
     Raises:
@@ -144,6 +145,11 @@ def answer(question: Mapping[str, Any]) -> Any:
 
             with explained_failures():
                 return checked_padding(workload, has_gpu=question["has_gpu"])
+        case "first_step":
+            from compile_sweep.contract.first_step import check_first_step
+
+            with explained_failures():
+                return check_first_step(workload, has_gpu=question["has_gpu"])
     module = sys.modules[import_named(question["workload"]).__module__]
     return describe(workload, _folder(module)).to_dict()
 
@@ -201,8 +207,6 @@ def _listed(name: str) -> tuple[str, Sequence[str], Mapping[str, str]] | tuple[s
 
 def _model_lines(workload: Workload) -> Iterator[str]:
     """Yields what a check says of a workload before it runs it."""
-    from compile_sweep.contract.from_model import ModelWorkload
-
     model = workload.build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
@@ -210,9 +214,10 @@ def _model_lines(workload: Workload) -> Iterator[str]:
     lengths = f"{least} {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
     yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"
     if workload.unpadded_reason is not None:
-        yield f"pads nothing: {workload.unpadded_reason}; so dynamic=auto, mark and true are tried, not static or buckets"
-    if isinstance(workload, ModelWorkload):
-        yield from workload.remarks
+        yield f"pads nothing: {workload.unpadded_reason}; so dynamic=static and buckets are left out"
+    yield from workload.remarks()
+    if workload.has_own_step:
+        yield "has a step of its own: where settings say scope=full, the model is compiled and the step around it is not"
     regions = list(workload.regions(model))
     kinds = sorted({type(model.get_submodule(name)).__name__ for name in regions})
     yield f"repeated blocks: {_names(regions)}" + (f" of class {', '.join(kinds)}" if kinds else "")

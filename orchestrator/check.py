@@ -1,6 +1,7 @@
 """`python -m orchestrator.check WORKLOAD`: does a workload work under a sweep, what is found in it, and what would a sweep cost?
 
-Each scope runs once in a fresh process with empty caches, for a few steps only: its times are rough, its findings are not.
+Each scope runs in a fresh process with empty caches, for a few steps only: its times are rough, its findings are not. Where
+batches differ in length, dimensions are marked first and, if that does not work, the other strategies of a sweep are tried.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from compile_sweep.command_line import Flag
 from compile_sweep.contract.names import find_workload, is_in_users_folder
 from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.schema.causes import why_not_faster
-from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -71,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What one scope came to."""
+    """What one setting came to."""
 
     settings: CompileSettings
     wall_s: float
@@ -81,7 +82,7 @@ class Tried:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0 if every scope works, 1 if one does not.
+    """The command; returns its exit code: 0 if every scope works under some strategy for lengths, 1 if one does not.
 
     Args:
         arguments: of the command line, by default this process's.
@@ -110,37 +111,89 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         describer.start()
         about: dict[str, Any] = {"workload": options.workload, "seed": options.seed, "has_gpu": device is Device.CUDA}
         target = Target.of(describer.facts(size=options.size, **about), has_gpu=device is Device.CUDA, torch=describer)
+        console.print(f"{options.workload} ({target.size}) on {device}", style="bold")
+        describer.ask("first_step", size=target.size, **about)
         model = describer.ask("model", size=target.size, **about)
-        padding = describer.ask("padding", size=target.size, **about)
-        to_try = _to_try(options, target, has_regions=model["has_regions"])
-    console.print(f"{options.workload} ({target.size}) on {device}", style="bold")
-    for line in (*model["lines"], *padding):
-        console.print(f"  {line}")
-    tried = []
-    for settings in to_try:
-        console.print(f"\n{settings.label}", style="bold")
-        tried.append(_try(settings, options, target, device))
-        for line in _findings(tried[-1]):
+        said = {*model["lines"]}
+        for line in model["lines"]:
             console.print(f"  {line}")
+        padding = _padding(describer, target, about)
+        said |= {*padding.lines}
+        for line in padding.lines:
+            console.print(f"  {line}")
+        to_try = _to_try(options, target, has_regions=model["has_regions"], pads=padding.is_harmless)
+    tried: list[Tried] = []
+    works = padding.is_harmless
+    for strategies in to_try:
+        of_scope: list[Tried] = []
+        for settings in strategies:
+            console.print(f"\n{settings.label}", style="bold")
+            of_scope.append(_try(settings, options, target, device))
+            for line in _findings(of_scope[-1]):
+                if line in said:
+                    continue
+                console.print(f"  {line}")
+            if of_scope[-1].verdict == "":
+                break
+        tried += of_scope
+        works = works and of_scope[-1].verdict == ""
+        if len(of_scope) > 1:
+            console.print(f"  scope={of_scope[0].settings.scope}: {_which_works(of_scope)}")
     console.print("\na sweep", style="bold")
     for line in _costs(tried, target, device):
         console.print(f"  {line}")
-    return 0 if all(one.verdict == "" for one in tried) else 1
+    return 0 if works else 1
 
 
-def _to_try(options: Options, target: Target, *, has_regions: bool) -> list[CompileSettings]:
-    """One setting a scope; with marks where there are lengths, for then dynamic dimensions are tried too."""
-    candidates: list[dict[str, Any]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Padding:
+    lines: Sequence[str]
+    is_harmless: bool
+    """Whether padding leaves alone what is trained on."""
+
+
+def _padding(describer: Describer, target: Target, about: Mapping[str, Any]) -> _Padding:
+    try:
+        return _Padding(lines=describer.ask("padding", size=target.size, **about), is_harmless=True)
+    except WorkloadError as error:
+        rest = "a sweep refuses this workload; what follows is tried on batches as they come"
+        return _Padding(lines=[f"not right: {error}", rest], is_harmless=False)
+
+
+def _which_works(tried: Sequence[Tried]) -> str:
+    refused = " and ".join(str(one.settings.dynamic) for one in tried if one.verdict)
+    if tried[-1].verdict:
+        return f"works with none of dynamic={refused}"
+    return f"works with dynamic={tried[-1].settings.dynamic}, not with {refused}"
+
+
+def _to_try(options: Options, target: Target, *, has_regions: bool, pads: bool) -> list[Sequence[CompileSettings]]:
+    """For each scope, the strategies for lengths that a sweep would try, until one of them works."""
+    to_try: list[Sequence[CompileSettings]] = []
+    known: set[str] = set()
     for scope in options.scopes:
-        compiled = scope is not Scope.EAGER
         if scope in (Scope.REGIONAL, Scope.NESTED) and not has_regions:
             continue
-        dynamic = {"dynamic": "mark"} if compiled and target.max_length > 8 else {}
-        candidates.append({"scope": scope, **dynamic, **({"backend": options.backend} if compiled and options.backend else {})})
-    chosen = choose(candidates, target)
-    if chosen.excluded:
-        raise ConfigError(f"{chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
-    return list(chosen.settings)
+        compiled = scope is not Scope.EAGER
+        backend = {"backend": options.backend} if compiled and options.backend else {}
+        as_they_come = {"pad_multiple": 1} if not pads else {}
+        if not compiled:
+            strategies = [{"padding": "longest", **as_they_come}] if not pads else [{}]
+        else:
+            strategies = [{"dynamic": name, **as_they_come} for name in _strategies(target, pads=pads)]
+        chosen = choose([{"scope": scope, **strategy, **backend} for strategy in strategies], target)
+        if not chosen.settings:
+            raise ConfigError(f"{chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
+        if chosen.settings[0].key not in known:  # scopes can come to one where a workload steps by itself
+            to_try.append(chosen.settings)
+        known |= {one.key for one in chosen.settings}
+    return to_try
+
+
+def _strategies(target: Target, *, pads: bool) -> list[str]:
+    if target.has_one_shape:
+        return ["auto", "static"]
+    return ["mark", "auto", *(["static"] if pads and target.unpadded_reason is None else [])]
 
 
 def _try(settings: CompileSettings, options: Options, target: Target, device: Device) -> Tried:

@@ -96,10 +96,12 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         config = with_settings(config, run, before=before, target=target)
         if job:
             config = replace(config, script=job.to_dict(), workload=job.name, cache=None, warm_starts=False)
-        elif not run.dry_run and any(_pads(setting, target) for setting in config.settings):
-            about = {"workload": config.workload, "size": target.size, "seed": config.seed}
-            for line in describer.ask("padding", **about, has_gpu=device is Device.CUDA):
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif not run.dry_run:
+            about = {"workload": config.workload, "size": target.size, "seed": config.seed, "has_gpu": device is Device.CUDA}
+            describer.ask("first_step", **about)
+            if any(_pads(setting, target) for setting in config.settings):
+                for line in describer.ask("padding", **about):
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
         config = replace(config, storage=kept.uri if kept else None)
         learned = learned_for(config, environment)
         known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)

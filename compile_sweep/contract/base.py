@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.contract.names import find_workload, import_named
-from compile_sweep.contract.options import Option, check_inference, check_options, default_options
+from compile_sweep.contract.options import Option, check_inference, check_options, check_own_step, default_options
 from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
@@ -75,6 +75,10 @@ class Workload(ABC):
     """How an inference step disables autograd: torch's `inference_mode` or `no_grad`."""
     average_decay: float | None = None
     """Decay of an exponential moving average (EMA) of the weights, kept by the training step. None keeps none."""
+    has_own_step: bool = False
+    """Whether the model's forward runs the backward pass, too, so that it is not compiled as a whole."""
+    clip_grad_norm: float | None = None
+    """Largest norm of all gradients together, to which a training step clips them. None clips nothing."""
     options: ClassVar[Mapping[str, Option]] = {}
     """Variations of the workload that settings may choose, as `workload.NAME=value`."""
     job_options: ClassVar[frozenset[str]] = frozenset()
@@ -112,6 +116,14 @@ class Workload(ABC):
         """Returns the policy that batches are made and padded by under these settings."""
         return settings.shape_policy(self.max_length, self.min_length)
 
+    def remarks(self, policy: ShapePolicy | None = None) -> Sequence[str]:
+        """Returns what was done about batches and model that is worth a line in the record, a sentence each.
+
+        Args:
+            policy: Under which batches are padded; None to leave out what is padded.
+        """
+        return ()
+
     def under(self, settings: CompileSettings) -> Self:
         """Returns this workload with the options that the settings ask for; itself if it already has them.
 
@@ -134,6 +146,8 @@ class Workload(ABC):
         """
         settings.validate_for(self.max_length, self.min_length, unpadded=self.unpadded_reason)
         check_options(type(self).__name__, self.options, settings)
+        if self.has_own_step:
+            check_own_step(type(self).__name__, settings)
         if not self.trains:
             check_inference(type(self).__name__, settings)
 
@@ -236,6 +250,10 @@ class Workload(ABC):
             return None
         options: dict[str, Any] = optimizer_options(kind)
         return torch.optim.Adam(model.parameters(), lr=self.learning_rate, **options)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Returns what changes the learning rate, whose `step()` is called after each step; None by default."""
+        return None
 
 
 def unwrap_ddp(model: nn.Module) -> nn.Module:

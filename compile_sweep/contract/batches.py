@@ -1,7 +1,7 @@
-"""Batches as people's loaders give them, as tensors by name and back: dictionaries, tuples, lists, dataclasses, graphs, nested tensors.
+"""Batches as loaders give them, as tensors by name and back: dictionaries, tuples, lists, dataclasses, graphs, nested tensors.
 
-A batch that is a dictionary of tensors stays as it is. Of any other, each tensor gets a name: `0` and `1` in a pair, `labels.0.boxes`
-in a list of dictionaries under `labels`, and the rest is a `Structure`, which puts the tensors back in their places.
+A batch that is a dictionary of tensors stays as it is. Of any other, each tensor gets a name, `0` and `1` in a pair,
+`labels.0.boxes` in a list of dictionaries under `labels`; the rest is a `Structure`, which puts the tensors back in their places.
 """
 
 from __future__ import annotations
@@ -124,29 +124,34 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
         if value.is_nested:
             if value.layout is not torch.jagged:
                 raise WorkloadError(f"{name} is a nested tensor of torch's older kind; make it with layout=torch.jagged")
-            tensors[f"{name}.values"], tensors[f"{name}.offsets"] = value.values(), value.offsets()
+            tensors[f"{name}.values"], tensors[f"{name}.offsets"] = value.values(), value.offsets()  # type: ignore[attr-defined]
             return Structure("jagged", name)
         tensors[name] = value
         return Structure("tensor", name)
     if isinstance(value, _CONSTANTS):
         return Structure("constant", value=value)
     keys: Sequence[Any]
-    make: Any
+    parts: Sequence[Any]
+    make: Any = type(value)
     if isinstance(value, Mapping):
         keys, parts = list(value), list(value.values())
         kind, make = "mapping", dict if type(value) is dict else _maker_of(value)
     elif isinstance(value, list | tuple):
         if value and all(_is_number(one) for one in _leaves(value)):
-            raise WorkloadError(f"the batch function returned {name or 'a batch'!r} as a list of numbers; use torch.tensor(…) of it")
+            raise WorkloadError(
+                f"the batch function returned {name or 'a batch'!r} as a list of numbers; use torch.tensor(…) of it"
+            )
         keys, parts, kind = range(len(value)), value, "sequence"
-        make = type(value)._make if hasattr(type(value), "_make") else type(value)
+        make = getattr(make, "_make", make)  # of a named tuple
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         keys = [field.name for field in dataclasses.fields(value) if field.init]
         parts, kind, make = [getattr(value, key) for key in keys], "fields", type(value)
     elif (held := _attributes(value)) is not None:
         keys, parts, kind, make = list(held), list(held.values()), "attributes", value
     else:
-        raise WorkloadError(f"the batch function returned {name or 'a batch'!r} as {_kind_of(value)}, not a tensor; return tensors")
+        raise WorkloadError(
+            f"the batch function returned {name or 'a batch'!r} as {_kind_of(value)}, not a tensor; return tensors"
+        )
     made = tuple(_taken_apart(part, f"{inside}{key}", tensors) for key, part in zip(keys, parts, strict=True))
     return Structure(kind, keys=tuple(keys) if kind != "sequence" else (), parts=made, value=make)
 

@@ -13,7 +13,6 @@ from copy import deepcopy
 from functools import partial
 from inspect import Parameter, signature
 from numbers import Integral
-from types import MappingProxyType
 from typing import Any, ClassVar, cast
 from weakref import ref
 
@@ -26,15 +25,18 @@ from compile_sweep.contract.inspect_model import (
     BatchChanges,
     find_batch_changes,
     find_dynamic_arguments,
+    find_reused_modules,
+    first_forward_changes,
     is_safe_to_copy,
     preferred_memory_format,
     repeated_blocks,
     without_smaller_last,
 )
+from compile_sweep.contract.optimizers import OptimizerFn, make_optimizer
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.contract.tensor_uses import TensorUses, find_uses, is_whole
-from compile_sweep.schema.choices import MemoryFormat, optimizer_options
-from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
+from compile_sweep.schema.choices import MemoryFormat
+from compile_sweep.schema.errors import CompileSweepError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind
 from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
@@ -42,9 +44,6 @@ from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
 ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[..., Any]
 LossFn = Callable[[nn.Module, Any], Any]
-OptimizerFn = Callable[..., torch.optim.Optimizer]
-"""Makes an optimizer from parameters, like the classes of `torch.optim`. Receives `foreach=` or `fused=` if it accepts them."""
-
 MODEL = "model"
 """Name of the user's model inside the module that is measured."""
 
@@ -71,13 +70,18 @@ class ModelAndLoss(nn.Module):
         model: The user's model.
         loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
         structure: Of a batch that is no dictionary of tensors; it is put together again for the loss function.
+        has_own_step: Whether the loss function calls `backward()` itself. Then the loss that comes of it has no graph, and what
+            calls `backward()` on it does nothing.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, structure: Structure | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, structure: Structure | None = None, *, has_own_step: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
         self.structure = structure
+        self.has_own_step = has_own_step
         found = getattr(type(model), "loss_function", None)
         if loss_fn is model_loss and isinstance(found, property) and found.fset:
             # transformers looks the loss up in each forward and logs if the class name is unknown, which breaks the graph.
@@ -85,7 +89,11 @@ class ModelAndLoss(nn.Module):
 
     def forward(self, **batch: Tensor) -> Any:
         """Returns the loss, or the outputs for inference."""
-        found = self.loss_fn(self.model, batch if self.structure is None else rebuild(self.structure, batch))
+        whole = batch if self.structure is None else rebuild(self.structure, batch)
+        if self.has_own_step:
+            with torch.enable_grad():
+                return loss_of(self.loss_fn(self.model, whole)).detach().requires_grad_()
+        found = self.loss_fn(self.model, whole)
         return loss_of(found) if self.training else found
 
 
@@ -103,14 +111,23 @@ def loss_of(returned: Any) -> Tensor:
     elif not isinstance(found, Tensor):
         found = getattr(found, "loss", None)
     if not isinstance(found, Tensor):
-        what = f"{type(returned).__name__} without a loss" if isinstance(returned, dict | tuple | list) else type(returned).__name__
+        what = (
+            f"{type(returned).__name__} without a loss" if isinstance(returned, dict | tuple | list) else type(returned).__name__
+        )
         raise WorkloadError(f"loss_fn returned {what}; return the loss, a tensor, alone or first: return loss, logs")
     return found
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """Returns the loss that a Hugging Face model computes when its batch contains labels."""
-    loss: Tensor = model(**batch).loss
+    returned = model(**batch)
+    loss: Tensor | None = getattr(returned, "loss", None)
+    if loss is None:
+        what = type(returned).__name__
+        raise WorkloadError(
+            f"the model returned {what} without a loss, as one of Hugging Face's does where the batch holds no labels; "
+            "put labels into the batch, or give loss_fn"
+        )
     return loss
 
 
@@ -124,6 +141,7 @@ def WorkloadFromModel(
     batch_fn: BatchFn | None = None,
     loss_fn: LossFn | None = None,
     *,
+    step_fn: LossFn | None = None,
     batches: Iterable[Any] | None = None,
     trains: bool = True,
     num_batches: int = 20,
@@ -135,6 +153,9 @@ def WorkloadFromModel(
     pad_with: Mapping[str, float] | None = None,
     lengths: str | None = None,
     optimizer_fn: OptimizerFn | None = None,
+    scheduler_fn: Callable[[torch.optim.Optimizer], Any] | None = None,
+    clip_grad_norm: float | None = None,
+    accumulate: int = 1,
     autocast: torch.dtype | None = torch.bfloat16,
 ) -> type[ModelWorkload]:
     """Makes a workload class. Assign it to a name in your module, and `--workload my_module:THAT_NAME` finds it.
@@ -148,6 +169,9 @@ def WorkloadFromModel(
         loss_fn: Called with the model and a batch, as `batch_fn` made it; calls the model and returns the scalar loss, alone or
             with logs behind it, or the outputs for inference. By default `model(**batch).loss`, as Hugging Face models have it,
             or `model(**batch)` for inference.
+        step_fn: In place of `loss_fn`, a step of your own up to the optimizer's: called with the model and a batch, it calls
+            `backward()` itself, as often as it likes, and returns the loss, alone or with logs behind it. Then the model is
+            compiled and the step around it is not.
         batches: In place of `batch_fn`, a `DataLoader` or another iterable of batches, of which the first are taken.
         trains: False for inference.
         num_batches: Batches in a steady-state pass.
@@ -162,7 +186,11 @@ def WorkloadFromModel(
             says of itself: ids of an `EmbeddingBag`, nodes and edges of a graph, packed sequences.
         optimizer_fn: For example `partial(torch.optim.AdamW, lr=3e-4)`; by default Adam with lr=1e-4. It receives
             `foreach=True`, or `fused=True` if the settings ask for it, provided it accepts them; a `foreach` or `fused` that
-            it sets itself stays in all other cases.
+            it sets itself stays in all other cases. If its first argument is called `named_parameters` or `model`, it is
+            given those in place of the parameters. It may return a list of optimizers, which step together.
+        scheduler_fn: Makes a learning rate scheduler of the optimizer, which steps after each step.
+        clip_grad_norm: Largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` takes it.
+        accumulate: Parts into which each batch is split along its samples, one forward and backward each.
         autocast: The autocast dtype on a GPU; None for no autocast.
     """
     if batches is not None and batch_fn is None:
@@ -173,7 +201,12 @@ def WorkloadFromModel(
         "both_batches": batches is not None and not isinstance(batch_fn, BatchesOf),
         "model_fn": staticmethod(model_fn),
         "batch_fn": staticmethod(batch_fn) if batch_fn is not None else None,
-        "loss_fn": staticmethod(loss_fn or (model_loss if trains else model_outputs)),
+        "loss_fn": staticmethod(_step_or_loss(loss_fn, step_fn, trains=trains, accumulate=accumulate)),
+        "has_own_step": step_fn is not None or accumulate != 1,
+        "both_losses": loss_fn is not None and step_fn is not None,
+        "scheduler_fn": staticmethod(scheduler_fn) if scheduler_fn is not None else None,
+        "clip_grad_norm": clip_grad_norm,
+        "declared_accumulate": accumulate,
         "trains": trains,
         "pool_batches": num_batches,
         "declared_max_length": max_length,
@@ -191,6 +224,42 @@ def WorkloadFromModel(
     }
     name = getattr(model_fn, "__name__", "")
     return cast(type[ModelWorkload], ABCMeta(name if name.isidentifier() else "ModelWorkload", (ModelWorkload,), values))
+
+
+def _step_or_loss(loss_fn: LossFn | None, step_fn: LossFn | None, *, trains: bool, accumulate: int) -> LossFn:
+    if step_fn is not None:
+        return step_fn
+    loss = loss_fn or (model_loss if trains else model_outputs)
+    return loss if accumulate == 1 else AccumulatedLoss(loss, accumulate)
+
+
+class AccumulatedLoss:
+    """A step that takes its batch in parts, one forward and backward each, and returns the mean of their losses.
+
+    Args:
+        loss_fn: Of one part.
+        parts: How many; the samples must split into them evenly, so that the mean of losses is that of the samples.
+    """
+
+    def __init__(self, loss_fn: LossFn, parts: int) -> None:
+        self.loss_fn = loss_fn
+        self.parts = parts
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Returns the loss, detached; the gradients are there."""
+        tensors, structure = flatten(batch)
+        samples = max((tensor.size(0) for tensor in tensors.values() if tensor.dim()), default=1)
+        if samples % self.parts:
+            raise WorkloadError(f"accumulate={self.parts} does not split {samples} samples evenly; use a divisor of {samples}")
+        total: Tensor | None = None
+        for part in range(self.parts):
+            rows = slice(part * samples // self.parts, (part + 1) * samples // self.parts)
+            some = {name: one[rows] if one.dim() and one.size(0) == samples else one for name, one in tensors.items()}
+            loss = loss_of(self.loss_fn(model, some if structure is None else rebuild(structure, some))) / self.parts
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
 
 
 class BatchesOf:
@@ -224,6 +293,9 @@ class ModelWorkload(Workload):
     both_batches: ClassVar[bool]
     loss_fn: ClassVar[LossFn]
     optimizer_fn: ClassVar[OptimizerFn]
+    scheduler_fn: ClassVar[Callable[[torch.optim.Optimizer], Any] | None]
+    both_losses: ClassVar[bool]
+    declared_accumulate: ClassVar[int]
     declared_max_length: ClassVar[int | None]
     declared_min_length: ClassVar[int | None]
     declared_regions: ClassVar[Sequence[str] | None]
@@ -243,6 +315,9 @@ class ModelWorkload(Workload):
         self._remarks: dict[int, list[str]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
         self._uses: TensorUses | None = None
+        self._reused: list[str] | None = None
+        self._parts: list[str] | None = None
+        self._runs_first: bool | None = None
         self._asked_size: int | None = None
         self._changes: BatchChanges = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
         for name in sorted(self.pad_with.keys() - self.raw_batches(0)[0].keys()):
@@ -278,12 +353,12 @@ class ModelWorkload(Workload):
 
     def build_model(self) -> nn.Module:
         if self._made is not None:
-            return deepcopy(self._made)
+            return self._run_first(deepcopy(self._made))
         with seeded(self.seed), _failing_as("the model function failed"):
             made = type(self).model_fn()
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
-        built = ModelAndLoss(made, type(self).loss_fn, self._structure).train(self.trains)
+        built = ModelAndLoss(made, type(self).loss_fn, self._structure, has_own_step=self.has_own_step).train(self.trains)
         for name, module in built.named_modules():
             if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
                 raise WorkloadError(f"{name} is already compiled; return the plain model, the sweep compiles it")
@@ -292,9 +367,28 @@ class ModelWorkload(Workload):
             if self._handed_out is not None and self._handed_out() is made:
                 raise WorkloadError("the model function returned the same model twice; make a new one in each call")
             self._handed_out = ref(made)
-            return built
+            return self._run_first(built)
         self._made = built
-        return copied
+        return self._run_first(copied)
+
+    def _run_first(self, model: nn.Module) -> nn.Module:
+        """Runs the model once where its first forward changes it, by installing hooks say, so that none of that is compiled."""
+        if any(weights.is_meta for weights in model.parameters()):
+            return model
+        raw = min(self.raw_batches(0), key=self.length_of)
+        if self._runs_first is None:
+            other = _copied(model)
+            self._runs_first = other is not None and bool(first_forward_changes(other, raw, on_shapes=True))
+        if self._runs_first:
+            first_forward_changes(model, raw, on_shapes=False)
+        return model
+
+    @property
+    def runs_first(self) -> bool:
+        """Whether the model is run once before it is compiled, because its first forward changes it."""
+        if self._runs_first is None:
+            self.build_model()
+        return bool(self._runs_first)
 
     def memory_format(self) -> MemoryFormat | None:
         return preferred_memory_format(self.build_model())
@@ -352,7 +446,12 @@ class ModelWorkload(Workload):
         bags = sorted(self.uses.bags & (self._changes.dims.keys() - self.pad_with.keys()))
         if bags:
             return f"{bags[0]} holds ids of an EmbeddingBag, whose last bag would grow"
-        apart = self._changes.others.keys() - self.pad_with.keys() - self._changes.length.keys() - (self.declared_dynamic or {}).keys()
+        apart = (
+            self._changes.others.keys()
+            - self.pad_with.keys()
+            - self._changes.length.keys()
+            - (self.declared_dynamic or {}).keys()
+        )
         if positions := sorted(self.uses.positions & apart):
             return f"{positions[0]} holds positions in another tensor, and padding would add one"
         return None
@@ -371,12 +470,30 @@ class ModelWorkload(Workload):
     def regions(self, model: nn.Module) -> Sequence[str]:
         inner = model.get_submodule(MODEL)
         names = repeated_blocks(inner) if self.declared_regions is None else self.declared_regions
-        return _inside(inner, names, "regions")
+        return _inside(inner, names, "regions") or self._reused_modules()
+
+    def _reused_modules(self) -> list[str]:
+        """Dotted names of modules that one forward calls again and again, as ALBERT its one layer."""
+        if self._reused is None:
+            try:
+                self._reused = find_reused_modules(self.build_model(), MODEL, min(self.raw_batches(0), key=self.length_of))
+            except Exception:  # the model does not run; its first step says why
+                self._reused = []
+        return self._reused
 
     def parts(self) -> Sequence[str]:
         if self.declared_parts is None:
-            return [MODEL]
+            return self._usual_parts()
         return _inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
+
+    def _usual_parts(self) -> Sequence[str]:
+        """The model; of one without a forward of its own, such as a generator with its discriminator, the modules in it."""
+        if self._parts is None:
+            inner = self.build_model().get_submodule(MODEL)
+            has_forward = getattr(type(inner), "forward", None) is not nn.Module.forward
+            children = [f"{MODEL}.{name}" for name, _ in inner.named_children()]
+            self._parts = [MODEL] if has_forward or not children else children
+        return self._parts
 
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         if module == "":
@@ -410,11 +527,17 @@ class ModelWorkload(Workload):
     def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
         if not self.trains:
             return None
-        make = type(self).optimizer_fn
-        made = make(model.parameters(), **_options_for(make, kind))
-        if any(one.name == "closure" and one.default is Parameter.empty for one in signature(made.step).parameters.values()):
-            raise WorkloadError(f"optimizer_fn: {_name_of(make)} needs a closure at each step; use one that steps without")
+        inner = model.get_submodule(MODEL) if isinstance(model, ModelAndLoss) else model
+        named = ((name.removeprefix(f"{MODEL}."), weights) for name, weights in model.named_parameters())
+        made: torch.optim.Optimizer = make_optimizer(type(self).optimizer_fn, inner, named, kind)
         return made
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        make = type(self).scheduler_fn
+        if make is None:
+            return None
+        with _failing_as("scheduler_fn failed"):
+            return make(optimizer)
 
     def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
         """Pads a batch from the user's own loader just as the sweep padded such batches.
@@ -474,11 +597,28 @@ class ModelWorkload(Workload):
             except _NoMoreBatches:
                 return
 
-    @property
-    def remarks(self) -> Sequence[str]:
-        """What was done about the batches, a sentence each."""
+    def remarks(self, policy: ShapePolicy | None = None) -> Sequence[str]:
         self.raw_batches(0)
-        return self._remarks[0]
+        first = ["runs the model once before anything is compiled: its first forward installs hooks"] if self.runs_first else []
+        lengths = self._changes.lengths if policy and self.pads else ()
+        pads = policy is not None and any(policy.padded(length) != length for length in lengths)
+        return [*self._remarks[0], *first, *(self.padding_lines() if pads else ())]
+
+    def padding(self) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Returns what settings can pad in the batches: dimensions and padding value, by tensor name."""
+        first = self.raw_batches()[0]
+        return (
+            {name: (dims, self.padding_value(name, first[name])) for name, dims in self._changes.dims.items()}
+            if self.pads
+            else {}
+        )
+
+    def padding_lines(self) -> list[str]:
+        """Returns a line for each tensor that is padded."""
+        return [
+            f"pads {name} along dimension {' and '.join(map(str, dims))} with {value:g}"
+            for name, (dims, value) in self.padding().items()
+        ]
 
     def _made_batch(self, number: int, asked: Mapping[str, int]) -> tuple[dict[str, Tensor], Structure | None]:
         make = type(self).batch_fn
@@ -602,7 +742,17 @@ def _check_told(workload: type[ModelWorkload]) -> None:
 
     Not done in `WorkloadFromModel` itself, where one bad workload in a module would hide the others.
     """
+    if workload.both_losses:
+        raise WorkloadError("WorkloadFromModel has both loss_fn and step_fn; leave one of them out")
+    if workload.has_own_step and not workload.trains:
+        raise WorkloadError(
+            "step_fn and accumulate are for training, and trains=False makes a workload of inference; leave one out"
+        )
+    clip = workload.clip_grad_norm
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise WorkloadError(f"clip_grad_norm={clip!r} of WorkloadFromModel is not a number above 0")
     numbers = {
+        "accumulate": workload.declared_accumulate,
         "num_batches": workload.pool_batches,
         "max_length": workload.declared_max_length,
         "min_length": workload.declared_min_length,
@@ -621,34 +771,6 @@ def _check_told(workload: type[ModelWorkload]) -> None:
 
 def _are_dimensions(dims: Any) -> bool:
     return isinstance(dims, Sequence) and all(isinstance(dim, Integral) for dim in dims)
-
-
-def _options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
-    """Returns the options of an optimizer kind that the optimizer accepts and does not set itself.
-
-    Raises:
-        SettingsError: the settings ask for a fused optimizer, and it has no such option.
-    """
-    try:
-        taken = signature(make).parameters
-    except (TypeError, ValueError):  # a callable written in C may have no signature
-        taken = MappingProxyType({})
-    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in taken.values())
-    preset = {name: taken[name].default for name in ("foreach", "fused") if name in taken}
-    wanted = optimizer_options(kind)
-    if "fused" in wanted:
-        if "fused" not in preset and not takes_any:
-            raise SettingsError(f"optimizer=fused: {_name_of(make)} takes no fused=; leave optimizer=fused out")
-        return {**wanted, "foreach": False} if preset.get("foreach") is True else wanted
-    is_open = all(default is None for default in preset.values())
-    return wanted if is_open and (takes_any or "foreach" in preset) else {}
-
-
-def _name_of(make: Any) -> str:
-    """Returns the name of the class or function, also if `partial` wraps it."""
-    while isinstance(make, partial):
-        make = make.func
-    return getattr(make, "__name__", type(make).__name__)
 
 
 def _inside(model: nn.Module, names: Sequence[str], what: str) -> list[str]:

@@ -177,7 +177,9 @@ def find_batch_changes(
         main = [(name, dim) for name, dims in length.items() for dim in dims]
         for name, dim in main:
             if name not in first or not 0 <= dim < first[name].dim():
-                raise WorkloadError(f"dynamic dimension {dim} of {name}: batches have {_shapes(first)}; name dimensions from 0 on")
+                raise WorkloadError(
+                    f"dynamic dimension {dim} of {name}: batches have {_shapes(first)}; name dimensions from 0 on"
+                )
     else:
         main = max(together.values(), key=len, default=[])
         _refuse_unequal_samples(batches, together)
@@ -197,9 +199,10 @@ def find_batch_changes(
 def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]]) -> int:
     """The size of the first dimension of most tensors, or of a second one where every first one is the length."""
     steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
-    outer = [size for name, size in steady.items() if "." not in name]  # what is inside lists may have rows of its own
-    if rows := outer or list(steady.values()):
-        return max(rows, key=rows.count)
+    outer = [name for name in steady if "." not in name] or list(steady)  # what is inside lists may have rows of its own
+    if rows := [steady[name] for name in outer]:
+        whole = {steady[name] for name in outer if not any(one == name for one, _ in changing)}  # no edges of a graph, say
+        return max(rows, key=lambda size: (rows.count(size), size in whole))
     second = {tensor.size(1) if tensor.dim() > 1 and (name, 1) not in changing else 0 for name, tensor in first.items()}
     return second.pop() if len(second) == 1 and second != {0} else 1
 
@@ -267,9 +270,7 @@ def _shapes(batch: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
 
 
-def find_dynamic_arguments(
-    model: nn.Module, modules: Sequence[str], batches: Sequence[Mapping[str, Tensor]]
-) -> dict[str, Dims]:
+def find_dynamic_arguments(model: nn.Module, modules: Sequence[str], batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Dims]:
     """Finds the dimensions of each module's tensor arguments that differ between runs of the model.
 
     The runs use fake tensors, which have shapes but no data, if the model allows it.
@@ -286,7 +287,10 @@ def find_dynamic_arguments(
         for run in runs:
             for key, shape in run.get(name, {}).items():
                 shapes.setdefault(key, []).append(shape)
-        dims = {key: tuple(i for i, sizes in enumerate(zip(*seen, strict=False)) if len(set(sizes)) > 1) for key, seen in shapes.items()}
+        dims = {
+            key: tuple(i for i, sizes in enumerate(zip(*seen, strict=False)) if len(set(sizes)) > 1)
+            for key, seen in shapes.items()
+        }
         found[name] = {key: changing for key, changing in dims.items() if changing}
     return found
 
@@ -308,13 +312,70 @@ def _argument_shapes(
             module = model.get_submodule(name)
             watch = watcher(name, inspect.signature(module.forward))
             undo.callback(module.register_forward_pre_hook(watch, with_kwargs=True).remove)
-        try:
-            # Not entered: tensors that the model creates itself, such as positions, stay real, since the model may keep them.
-            fake = FakeTensorMode(allow_non_fake_inputs=True)
-            model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
-        except Exception:  # data-dependent code, or an unsupported library: then the real run reports any real error
-            model(**batch)
+        _run_on_shapes(model, batch)
     return seen
+
+
+def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tensor]) -> list[str]:
+    """Finds the outermost modules with modules in them that one run of the model calls more than once.
+
+    Args:
+        model: Takes a batch's tensors by name.
+        inside: Dotted name of the module within which to look.
+        batch: Of any length.
+    """
+    called: dict[str, int] = {}
+    with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.enable_grad():
+        for name, module in model.get_submodule(inside).named_modules(prefix=inside):
+            if name != inside and any(module.children()) and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+
+                def count(module: nn.Module, args: Any, name: str = name) -> None:
+                    called[name] = called.get(name, 0) + 1
+
+                undo.callback(module.register_forward_pre_hook(count).remove)
+        _run_on_shapes(model, batch)
+    often = [name for name, calls in called.items() if calls > 1]
+    return [name for name in often if not any(name.startswith(f"{other}.") for other in often)]
+
+
+def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_shapes: bool) -> list[str]:
+    """Runs the model once, without dropout, and returns the names of modules to which that adds hooks or a forward.
+
+    Args:
+        model: Takes a batch's tensors by name. Its gradients and its mode are put back.
+        batch: Of any length.
+        on_shapes: Whether to run it on fake tensors, of which the model may keep some.
+    """
+    before = _attached(model)
+    training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            _run_on_shapes(model, batch) if on_shapes else model(**batch)
+    except Exception:  # the model does not run; its first step says why
+        return []
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+        model.zero_grad(set_to_none=True)
+    return [name for name, attached in _attached(model).items() if attached != before.get(name, attached)]
+
+
+def _attached(model: nn.Module) -> dict[str, tuple[int, bool]]:
+    return {
+        name: (len(module._forward_hooks) + len(module._forward_pre_hooks), "forward" in vars(module))
+        for name, module in model.named_modules()
+    }
+
+
+def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    """Runs the model on fake tensors, which have shapes but no data, and on the batch itself where it does not allow that."""
+    try:
+        # Not entered: tensors that the model creates itself, such as positions, stay real, since the model may keep them.
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
+    except Exception:  # data-dependent code, or an unsupported library: then the real run reports any real error
+        model(**batch)
 
 
 def _tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import Scalar, format_value, parse_count, suggest
-from compile_sweep.schema.settings import CompileSettings, OptimizerKind
+from compile_sweep.schema.settings import Autocast, CompileSettings, OptimizerKind
 
 Option = Sequence[Scalar] | type[int]
 """Accepted values, the default first; or `int` for any whole number of 1 or more, with a default that the workload defines."""
@@ -51,6 +51,21 @@ def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping
         if chosen.get(name) == value:
             return f"workload.{name}={format_value(value)} needs a GPU: {why}"
     return None
+
+
+def check_own_step(workload: str, settings: CompileSettings) -> None:
+    """Checks settings for a workload whose own function runs the backward pass.
+
+    Raises:
+        SettingsError: they would compile that function as a whole, or scale its loss from outside.
+    """
+    own = f"the workload {workload} has a step of its own, which calls backward()"
+    if settings.compiles_whole:
+        raise SettingsError(
+            f"scope={settings.scope} compiles loss and model as one, and {own}; use scope=modular, the model alone"
+        )
+    if settings.autocast is Autocast.FP16:
+        raise SettingsError(f"autocast=fp16 needs a scaled loss, and {own} on an unscaled one; use autocast=bf16")
 
 
 def check_inference(workload: str, settings: CompileSettings) -> None:

@@ -20,24 +20,6 @@ from compile_sweep.schema.errors import WorkloadError
 _TOLERANCE = 1e-3
 """Relative to the loss and to the norm of the gradients: many times float32's rounding in sums of another order."""
 
-Padding = dict[str, tuple[tuple[int, ...], float]]
-"""Padded dimensions and padding value, by tensor name."""
-
-
-def find_padding(workload: ModelWorkload) -> Padding:
-    """Returns what a sweep pads in the workload's batches."""
-    changes, first = workload.batch_changes, workload.raw_batches()[0]
-    dims = {name: (*changes.length.get(name, ()), *changes.others.get(name, {})) for name in first}
-    return {name: (found, workload.padding_value(name, first[name])) for name, found in dims.items() if found}
-
-
-def padding_lines(workload: ModelWorkload) -> list[str]:
-    """Returns one line for each tensor that is padded."""
-    return [
-        f"pads {name} along dimension {' and '.join(map(str, dims))} with {value:g}"
-        for name, (dims, value) in find_padding(workload).items()
-    ]
-
 
 def checked_padding(workload: Workload, *, has_gpu: bool) -> list[str]:
     """Returns what is padded, after `check_padding`; nothing for a workload that pads by itself.
@@ -45,11 +27,14 @@ def checked_padding(workload: Workload, *, has_gpu: bool) -> list[str]:
     Args:
         workload: Any.
         has_gpu: Whether to compare on a GPU, if this process sees one.
+
+    Raises:
+        WorkloadError: padding changes what the workload trains on.
     """
     if not isinstance(workload, ModelWorkload):
         return []
     check_padding(workload, torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu"))
-    return padding_lines(workload)
+    return workload.padding_lines()
 
 
 def check_padding(workload: ModelWorkload, device: torch.device) -> None:
@@ -61,7 +46,7 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     Raises:
         WorkloadError: they differ; names the tensors and what to write.
     """
-    padding = find_padding(workload)
+    padding = workload.padding()
     untold = {name: dims for name, (dims, _) in padding.items() if name not in workload.pad_with}
     if not untold or not workload.trains:
         return
@@ -76,13 +61,15 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     values = {name: value for name, (_, value) in padding.items()}
     advice = _better_padding(workload, raw, [*untold], expected, device)
     told = ", ".join(f"{name!r}: {value:g}" for name, value in values.items())
+    lengths = ", ".join(f"{name!r}: {dims}" for name, dims in workload.batch_changes.length.items())
     where = {name: " and ".join(map(str, dims)) for name, dims in untold.items()}
     what = ", ".join(f"{name} (dimension {dims}) with {values[name]:g}" for name, dims in where.items())
     raise WorkloadError(
         f"padding changes what this workload trains on: batch {number}, padded from length {workload.length_of(raw)} to "
         f"{workload.max_length}, has loss {found[0]:.5g} instead of {expected[0]:.5g} and gradient norm {found[1]:.5g} instead "
-        f"of {expected[1]:.5g}; it pads {what}. {advice}mask what is padded in the model and the loss, or sweep settings with "
-        f"padding=longest, which pad nothing; if the change is meant, say so with pad_with={{{told}}}"
+        f"of {expected[1]:.5g}; it pads {what}. {advice}mask what is padded in the model and the loss, or train on batches "
+        f"as they come with lengths='real'; dynamic={{{lengths}}} says which dimensions are the length; if the change is meant, "
+        f"say so with pad_with={{{told}}}"
     )
 
 

@@ -1,7 +1,7 @@
 """What a step uses the whole-number tensors of its batch for: targets of a loss that ignores an index, ids, or positions.
 
-A step is run once on shapes alone, and each operation is looked at that takes one of them, as it is or moved about. So targets are
-known by the loss and its `ignore_index`, whatever they are called, and so are numbers that padding would make speak of something else.
+A step is run once on shapes alone, and each operation is looked at that takes one of them, as it is or moved about. So targets
+are known by the loss and its `ignore_index`, whatever they are called, and so are numbers that padding would make untrue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TensorUses:
 
 class _Watch(TorchDispatchMode):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.uses = TensorUses()
         self._names: dict[int, set[str]] = {}
         self._moved: set[int] = set()
@@ -70,7 +70,7 @@ class _Watch(TorchDispatchMode):
             target, ignored = (args[place] if place < len(args) else None for place in _LOSSES[name])
             self.uses.ignored |= dict.fromkeys(self._of(target), int(ignored) if isinstance(ignored, int) else -100)
         elif name == "embedding":
-            self.uses.ids |= self._of(args[1])
+            self.uses.ids |= self._as_it_is(args[1])
         elif name.startswith("_embedding_bag"):
             self.uses.bags |= self._of(args[1:3])
         elif name in _INDEXING:

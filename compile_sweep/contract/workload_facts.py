@@ -42,6 +42,8 @@ class WorkloadFacts:
     """What settings may vary of the workload itself."""
     job_options: frozenset[str] = frozenset()
     """Those `options` that change what a sample is."""
+    has_own_step: bool = False
+    """Whether its own function runs the backward pass, so that it is not compiled as a whole."""
     trains: bool = True
     """False for inference."""
     needs_gpu: Mapping[tuple[str, Scalar], str] = field(default_factory=dict)

@@ -69,10 +69,12 @@ class TrainStep:
     Args:
         step: what `make_step` of the source returned.
         source: the text that was executed to make it.
+        schedule: changes the learning rate; None for none.
     """
 
-    def __init__(self, step: Callable[..., Tensor], source: str) -> None:
+    def __init__(self, step: Callable[..., Tensor], source: str, schedule: Any = None) -> None:
         self._step = step
+        self._schedule = schedule
         self.source = source
 
     def __call__(self, batch: Batch, *, before_update: Callable[[], None] | None = None) -> Tensor:
@@ -82,7 +84,10 @@ class TrainStep:
             batch: what to train on.
             before_update: called between the backward pass and the optimizer's step, when gradients are there to look at.
         """
-        return self._step(dict(batch.inputs), before_update)
+        loss = self._step(dict(batch.inputs), before_update)
+        if self._schedule is not None:
+            self._schedule.step()
+        return loss
 
     def forward_and_backward(self, batch: Batch) -> float:
         """Runs a step up to its update and returns the loss; the gradients stay, and the optimizer has seen nothing."""
@@ -159,7 +164,8 @@ def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimiz
                 written["compile_model"] = _called_where_it_runs(written["compile_model"], settings, facts)
             make_step = written["make_step"]
             made = make_step(model) if optimizer is None else make_step(model, optimizer)
-        yield InferenceStep(made, source) if optimizer is None else TrainStep(made, source)
+        schedule = None if optimizer is None else prepared.workload.schedule(optimizer)
+        yield InferenceStep(made, source) if optimizer is None else TrainStep(made, source, schedule)
 
 
 @contextmanager

@@ -177,7 +177,8 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         on_phase(Phase.CHECKING)
         gradient_check = check_step(prepared, model, step, run.compared[0], draws=warmup.trajectory.random)
         use = _device_use(run, model, step, found.window)
-    findings = [*late.sentences(has_stopped=found.window.is_settled), *_changes(found.window, len(run.pool))]
+    remarks = prepared.workload.remarks(prepared.policy)
+    findings = [*remarks, *late.sentences(has_stopped=found.window.is_settled), *_changes(found.window, len(run.pool))]
     del step, late, model, optimizer, expected
     torch._dynamo.reset()
     memory.free(device)

@@ -125,6 +125,7 @@ class Prepared:
             autocast=None if dtype is None else str(dtype).removeprefix("torch."),
             attention=None if self.settings.attention is None else workload.attention_statement(self.settings.attention),
             grad_mode=None if workload.trains else workload.grad_mode,
+            clip_grad_norm=workload.clip_grad_norm if workload.trains else None,
             average_decay=workload.average_decay if workload.trains else None,
             num_workers=self.num_workers,
             process_statements=tuple(workload.process_statements()),
@@ -178,6 +179,11 @@ def prepare(
     workload = workload.under(settings)
     name = type(workload).__name__
     check_ddp_workers(settings.ddp, num_workers, workload=name, trains=workload.trains, has_gpu=device.type == "cuda")
+    if workload.has_own_step and num_workers > 1:
+        raise SettingsError(
+            f"the workload {name} has a step of its own, whose gradients are there before those of several workers could be "
+            "averaged; use one worker per trial"
+        )
     refuse_unknown_names(settings, LoadedTorch())
     if settings.sdpa_kernel in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT) and device.type != "cuda":
         raise SettingsError(f"sdpa_kernel={settings.sdpa_kernel} is a kernel for GPUs, not for {device.type}; use flash or math")

@@ -61,6 +61,8 @@ class Facts:
     """A statement that switches `model` to the settings' attention; None to leave it."""
     grad_mode: str | None = None
     """torch's context in which an inference-only step runs; None for a training step."""
+    clip_grad_norm: float | None = None
+    """Largest norm of all gradients together; None to leave them."""
     average_decay: float | None = None
     """Of a moving average of the weights; None for none."""
     num_workers: int = 1
@@ -307,6 +309,8 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield "        scaler.unscale_(optimizer)"
     yield "        if before_update is not None:"
     yield "            before_update()"
+    if facts.clip_grad_norm is not None:
+        yield f"        torch.nn.utils.clip_grad_norm_(model.parameters(), {facts.clip_grad_norm})"
     yield from ["        scaler.step(optimizer)", "        scaler.update()"] if scaled else ["        update()"]
     if facts.average_decay is not None:
         yield "        average()"

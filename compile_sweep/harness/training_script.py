@@ -73,8 +73,12 @@ def _trained(
     seed_all(seed)
     run = make_step(model) if optimizer is None else make_step(model, optimizer)
 
+    schedule = None if optimizer is None else trained.schedule(optimizer)
+
     def step(batch: Batch) -> torch.Tensor:
         found = run(dict(batch.inputs))
+        if schedule is not None:
+            schedule.step()
         return digest(tensors_of(found)) if optimizer is None else found
 
     pool = trained.pool(policy, rank=rank, device=device)

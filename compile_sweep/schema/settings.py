@@ -519,7 +519,9 @@ class CompileSettings:
     def _refuse_padding(self, why: str) -> None:
         unpadded = f"batches of this workload are not padded ({why})"
         if self.scope is not Scope.EAGER and self.padding is not Padding.LONGEST:
-            raise SettingsError(f"dynamic={self.dynamic} needs batches of few lengths, and {unpadded}; use dynamic=auto, mark or true")
+            raise SettingsError(
+                f"dynamic={self.dynamic} needs batches of few lengths, and {unpadded}; use dynamic=auto, mark or true"
+            )
         if self.pad_multiple not in (None, 1, DEFAULT_PAD_MULTIPLE):
             raise SettingsError(f"pad_multiple={self.pad_multiple} pads, and {unpadded}; leave it out")
 

@@ -352,7 +352,9 @@ def candidates(recipe: str, target: Target) -> Iterator[Candidate]:
         ConfigError: there is no such recipe.
     """
     for candidate in find_recipe(recipe)(target):
-        is_default = (target.has_one_shape or target.unpadded_reason) and candidate.get("scope") != "eager" and "dynamic" not in candidate
+        is_default = (
+            (target.has_one_shape or target.unpadded_reason) and candidate.get("scope") != "eager" and "dynamic" not in candidate
+        )
         yield {**candidate, "dynamic": "auto"} if is_default else candidate
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
 
 from compile_sweep.contract.installed_torch import InstalledTorch, refuse_unknown_names
-from compile_sweep.contract.options import check_inference, check_options, gpu_requirement
+from compile_sweep.contract.options import check_inference, check_options, check_own_step, gpu_requirement
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
@@ -76,12 +76,18 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
         try:
             refuse_outside_scripts(candidate, is_script=target.is_script)
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
+            if target.has_own_step and setting.scope is Scope.FULL:
+                setting = replace(setting, scope=Scope.MODULAR)
             setting.validate_for(target.max_length, target.min_length, unpadded=target.unpadded_reason)
             if target.unpadded_reason is not None:
                 setting = setting.for_real_lengths()
             elif target.has_one_shape:
                 setting = setting.for_one_shape()
             check_options(target.workload, target.options, setting)
+            if target.has_own_step:
+                check_own_step(target.workload, setting)
+            if target.has_blocks is False and setting.needs_blocks:
+                raise SettingsError(setting.without_blocks(f"the model of {target.workload}"))
             if not target.trains:
                 check_inference(target.workload, setting)
             check_ddp_workers(

@@ -65,7 +65,7 @@ def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> No
     assert [batch.tokens for batch in pool] == [6, 14, 10]
     assert not pool[0].inputs["hidden"][:, 3:].any()
     assert pool[0].inputs["hidden"][:, :3].all()
-    assert workload.batch_of_length(2, rank=0, device=CPU).inputs["hidden"].shape == (2, 2, 4)
+    assert workload.batch_of_length(2, rank=0, device=CPU).inputs["hidden"].shape == (2, 3, 4)  # nothing is cut
     assert workload.dynamic_dims("model.stages.0.1") == {"hidden": (1,)}
 
 
@@ -136,8 +136,15 @@ def test_batches_of_one_size_have_one_length() -> None:
 @pytest.mark.parametrize(
     ("told", "named"),
     [
-        ({"batch_fn": lambda number: [1]}, "returned list"),
-        ({"batch_fn": lambda number: {"x": torch.ones(2), "n": 3}}, "returned 'n' as int, not a tensor"),
+        ({"batch_fn": lambda number: [1]}, "a list of numbers; use torch.tensor"),
+        ({"batch_fn": lambda number: 1}, "returned int; return tensors in a dictionary, a tuple"),
+        ({"batch_fn": lambda number: {"x": torch.ones(2), "n": object()}}, "returned 'n' as object, not a tensor"),
+        ({"batch_fn": lambda number: {"x": torch.ones(2), "n": number}}, "'n' as int, once 0 and once 1; make it a tensor"),
+        ({"batches": [{"hidden": torch.ones(2, 3, 4)}]}, "both batch_fn and batches; leave one of them out"),
+        ({"step_fn": loss_of}, "both loss_fn and step_fn; leave one of them out"),
+        ({"lengths": "none"}, "lengths='none' of WorkloadFromModel is neither 'real' nor 'padded'"),
+        ({"clip_grad_norm": 0}, "clip_grad_norm=0 of WorkloadFromModel is not a number above 0"),
+        ({"accumulate": 0}, "accumulate=0 of WorkloadFromModel is not a whole number"),
         ({"num_batches": 0}, "num_batches=0 of WorkloadFromModel is not a whole number"),
         ({"num_batches": -1}, "num_batches=-1 of"),
         ({"num_batches": 2.5}, "num_batches=2.5 of"),
@@ -155,7 +162,10 @@ def test_batches_of_one_size_have_one_length() -> None:
             {"batch_fn": lambda number: {"x": torch.ones(3 + number, 2), "y": torch.ones(3 + number, 2)}},
             "put it first in the batch",
         ),
-        ({"batch_fn": lambda number: {"x": torch.ones(3 + number, 2), "y": torch.ones(3 + number)}}, "leave odd ones out$"),
+        (
+            {"batch_fn": lambda number: {"x": torch.ones(3 + number, 2), "y": torch.ones(3 + number)}},
+            r"leave odd ones out; if the first dimension is the length, say so with dynamic=\{'x': \(0,\), 'y': \(0,\)\}",
+        ),
         ({"batch_fn": lambda number: {"x": torch.ones(())}}, "no tensor with a dimension"),
         ({"batch_fn": lambda number: {f"x{number}": torch.ones(2)}}, "differ in their tensors"),
         ({"dynamic": {"hidden": (5,)}}, "dynamic dimension 5 of hidden"),

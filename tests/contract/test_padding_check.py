@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compile_sweep import WorkloadFromModel
-from compile_sweep.contract.padding_check import check_padding, padding_lines
-from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.contract.padding_check import check_padding
+from compile_sweep.schema.errors import SettingsError, WorkloadError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import PadToMax
 
 CPU = torch.device("cpu")
 LENGTHS = (12, 5, 9, 7)
@@ -83,17 +85,42 @@ def made(model: Callable[[], nn.Module], batches: Any, loss: Any, **told: Any) -
     return WorkloadFromModel(model, batches, loss, num_batches=len(LENGTHS), **told)()
 
 
-def test_labels_that_are_not_called_so_are_found_by_what_the_loss_ignores() -> None:
-    with pytest.raises(WorkloadError, match=r"batch 1, padded from length 5 to 12, .*y holds labels: pad_with=\{'y': -100\}"):
-        check_padding(made(Causal, next_tokens, cross_entropy), CPU)
-    told = made(Causal, next_tokens, cross_entropy, pad_with={"y": -100})
-    check_padding(told, CPU)
-    assert padding_lines(told) == ["pads x along dimension 1 with 0", "pads y along dimension 1 with -100"]
+def test_targets_are_known_by_the_index_that_their_loss_ignores_whatever_they_are_called() -> None:
+    workload = made(Causal, next_tokens, cross_entropy)
+    check_padding(workload, CPU)
+    assert workload.padding_lines() == ["pads x along dimension 1 with 0", "pads y along dimension 1 with -100"]
+
+    def own_index(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(model(batch["x"]).mT, batch["y"], ignore_index=-1)
+
+    other = made(Causal, next_tokens, own_index)
+    check_padding(other, CPU)
+    assert other.padding()["y"] == ((1,), -1)
+    with pytest.raises(
+        WorkloadError, match=r"batch 1, padded from length 5 to 12, .*lengths='real'.*pad_with=\{'x': 0, 'y': 0\}"
+    ):
+        check_padding(made(Causal, next_tokens, lambda model, batch: model(batch["x"]).square().mean() + batch["y"].sum()), CPU)
 
 
-def test_ids_of_bags_are_not_padded_in_silence() -> None:
-    with pytest.raises(WorkloadError, match=r"it pads ids \(dimension 0\) with 0\. Either mask .*pad_with=\{'ids': 0\}"):
-        check_padding(made(Clicks, clicks, click_loss), CPU)
+def test_ids_of_bags_are_not_padded_unless_somebody_says_with_what() -> None:
+    workload = made(Clicks, clicks, click_loss)
+    check_padding(workload, CPU)
+    assert workload.unpadded_reason == "the first dimension of ids changes"
+    policy = workload.shape_policy(CompileSettings.parse("scope=full,dynamic=auto"))
+    assert [batch.inputs["ids"].size(0) for batch in workload.pool(policy, rank=0, device=CPU)] == list(LENGTHS)
+    with pytest.raises(SettingsError, match=r"dynamic=static needs batches of few lengths, and batches .* are not padded"):
+        workload.validate(CompileSettings.parse("scope=full"))
+    told = made(Clicks, clicks, click_loss, pad_with={"ids": 0})
+    assert told.pads
+    assert told.pool(PadToMax(max_length=12), rank=0, device=CPU)[1].inputs["ids"].shape == (12,)
+
+    def table(number: int) -> dict[str, Tensor]:
+        return {"ids": torch.randint(50, (3, LENGTHS[number])), "clicked": torch.ones(3)}
+
+    def of_rows(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(model(batch["ids"], None), batch["clicked"])
+
+    assert "ids of an EmbeddingBag" in str(made(Clicks, table, of_rows).unpadded_reason)
 
 
 @pytest.mark.parametrize("masks", [True, False])

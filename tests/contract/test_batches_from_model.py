@@ -1,0 +1,259 @@
+"""Batches of every form that people train on: as they come to the loss, what of them changes, and what is never padded."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from stacks import CPU, SHORT
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from compile_sweep import WorkloadFromModel, measure
+from compile_sweep.contract.batches import flatten, rebuild
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.shapes import PadToLongest, PadToMax
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Labeled:
+    x: Tensor
+    y: Tensor
+    name: str = "train"
+
+
+class Graph(SimpleNamespace):
+    """As PyTorch Geometric's `Data`, as far as a loader and a step see it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 8), torch.randint(3, (4,))
+
+
+def error_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def made(batch_fn: Any, loss_fn: Callable[..., Any], model_fn: Callable[[], nn.Module] | None = None, **told: Any) -> Any:
+    return WorkloadFromModel(model_fn or (lambda: nn.Linear(8, 3)), batch_fn, loss_fn, **{"num_batches": 4, **told})()
+
+
+FORMS: dict[str, tuple[Callable[[], Any], Callable[[nn.Module, Any], Tensor], set[str]]] = {
+    "pair": (lambda: tuple(rows()), lambda model, batch: error_of(model, *batch), {"0", "1"}),
+    "list": (lambda: list(rows()), lambda model, batch: error_of(model, *batch), {"0", "1"}),
+    "named": (lambda: Pair(*rows()), lambda model, batch: error_of(model, batch.x, batch.y), {"x", "y"}),
+    "dataclass": (lambda: Labeled(*rows()), lambda model, batch: error_of(model, batch.x, batch.y), {"x", "y"}),
+    "mapping": (lambda: UserDict(zip("xy", rows(), strict=True)), lambda model, batch: error_of(model, **batch), {"x", "y"}),
+    "nested": (
+        lambda: {"inputs": {"x": rows()[0]}, "targets": [{"y": rows()[1]}], "epoch": 3},
+        lambda model, batch: error_of(model, batch["inputs"]["x"], batch["targets"][0]["y"]) * batch["epoch"],
+        {"inputs.x", "targets.0.y"},
+    ),
+    "graph": (lambda: Graph(x=rows()[0], y=rows()[1]), lambda model, batch: error_of(model, batch.x, batch.y), {"x", "y"}),
+}
+
+
+@pytest.mark.parametrize("form", [name for name in FORMS if name != "named"])
+def test_a_batch_comes_to_the_loss_in_the_form_that_its_loader_gives(form: str) -> None:
+    make, loss_fn, names = FORMS[form]
+    tensors, structure = flatten(batch := make())
+    assert set(tensors) == names
+    assert structure is not None
+    assert type(rebuild(structure, tensors)) is type(batch)
+    workload = made(lambda number: make(), loss_fn)
+    batch = workload.pool(PadToMax(max_length=1), rank=0, device=CPU)[0]
+    assert batch.samples == 4
+    loss = workload.build_model()(**batch.inputs)
+    assert torch.equal(loss, loss_fn(workload.build_model().model, rebuild(structure, batch.inputs)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pair", "nested", "dataclass"])
+def test_a_batch_of_another_form_is_one_graph(form: str) -> None:
+    make, loss_fn, _ = FORMS[form]
+    prepared = prepare(
+        made(lambda number: make(), loss_fn), CompileSettings.parse("scope=full,backend=aot_eager,dynamic=auto"), CPU
+    )
+    found = measure(prepared, protocol=SHORT)
+    assert (found.numerics["status"], found.graphs, found.graph_break_reasons) == ("ok", 1, [])
+
+
+def test_a_loader_stands_in_the_place_of_the_batch_function_and_its_smaller_last_batch_is_left_out() -> None:
+    data = TensorDataset(torch.randn(14, 8), torch.randint(3, (14,)))
+    for told in ({"batches": DataLoader(data, 4, shuffle=True)}, {"batch_fn": DataLoader(data, 4)}):
+        workload = made(**{"batch_fn": None, **told}, loss_fn=lambda model, batch: error_of(model, *batch), num_batches=9)
+        assert workload.remarks() == [
+            "4 batches in place of num_batches=9: there are no more",
+            "batch 3 has 2 samples in place of 4 and is left out, as with drop_last=True",
+        ]
+        assert (workload.batch_size, workload.pool_batches, workload.max_length) == (4, 3, 1)
+
+
+def graphs(number: int) -> dict[str, Tensor]:
+    nodes, edges = (7, 9, 12, 8)[number], (20, 31, 25, 28)[number]
+    graph = torch.arange(nodes) * 3 // nodes
+    return {
+        "x": torch.randn(nodes, 8),
+        "edge_index": torch.randint(nodes, (2, edges)),
+        "graph": graph,
+        "y": torch.randint(3, (3,)),
+    }
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(2)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, graph: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = (layer(torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])) + x).relu()
+        found: Tensor = self.head(x.new_zeros(3, 8).index_add(0, graph, x))
+        return found
+
+
+def of_graphs(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch["x"], batch["edge_index"], batch["graph"]), batch["y"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [{}, {"dynamic": {"x": (0,), "edge_index": (1,), "graph": (0,)}}])
+def test_graphs_have_two_lengths_that_vary_apart_and_are_never_padded(told: dict[str, Any]) -> None:
+    workload = made(graphs, of_graphs, Convolutions, **told)
+    assert (workload.batch_size, workload.pads) == (3, False)
+    assert workload.dynamic_dims("") == {"x": (0,), "graph": (0,), "edge_index": (1,)}
+    assert workload.dynamic_dims("model.layers.0") == {"input": (0,)}
+    found = measure(prepare(workload, CompileSettings.parse("scope=full,backend=aot_eager,dynamic=mark"), CPU), protocol=SHORT)
+    assert (found.numerics["status"], found.graphs) == ("ok", 1)
+
+
+def test_images_of_two_sizes_are_not_padded_unless_somebody_says_so() -> None:
+    def images(number: int) -> dict[str, Tensor]:
+        return {"image": torch.randn(2, 3, (8, 16, 8, 24)[number], (8, 8, 16, 16)[number]), "kind": torch.tensor([0, 1])}
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(model(batch["image"]).mean((2, 3)), batch["kind"])
+
+    workload = made(images, loss, lambda: nn.Conv2d(3, 3, 3))
+    assert workload.unpadded_reason == "two dimensions of image change apart"
+    assert workload.dynamic_dims("") == {"image": (2, 3)}
+    assert made(images, loss, lambda: nn.Conv2d(3, 3, 3), pad_with={"image": 0}).pads
+    assert made(images, loss, lambda: nn.Conv2d(3, 3, 3), dynamic={"image": (2, 3)}).pads
+
+
+def test_boxes_in_lists_keep_their_numbers() -> None:
+    def scenes(number: int) -> Any:
+        return torch.randn(2, 3, 8, 8), [{"boxes": torch.rand(1 + (number + one) % 3, 4)} for one in range(2)]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        images, targets = batch
+        return (model(images).mean() - torch.cat([target["boxes"] for target in targets])).square().mean()
+
+    workload = made(scenes, loss, lambda: nn.Conv2d(3, 3, 3))
+    assert (workload.batch_size, workload.pads) == (2, False)
+    assert workload.dynamic_dims("") == {"1.0.boxes": (0,), "1.1.boxes": (0,)}
+
+
+def test_jagged_tensors_are_put_together_again() -> None:
+    def texts(number: int) -> dict[str, Tensor]:
+        parts = [torch.randint(9, (2 + (number + one) % 4,)) for one in range(3)]
+        return {"ids": torch.nested.nested_tensor(parts, layout=torch.jagged), "kind": torch.tensor([0, 1, 0])}
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            found: Tensor = self.head(torch.nested.to_padded_tensor(self.words(ids), 0.0).sum(1))
+            return found
+
+    workload = made(texts, lambda model, batch: functional.cross_entropy(model(batch["ids"]), batch["kind"]), Words)
+    assert (workload.batch_size, workload.dynamic_dims("")) == (3, {"ids.values": (0,)})
+    batch = workload.pool(workload.shape_policy(CompileSettings.parse("scope=full,dynamic=auto")), rank=0, device=CPU)[1]
+    assert bool(workload.build_model()(**batch.inputs).isfinite())
+
+
+def pairs(number: int) -> dict[str, Tensor]:
+    source, target = (9, 6, 12, 7)[number], (3, 6, 4, 2)[number]
+    return {
+        "source": torch.randint(1, 9, (2, source)),
+        "mask": torch.ones(2, source),
+        "target": torch.randint(1, 9, (2, target)),
+    }
+
+
+class Translator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        read = (self.words(source) * mask[..., None]).sum(1, keepdim=True)
+        found: Tensor = self.head(read + self.words(target.clamp(min=0)))
+        return found
+
+
+def of_pairs(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(**batch).mT, batch["target"], ignore_index=-7)
+
+
+def test_source_and_target_have_lengths_of_their_own_and_buckets_are_of_pairs() -> None:
+    workload = made(pairs, of_pairs, Translator)
+    assert workload.dynamic_dims("") == {"source": (1,), "mask": (1,), "target": (1,)}
+    assert workload.padding()["target"] == ((1,), -7)
+
+    def shapes(spelled: str) -> list[tuple[int, int]]:
+        batches = workload.pool(workload.shape_policy(CompileSettings.parse(spelled)), rank=0, device=CPU)
+        return [(batch.inputs["source"].size(1), batch.inputs["target"].size(1)) for batch in batches]
+
+    assert shapes("scope=full") == [(12, 6)] * 4
+    # A target of 6 out of 6 needs the largest bucket, however short its source is.
+    assert shapes("scope=full,dynamic=buckets,buckets=8/12") == [(12, 6), (12, 6), (12, 6), (8, 4)]
+    longest = workload.pool(PadToLongest(max_length=12, multiple=2), rank=0, device=CPU)
+    assert [(one.inputs["source"].size(1), one.inputs["target"].size(1)) for one in longest] == [(10, 4), (6, 6), (12, 4), (8, 2)]
+
+
+def test_a_batch_function_that_takes_a_length_makes_the_batches_that_warm_one_up() -> None:
+    def speech(number: int, length: int | None = None) -> dict[str, Tensor]:
+        frames = length or (9, 5, 12, 7)[number]
+        return {"x": torch.randn(2, frames, 8), "frames": torch.full((2,), frames)}
+
+    workload = made(speech, lambda model, batch: model(batch["x"]).square().mean())
+    batch = workload.batch_of_length(8, rank=0, device=CPU)
+    assert (batch.inputs["x"].size(1), batch.inputs["frames"].tolist()) == (8, [8, 8])
+    without = made(lambda number: speech(number), lambda model, batch: model(batch["x"]).square().mean())
+    batch = without.batch_of_length(8, rank=0, device=CPU)  # the longest that is not longer, padded
+    assert (batch.inputs["x"].size(1), batch.inputs["frames"].tolist()) == (8, [7, 7])
+    shortest = without.batch_of_length(3, rank=0, device=CPU)  # none is cut
+    assert (shortest.length, shortest.inputs["frames"].tolist()) == (5, [5, 5])
+
+
+def test_time_comes_first_where_somebody_says_so() -> None:
+    def series(number: int) -> dict[str, Tensor]:
+        return {name: torch.randn((6, 9, 7, 5)[number], 3, 8) for name in ("x", "y")}
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return (model(batch["x"]).mean() - batch["y"].mean()).square()
+
+    with pytest.raises(WorkloadError, match=r"say so with dynamic=\{'x': \(0,\), 'y': \(0,\)\}$"):
+        made(series, loss)
+    workload = made(series, loss, dynamic={"x": (0,), "y": (0,)})
+    assert (workload.batch_size, workload.max_length, workload.pads) == (3, 9, False)
+    batch = workload.pool(workload.shape_policy(CompileSettings.parse("scope=eager,padding=longest")), rank=0, device=CPU)[1]
+    assert (batch.tokens, batch.length) == (27, 9)

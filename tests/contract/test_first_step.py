@@ -1,0 +1,128 @@
+"""A step that cannot work is refused before anything is planned, by the function, the argument and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compile_sweep import WorkloadFromModel
+from compile_sweep.contract.first_step import check_first_step
+from compile_sweep.contract.from_model import ModelWorkload
+from compile_sweep.contract.optimizers import SeveralOptimizers
+from compile_sweep.schema.errors import SettingsError, WorkloadError
+from compile_sweep.schema.settings import CompileSettings, OptimizerKind
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def batch_of(number: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(4, 8), "y": torch.randint(3, (4,))}
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def made(loss_fn: Callable[..., Any] | None = loss_of, **told: Any) -> ModelWorkload:
+    return WorkloadFromModel(lambda: nn.Linear(8, 3), batch_of, loss_fn, num_batches=2, **told)()
+
+
+def stepped(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss = loss_of(model, batch)
+    loss.backward()
+    return loss.detach()
+
+
+class Duck:
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+
+    def step(self) -> None:
+        pass
+
+
+class NoLoss(nn.Linear):
+    def forward(self, x: Tensor, y: Tensor) -> Any:  # type: ignore[override]
+        return type("Output", (), {"loss": None})()
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (
+            {"loss_fn": lambda model, batch: model(batch["input"])},
+            r"loss_fn asks its batch for 'input', .* batches have x \(4, 8\)",
+        ),
+        (
+            {"loss_fn": lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")},
+            r"loss_fn returned a tensor of shape \(4,\), and a loss is one number; reduce it, say with \.mean\(\)",
+        ),
+        ({"loss_fn": stepped}, r"it calls backward\(\) itself; .* or give the function as step_fn"),
+        ({"loss_fn": lambda model, batch: loss_of(model, batch).detach()}, "it is detached"),
+        (
+            {"loss_fn": lambda model, batch: model(batch["y"])},
+            r"loss_fn, or the model .* failed at test_first_step\.py:\d+ in eager",
+        ),
+        ({"loss_fn": lambda model, batch: batch["x"].requires_grad_().sum()}, "no parameter gets a gradient"),
+        ({"loss_fn": None}, r"failed.* in eager mode.*unexpected keyword argument"),
+        ({"optimizer_fn": Duck}, r"optimizer_fn: Duck made Duck, no torch\.optim\.Optimizer; return one, or a list"),
+        ({"optimizer_fn": torch.optim.LBFGS}, "optimizer_fn: LBFGS needs a closure"),
+        ({"optimizer_fn": torch.optim.Muon}, r"optimizer_fn: Muon failed: .*Muon is for matrices: return \["),
+        ({"optimizer_fn": lambda weights: torch.optim.SGD(weights.items())}, r"optimizer_fn: .* it is given model\.parameters"),
+        ({"accumulate": 3}, "accumulate=3 does not split 4 samples evenly"),
+    ],
+)
+def test_the_culprit_is_named(told: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message) as caught:
+        check_first_step(made(**told), has_gpu=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_loss_is_told_of_its_labels() -> None:
+    workload = WorkloadFromModel(lambda: NoLoss(8, 3), batch_of, num_batches=2)()
+    with pytest.raises(WorkloadError, match="without a loss, .* put labels into the batch, or give loss_fn"):
+        check_first_step(workload, has_gpu=False)
+
+
+def test_optimizers_are_made_of_parameters_names_or_the_model_one_or_several() -> None:
+    def by_name(named: Any, **options: Any) -> torch.optim.Optimizer:
+        decayed = [{"params": [p for n, p in named if n == "weight"], "weight_decay": 0.1}]
+        return torch.optim.AdamW([*decayed, {"params": [p for n, p in named if n == "bias"]}], **options)
+
+    def by_model(model: nn.Linear) -> list[torch.optim.Optimizer]:
+        return [torch.optim.Muon([model.weight]), torch.optim.AdamW([model.bias])]
+
+    workload = made(optimizer_fn=by_name)
+    optimizer = workload.optimizer(workload.build_model(), OptimizerKind.FOREACH)
+    assert optimizer is not None
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.01]
+    workload = made(optimizer_fn=by_model)
+    check_first_step(workload, has_gpu=False)
+    model = workload.build_model()
+    several = workload.optimizer(model, OptimizerKind.FOREACH)
+    assert isinstance(several, SeveralOptimizers)
+    before = [weights.detach().clone() for weights in model.parameters()]
+    model(**batch_of(0)).backward()
+    several.step()
+    several.zero_grad()
+    assert all(weights.grad is None for weights in model.parameters())
+    assert not any(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_a_step_of_ones_own_leaves_the_gradients_that_the_loss_would() -> None:
+    expected = made().build_model()
+    expected(**batch_of(0) | (batch := batch_of(0))).backward()
+    for told in ({"loss_fn": None, "step_fn": lambda model, batch: (stepped(model, batch), {"accuracy": 0})}, {"accumulate": 2}):
+        workload = made(**told)  # type: ignore[arg-type]
+        model = workload.build_model()
+        loss = model(**batch)
+        loss.backward()  # as the sweep's step does
+        torch.testing.assert_close(loss, expected(**batch))
+        torch.testing.assert_close([w.grad for w in model.parameters()], [w.grad for w in expected.parameters()])
+        with pytest.raises(SettingsError, match="use scope=modular, the model alone"):
+            workload.validate(CompileSettings.parse("scope=full"))
