@@ -111,8 +111,8 @@ def answer(question: Mapping[str, Any]) -> Any:
     Args:
         question: `ask`, one of `facts`, `first_step`, `foreach_map_refusal`, `model`, `padding`, `source`, `list`,
             `inductor_options`, `config_options` of a `module`, `backends` and `ddp_arguments`. The first six are about a
-            workload: `workload`, `size` (None for the first with a GPU and the last without), `seed` and `has_gpu`. `source` also takes `settings`, a
-            key, `device` and `num_workers`.
+            workload: `workload`, `size` (None for the first with a GPU and the last without), `seed` and `has_gpu`. `source`
+            also takes `settings`, a key, `device` and `num_workers`.
 
     Raises:
         WorkloadError: no such workload, or its own code failed.

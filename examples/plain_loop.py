@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from best import OPTIMIZER_OPTIONS, make_step, padded_length  # the sweep's
 
-from compile_sweep.contract.from_model import ModelAndLoss, model_loss
+from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from examples.bring_your_own import Texts, gpt2, texts
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainingArguments
 
-from compile_sweep.contract.from_model import IGNORE_INDEX, ModelAndLoss, model_loss
+from compile_sweep.contract.from_model import IGNORE_INDEX
+from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from examples.bring_your_own import WORDS, Texts, gpt2
 
 

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.contract.names import find_workload, import_named
-from compile_sweep.contract.options import Option, check_inference, check_options, check_own_step, default_options
+from compile_sweep.contract.options import (
+    Option,
+    check_inference,
+    check_options,
+    check_own_step,
+    default_options,
+    for_real_lengths,
+)
 from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar
@@ -144,7 +151,10 @@ class Workload(ABC):
         Raises:
             SettingsError: they do not fit its lengths, options or kind of step.
         """
-        settings.validate_for(self.max_length, self.min_length, unpadded=self.unpadded_reason)
+        if (why := self.unpadded_reason) is not None:
+            for_real_lengths(settings, why)
+        else:
+            settings.validate_for(self.max_length, self.min_length)
         check_options(type(self).__name__, self.options, settings)
         if self.has_own_step:
             check_own_step(type(self).__name__, settings)

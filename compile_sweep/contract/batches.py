@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -105,6 +106,39 @@ def one_structure(structures: Sequence[Structure | None]) -> Structure | None:
         if _outline(structure) != _outline(first):
             raise WorkloadError("batches differ in what they are made of: in their keys, or in the lengths of their lists")
     return first
+
+
+class BatchesOf:
+    """The batches of a loader by number, in the place of a batch function.
+
+    Args:
+        loader: A `DataLoader` or another iterable, which can be gone through more than once; an iterator can be once.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self._iterator: Iterator[Any] | None = None
+        self._next = 0
+
+    def __call__(self, number: int) -> Any:
+        """Returns the batch of that number; raises StopIteration behind the last."""
+        if self._iterator is None or number < self._next:
+            self._iterator, self._next = iter(self.loader), 0
+        for _ in range(number - self._next):
+            next(self._iterator)
+        self._next = number + 1
+        return next(self._iterator)
+
+
+def takes(batch_fn: Callable[..., Any] | None, argument: str) -> bool:
+    """Whether the function has that argument, and a value of its own for it."""
+    if batch_fn is None:
+        return False
+    try:
+        taken = signature(batch_fn).parameters.get(argument)
+    except (TypeError, ValueError):  # no function, or one written in C; calling it will tell
+        return False
+    return taken is not None and taken.default is not Parameter.empty
 
 
 def _outline(structure: Structure | None) -> Any:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Workload
-from compile_sweep.contract.from_model import ModelAndLoss, ModelWorkload, model_loss
+from compile_sweep.contract.from_model import ModelWorkload
+from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
 from compile_sweep.schema.settings import OptimizerKind

@@ -11,27 +11,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from inspect import Parameter, signature
-from numbers import Integral
 from typing import Any, ClassVar, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from compile_sweep.contract.arguments import PADDED, REAL, check_arguments
 from compile_sweep.contract.base import Batch, Workload
-from compile_sweep.contract.batches import Structure, flatten, one_structure, rebuild
+from compile_sweep.contract.batches import BatchesOf, Structure, flatten, one_structure, takes
 from compile_sweep.contract.inspect_model import (
     BatchChanges,
+    copied,
     find_batch_changes,
     find_dynamic_arguments,
     find_reused_modules,
     first_forward_changes,
-    is_safe_to_copy,
     preferred_memory_format,
     repeated_blocks,
     without_smaller_last,
 )
+from compile_sweep.contract.model_and_loss import MODEL, AccumulatedLoss, LossFn, ModelAndLoss, model_loss, model_outputs
 from compile_sweep.contract.optimizers import OptimizerFn, make_optimizer
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.contract.tensor_uses import TensorUses, find_uses, is_whole
@@ -43,10 +43,6 @@ from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
 
 ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[..., Any]
-LossFn = Callable[[nn.Module, Any], Any]
-MODEL = "model"
-"""Name of the user's model inside the module that is measured."""
-
 IGNORE_INDEX = -100
 """Padding for integer tensors named like labels: torch's and Hugging Face's losses ignore it."""
 
@@ -58,82 +54,6 @@ LENGTH = "length"
 
 _LABELS = ("label", "labels", "target", "targets")
 """Names of targets, where the loss is a model's own or does not run on shapes alone."""
-
-REAL = "real"
-PADDED = "padded"
-
-
-class ModelAndLoss(nn.Module):
-    """The user's model and loss function as one module.
-
-    Args:
-        model: The user's model.
-        loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
-        structure: Of a batch that is no dictionary of tensors; it is put together again for the loss function.
-        has_own_step: Whether the loss function calls `backward()` itself. Then the loss that comes of it has no graph, and what
-            calls `backward()` on it does nothing.
-    """
-
-    def __init__(
-        self, model: nn.Module, loss_fn: LossFn, structure: Structure | None = None, *, has_own_step: bool = False
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.loss_fn = loss_fn
-        self.structure = structure
-        self.has_own_step = has_own_step
-        found = getattr(type(model), "loss_function", None)
-        if loss_fn is model_loss and isinstance(found, property) and found.fset:
-            # transformers looks the loss up in each forward and logs if the class name is unknown, which breaks the graph.
-            found.fset(model, model.loss_function)
-
-    def forward(self, **batch: Tensor) -> Any:
-        """Returns the loss, or the outputs for inference."""
-        whole = batch if self.structure is None else rebuild(self.structure, batch)
-        if self.has_own_step:
-            with torch.enable_grad():
-                return loss_of(self.loss_fn(self.model, whole)).detach().requires_grad_()
-        found = self.loss_fn(self.model, whole)
-        return loss_of(found) if self.training else found
-
-
-def loss_of(returned: Any) -> Tensor:
-    """Returns the loss among what a loss function returned: itself, the first of a tuple, or `loss` of a dictionary or an output.
-
-    Raises:
-        WorkloadError: there is none.
-    """
-    found = returned
-    if isinstance(found, tuple | list) and found:
-        found = found[0]
-    elif isinstance(found, dict):
-        found = found.get("loss")
-    elif not isinstance(found, Tensor):
-        found = getattr(found, "loss", None)
-    if not isinstance(found, Tensor):
-        what = (
-            f"{type(returned).__name__} without a loss" if isinstance(returned, dict | tuple | list) else type(returned).__name__
-        )
-        raise WorkloadError(f"loss_fn returned {what}; return the loss, a tensor, alone or first: return loss, logs")
-    return found
-
-
-def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Returns the loss that a Hugging Face model computes when its batch contains labels."""
-    returned = model(**batch)
-    loss: Tensor | None = getattr(returned, "loss", None)
-    if loss is None:
-        what = type(returned).__name__
-        raise WorkloadError(
-            f"the model returned {what} without a loss, as one of Hugging Face's does where the batch holds no labels; "
-            "put labels into the batch, or give loss_fn"
-        )
-    return loss
-
-
-def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
-    """Returns what the model returns."""
-    return model(**batch)
 
 
 def WorkloadFromModel(
@@ -218,7 +138,7 @@ def WorkloadFromModel(
         "declared_lengths": lengths,
         "optimizer_fn": staticmethod(optimizer_fn or partial(torch.optim.Adam, lr=1e-4)),
         "autocast": autocast,
-        "options": {BATCH_SIZE: int} if _takes(batch_fn, BATCH_SIZE) else {},
+        "options": {BATCH_SIZE: int} if takes(batch_fn, BATCH_SIZE) else {},
         "__doc__": model_fn.__doc__,
         "__module__": getattr(model_fn, "__module__", __name__),
     }
@@ -231,57 +151,6 @@ def _step_or_loss(loss_fn: LossFn | None, step_fn: LossFn | None, *, trains: boo
         return step_fn
     loss = loss_fn or (model_loss if trains else model_outputs)
     return loss if accumulate == 1 else AccumulatedLoss(loss, accumulate)
-
-
-class AccumulatedLoss:
-    """A step that takes its batch in parts, one forward and backward each, and returns the mean of their losses.
-
-    Args:
-        loss_fn: Of one part.
-        parts: How many; the samples must split into them evenly, so that the mean of losses is that of the samples.
-    """
-
-    def __init__(self, loss_fn: LossFn, parts: int) -> None:
-        self.loss_fn = loss_fn
-        self.parts = parts
-
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """Returns the loss, detached; the gradients are there."""
-        tensors, structure = flatten(batch)
-        samples = max((tensor.size(0) for tensor in tensors.values() if tensor.dim()), default=1)
-        if samples % self.parts:
-            raise WorkloadError(f"accumulate={self.parts} does not split {samples} samples evenly; use a divisor of {samples}")
-        total: Tensor | None = None
-        for part in range(self.parts):
-            rows = slice(part * samples // self.parts, (part + 1) * samples // self.parts)
-            some = {name: one[rows] if one.dim() and one.size(0) == samples else one for name, one in tensors.items()}
-            loss = loss_of(self.loss_fn(model, some if structure is None else rebuild(structure, some))) / self.parts
-            loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
-        return total
-
-
-class BatchesOf:
-    """The batches of a loader by number, in the place of a batch function.
-
-    Args:
-        loader: A `DataLoader` or another iterable, which can be gone through more than once; an iterator can be once.
-    """
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self.loader = loader
-        self._iterator: Iterator[Any] | None = None
-        self._next = 0
-
-    def __call__(self, number: int) -> Any:
-        """Returns the batch of that number; raises StopIteration behind the last."""
-        if self._iterator is None or number < self._next:
-            self._iterator, self._next = iter(self.loader), 0
-        for _ in range(number - self._next):
-            next(self._iterator)
-        self._next = number + 1
-        return next(self._iterator)
 
 
 class ModelWorkload(Workload):
@@ -307,7 +176,7 @@ class ModelWorkload(Workload):
 
     def __init__(self, size: str = "only", seed: int = 0) -> None:
         super().__init__(size, seed)
-        _check_told(type(self))
+        check_arguments(type(self))
         self._made: nn.Module | None = None
         self._handed_out: ref[nn.Module] | None = None
         self._batches: dict[int, list[dict[str, Tensor]]] = {}
@@ -362,14 +231,14 @@ class ModelWorkload(Workload):
         for name, module in built.named_modules():
             if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
                 raise WorkloadError(f"{name} is already compiled; return the plain model, the sweep compiles it")
-        copied = _copied(built)
-        if copied is None:
+        copy = copied(built)
+        if copy is None:
             if self._handed_out is not None and self._handed_out() is made:
                 raise WorkloadError("the model function returned the same model twice; make a new one in each call")
             self._handed_out = ref(made)
             return self._run_first(built)
         self._made = built
-        return self._run_first(copied)
+        return self._run_first(copy)
 
     def _run_first(self, model: nn.Module) -> nn.Module:
         """Runs the model once where its first forward changes it, by installing hooks say, so that none of that is compiled."""
@@ -377,7 +246,7 @@ class ModelWorkload(Workload):
             return model
         raw = min(self.raw_batches(0), key=self.length_of)
         if self._runs_first is None:
-            other = _copied(model)
+            other = copied(model)
             self._runs_first = other is not None and bool(first_forward_changes(other, raw, on_shapes=True))
         if self._runs_first:
             first_forward_changes(model, raw, on_shapes=False)
@@ -422,7 +291,7 @@ class ModelWorkload(Workload):
 
     def _made_at(self, length: int, rank: int) -> dict[str, Tensor] | None:
         """A batch that the user's function makes at a length; None if it takes none, or makes another."""
-        if not _takes(type(self).batch_fn, LENGTH) or length == max(self.length_of(raw) for raw in self.raw_batches(rank)):
+        if not takes(type(self).batch_fn, LENGTH) or length == max(self.length_of(raw) for raw in self.raw_batches(rank)):
             return None
         with seeded((self.seed << 16) + rank):
             made, _ = self._made_batch(0, {LENGTH: length})
@@ -707,25 +576,6 @@ class _NoMoreBatches(Exception):
     """The user's iterator is at its end."""
 
 
-def _takes(batch_fn: BatchFn | None, argument: str) -> bool:
-    """Whether the function has that argument, and a value of its own for it."""
-    if batch_fn is None:
-        return False
-    try:
-        taken = signature(batch_fn).parameters.get(argument)
-    except (TypeError, ValueError):  # no function, or one written in C; calling it will tell
-        return False
-    return taken is not None and taken.default is not Parameter.empty
-
-
-def _copied(model: nn.Module) -> nn.Module | None:
-    """Copies the model; None if it cannot be copied or the copy would share state, such as weights held by a closure."""
-    try:
-        return deepcopy(model) if is_safe_to_copy(model) else None
-    except Exception:  # whatever prevents a copy, such as a lock, may raise anything
-        return None
-
-
 @contextmanager
 def _failing_as(what: str) -> Iterator[None]:
     """Turns anything a user's function raises into a `WorkloadError` with the original as its cause."""
@@ -735,42 +585,6 @@ def _failing_as(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _check_told(workload: type[ModelWorkload]) -> None:
-    """Checks the arguments of `WorkloadFromModel`.
-
-    Not done in `WorkloadFromModel` itself, where one bad workload in a module would hide the others.
-    """
-    if workload.both_losses:
-        raise WorkloadError("WorkloadFromModel has both loss_fn and step_fn; leave one of them out")
-    if workload.has_own_step and not workload.trains:
-        raise WorkloadError(
-            "step_fn and accumulate are for training, and trains=False makes a workload of inference; leave one out"
-        )
-    clip = workload.clip_grad_norm
-    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
-        raise WorkloadError(f"clip_grad_norm={clip!r} of WorkloadFromModel is not a number above 0")
-    numbers = {
-        "accumulate": workload.declared_accumulate,
-        "num_batches": workload.pool_batches,
-        "max_length": workload.declared_max_length,
-        "min_length": workload.declared_min_length,
-    }
-    for name, number in numbers.items():
-        if number is not None and not (isinstance(number, Integral) and not isinstance(number, bool) and number >= 1):
-            raise WorkloadError(f"{name}={number!r} of WorkloadFromModel is not a whole number of 1 or more")
-    if workload.declared_lengths not in (None, REAL, PADDED):
-        raise WorkloadError(f"lengths={workload.declared_lengths!r} of WorkloadFromModel is neither 'real' nor 'padded'")
-    dynamic = workload.declared_dynamic
-    if dynamic is not None and not (isinstance(dynamic, Mapping) and all(map(_are_dimensions, dynamic.values()))):
-        raise WorkloadError(
-            f"dynamic={dynamic!r} of WorkloadFromModel does not give tensors their dimensions; write dynamic={{'ids': (1,)}}"
-        )
-
-
-def _are_dimensions(dims: Any) -> bool:
-    return isinstance(dims, Sequence) and all(isinstance(dim, Integral) for dim in dims)
 
 
 def _inside(model: nn.Module, names: Sequence[str], what: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -333,7 +334,7 @@ def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tenso
                     called[name] = called.get(name, 0) + 1
 
                 undo.callback(module.register_forward_pre_hook(count).remove)
-        _run_on_shapes(model, batch)
+        _run_on_shapes(model, batch, before_again=called.clear)
     often = [name for name, calls in called.items() if calls > 1]
     return [name for name in often if not any(name.startswith(f"{other}.") for other in often)]
 
@@ -368,13 +369,14 @@ def _attached(model: nn.Module) -> dict[str, tuple[int, bool]]:
     }
 
 
-def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor], before_again: Callable[[], None] = lambda: None) -> None:
     """Runs the model on fake tensors, which have shapes but no data, and on the batch itself where it does not allow that."""
     try:
         # Not entered: tensors that the model creates itself, such as positions, stay real, since the model may keep them.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
     except Exception:  # data-dependent code, or an unsupported library: then the real run reports any real error
+        before_again()
         model(**batch)
 
 
@@ -399,3 +401,11 @@ def is_safe_to_copy(model: nn.Module) -> bool:
     )
     of_weights = any(weights._backward_hooks or weights._post_accumulate_grad_hooks for weights in model.parameters())
     return not of_modules and not of_weights
+
+
+def copied(model: nn.Module) -> nn.Module | None:
+    """Copies the model; None if it cannot be copied or the copy would share state, such as weights held by a closure."""
+    try:
+        return deepcopy(model) if is_safe_to_copy(model) else None
+    except Exception:  # whatever prevents a copy, such as a lock, may raise anything
+        return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import Scalar, format_value, parse_count, suggest
-from compile_sweep.schema.settings import Autocast, CompileSettings, OptimizerKind
+from compile_sweep.schema.settings import DEFAULT_PAD_MULTIPLE, Autocast, CompileSettings, OptimizerKind, Padding, Scope
 
 Option = Sequence[Scalar] | type[int]
 """Accepted values, the default first; or `int` for any whole number of 1 or more, with a default that the workload defines."""
@@ -51,6 +52,26 @@ def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping
         if chosen.get(name) == value:
             return f"workload.{name}={format_value(value)} needs a GPU: {why}"
     return None
+
+
+def for_real_lengths(settings: CompileSettings, why: str) -> CompileSettings:
+    """Returns the same settings for batches that are not padded.
+
+    Args:
+        settings: As for any batches.
+        why: They are not.
+
+    Raises:
+        SettingsError: the settings need batches of few lengths.
+    """
+    unpadded = f"batches of this workload are not padded ({why})"
+    if settings.scope is not Scope.EAGER and settings.padding is not Padding.LONGEST:
+        raise SettingsError(
+            f"dynamic={settings.dynamic} needs batches of few lengths, and {unpadded}; use dynamic=auto, mark or true"
+        )
+    if settings.pad_multiple not in (None, 1, DEFAULT_PAD_MULTIPLE):
+        raise SettingsError(f"pad_multiple={settings.pad_multiple} pads, and {unpadded}; leave it out")
+    return replace(settings, padding=Padding.LONGEST, pad_multiple=1)
 
 
 def check_own_step(workload: str, settings: CompileSettings) -> None:

@@ -474,20 +474,12 @@ class CompileSettings:
         # auto builds a static graph first, then, once a length has changed, a dynamic one
         return 2 if self.dynamic is Dynamic.AUTO and min_length < max_length else 1
 
-    def validate_for(self, max_length: int, min_length: int = 1, *, unpadded: str | None = None) -> None:
+    def validate_for(self, max_length: int, min_length: int = 1) -> None:
         """Checks that the settings can work with batches of `min_length` to `max_length` tokens.
-
-        Args:
-            max_length: of the workload.
-            min_length: of the workload.
-            unpadded: why its batches are not padded; None if they are.
 
         Raises:
             SettingsError: more buckets than the recompile limit, or a length that does not go with the sequences.
         """
-        if unpadded is not None:
-            self._refuse_padding(unpadded)
-            return
         if min_length == max_length:
             self._refuse_lengths()
             return
@@ -511,19 +503,6 @@ class CompileSettings:
         """The same settings for batches that all have one shape, which no padding changes."""
         padding = Padding.MAX if self.scope is Scope.EAGER else self.padding
         return replace(self, padding=padding, pad_multiple=None)
-
-    def for_real_lengths(self) -> CompileSettings:
-        """The same settings for batches that are not padded."""
-        return replace(self, padding=Padding.LONGEST, pad_multiple=1)
-
-    def _refuse_padding(self, why: str) -> None:
-        unpadded = f"batches of this workload are not padded ({why})"
-        if self.scope is not Scope.EAGER and self.padding is not Padding.LONGEST:
-            raise SettingsError(
-                f"dynamic={self.dynamic} needs batches of few lengths, and {unpadded}; use dynamic=auto, mark or true"
-            )
-        if self.pad_multiple not in (None, 1, DEFAULT_PAD_MULTIPLE):
-            raise SettingsError(f"pad_multiple={self.pad_multiple} pads, and {unpadded}; leave it out")
 
     def _refuse_lengths(self) -> None:
         one_shape = "every batch of this workload has one shape"

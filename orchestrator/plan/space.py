@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from compile_sweep.contract.installed_torch import InstalledTorch, refuse_unknown_names
-from compile_sweep.contract.options import check_inference, check_options, check_own_step, gpu_requirement
+from compile_sweep.contract.options import check_inference, check_options, check_own_step, for_real_lengths, gpu_requirement
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
@@ -78,10 +78,11 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
             setting = CompileSettings.from_dict(_with_buckets(candidate, target))
             if target.has_own_step and setting.scope is Scope.FULL:
                 setting = replace(setting, scope=Scope.MODULAR)
-            setting.validate_for(target.max_length, target.min_length, unpadded=target.unpadded_reason)
             if target.unpadded_reason is not None:
-                setting = setting.for_real_lengths()
-            elif target.has_one_shape:
+                setting = for_real_lengths(setting, target.unpadded_reason)
+            else:
+                setting.validate_for(target.max_length, target.min_length)
+            if target.has_one_shape and target.unpadded_reason is None:
                 setting = setting.for_one_shape()
             check_options(target.workload, target.options, setting)
             if target.has_own_step:

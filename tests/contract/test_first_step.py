@@ -85,7 +85,7 @@ def test_the_culprit_is_named(told: dict[str, Any], message: str) -> None:
 
 def test_a_model_without_a_loss_is_told_of_its_labels() -> None:
     workload = WorkloadFromModel(lambda: NoLoss(8, 3), batch_of, num_batches=2)()
-    with pytest.raises(WorkloadError, match="without a loss, .* put labels into the batch, or give loss_fn"):
+    with pytest.raises(WorkloadError, match=r"without a loss, .* put labels into the batch, or give loss_fn"):
         check_first_step(workload, has_gpu=False)
 
 

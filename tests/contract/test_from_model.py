@@ -11,8 +11,8 @@ from stacks import CPU, SHORT, Layer, Stack, loss_of, made, measured, rows_of
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
-from compile_sweep.contract.from_model import ModelAndLoss, model_loss
 from compile_sweep.contract.inspect_model import regional_share, repeated_blocks
+from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings

@@ -1,0 +1,119 @@
+"""A user's model and loss function, or step, as the one module that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.contract.batches import Structure, flatten, rebuild
+from compile_sweep.schema.errors import WorkloadError
+
+LossFn = Callable[[nn.Module, Any], Any]
+
+MODEL = "model"
+"""Name of the user's model inside the module that is measured."""
+
+
+class ModelAndLoss(nn.Module):
+    """The user's model and loss function as one module.
+
+    Args:
+        model: The user's model.
+        loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
+        structure: Of a batch that is no dictionary of tensors; it is put together again for the loss function.
+        has_own_step: Whether the loss function calls `backward()` itself. Then the loss that comes of it has no graph, and what
+            calls `backward()` on it does nothing.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, structure: Structure | None = None, *, has_own_step: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+        self.structure = structure
+        self.has_own_step = has_own_step
+        found = getattr(type(model), "loss_function", None)
+        if loss_fn is model_loss and isinstance(found, property) and found.fset:
+            # transformers looks the loss up in each forward and logs if the class name is unknown, which breaks the graph.
+            found.fset(model, model.loss_function)
+
+    def forward(self, **batch: Tensor) -> Any:
+        """Returns the loss, or the outputs for inference."""
+        whole = batch if self.structure is None else rebuild(self.structure, batch)
+        if self.has_own_step:
+            with torch.enable_grad():
+                return loss_of(self.loss_fn(self.model, whole)).detach().requires_grad_()
+        found = self.loss_fn(self.model, whole)
+        return loss_of(found) if self.training else found
+
+
+def loss_of(returned: Any) -> Tensor:
+    """Returns the loss among what a loss function returned: itself, the first of a tuple, or `loss` of a dictionary or an output.
+
+    Raises:
+        WorkloadError: there is none.
+    """
+    found = returned
+    if isinstance(found, tuple | list) and found:
+        found = found[0]
+    elif isinstance(found, dict):
+        found = found.get("loss")
+    elif not isinstance(found, Tensor):
+        found = getattr(found, "loss", None)
+    if not isinstance(found, Tensor):
+        what = (
+            f"{type(returned).__name__} without a loss" if isinstance(returned, dict | tuple | list) else type(returned).__name__
+        )
+        raise WorkloadError(f"loss_fn returned {what}; return the loss, a tensor, alone or first: return loss, logs")
+    return found
+
+
+def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """Returns the loss that a Hugging Face model computes when its batch contains labels."""
+    returned = model(**batch)
+    loss: Tensor | None = getattr(returned, "loss", None)
+    if loss is None:
+        what = type(returned).__name__
+        raise WorkloadError(
+            f"the model returned {what} without a loss, as one of Hugging Face's does where the batch holds no labels; "
+            "put labels into the batch, or give loss_fn"
+        )
+    return loss
+
+
+def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
+    """Returns what the model returns."""
+    return model(**batch)
+
+
+class AccumulatedLoss:
+    """A step that takes its batch in parts, one forward and backward each, and returns the mean of their losses.
+
+    Args:
+        loss_fn: Of one part.
+        parts: How many; the samples must split into them evenly, so that the mean of losses is that of the samples.
+    """
+
+    def __init__(self, loss_fn: LossFn, parts: int) -> None:
+        self.loss_fn = loss_fn
+        self.parts = parts
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Returns the loss, detached; the gradients are there."""
+        tensors, structure = flatten(batch)
+        samples = max((tensor.size(0) for tensor in tensors.values() if tensor.dim()), default=1)
+        if samples % self.parts:
+            raise WorkloadError(f"accumulate={self.parts} does not split {samples} samples evenly; use a divisor of {samples}")
+        total: Tensor | None = None
+        for part in range(self.parts):
+            rows = slice(part * samples // self.parts, (part + 1) * samples // self.parts)
+            some = {name: one[rows] if one.dim() and one.size(0) == samples else one for name, one in tensors.items()}
+            loss = loss_of(self.loss_fn(model, some if structure is None else rebuild(structure, some))) / self.parts
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
