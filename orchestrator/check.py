@@ -111,6 +111,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         describer.start()
         about: dict[str, Any] = {"workload": options.workload, "seed": options.seed, "has_gpu": device is Device.CUDA}
         target = Target.of(describer.facts(size=options.size, **about), has_gpu=device is Device.CUDA, torch=describer)
+        _to_try(options, target, has_regions=target.has_blocks is not False, pads=True)  # refuses what cannot be tried at all
         console.print(f"{options.workload} ({target.size}) on {device}", style="bold")
         describer.ask("first_step", size=target.size, **about)
         model = describer.ask("model", size=target.size, **about)
