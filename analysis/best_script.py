@@ -222,7 +222,7 @@ def _ended_as_a_group(process: subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()  # torchrun's workers are no members of its group: it ends them itself
+        process.terminate()  # torchrun's workers are not members of its group: it ends them itself
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_ENDING_S)
         with contextlib.suppress(ProcessLookupError):

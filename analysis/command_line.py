@@ -38,7 +38,7 @@ def count(text: str) -> int:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value != int(value):
-        raise ConfigError(f"{text!r} is no count; write a whole number, such as 200000, 200k or 1M")
+        raise ConfigError(f"{text!r} is not a count; write a whole number, such as 200000, 200k or 1M")
     return int(value)
 
 
@@ -53,7 +53,7 @@ def amount(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{text!r} is no amount; write a number of 0 or more")
+        raise ConfigError(f"{text!r} is not an amount; write a number of 0 or more")
     return value
 
 

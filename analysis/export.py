@@ -108,7 +108,9 @@ def _command(told: Options) -> int:
     try:
         into.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SweepFolderError(f"{into} is no folder and cannot become one ({error.strerror}); name another --output") from None
+        raise SweepFolderError(
+            f"{into} is not a folder and cannot become one ({error.strerror}); name another --output"
+        ) from None
     failed = False
     for form in (name for name in _FORMS if name in told.only):
         path = into / f"trials.{form}"
@@ -203,7 +205,7 @@ def _seed(folder: Path) -> int:
     """The seed of the sweep's batches."""
     seed = load_sweep(folder).config.get("seed")
     if seed is not None and type(seed) is not int:
-        raise ConfigError(f"{folder / SWEEP_FILE} has the seed {seed!r}, which is no whole number; put the sweep's own there")
+        raise ConfigError(f"{folder / SWEEP_FILE} has the seed {seed!r}, which is not a whole number; put the sweep's own there")
     return seed or 0
 
 

@@ -49,7 +49,7 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
     """The trials of a sweep, one row a measurement, in the order they finished.
 
     A measurement is a setting with its number of workers, cold or warm. Where one was attempted more than once, the
-    latest attempt counts, whatever its status, and `attempt` says which it is. A warm start is no measurement: its figures
+    latest attempt counts, whatever its status, and `attempt` says which it is. A warm start is not a measurement: its figures
     stand in columns of their own, in each row of its setting.
 
     Args:
@@ -177,7 +177,7 @@ def _column(name: str, values: list[Any]) -> pd.Series:
         return pd.Series(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise RecordsError(
-            f"{TRIALS_FILE} has a {name!r} that is no {dtype} ({error}); expected: {COLUMNS[name].meaning}"
+            f"{TRIALS_FILE} has a {name!r} that is not a {dtype} ({error}); expected: {COLUMNS[name].meaning}"
         ) from None
 
 

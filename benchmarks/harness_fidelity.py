@@ -110,7 +110,7 @@ def refuse_another_loop(spelled: str) -> None:
 
     Raises:
         ConfigError: they are.
-        SettingsError: they are no settings.
+        SettingsError: they are not settings.
     """
     able = ("scope=eager,padding=max", *(f"scope=full,mode={mode}" for mode in Mode))
     if CompileSettings.parse(spelled).key not in {CompileSettings.parse(text).key for text in able}:

@@ -89,7 +89,7 @@ def read_jobs(path: Path) -> list[Job]:
     """The jobs of a list, in order. Empty lines and what follows a # at a line's beginning are left out.
 
     Raises:
-        ConfigError: the file cannot be read, a line is no job, or a name is there twice.
+        ConfigError: the file cannot be read, a line is not a job, or a name is there twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -101,13 +101,13 @@ def read_jobs(path: Path) -> list[Job]:
             continue
         found = re.fullmatch(r"(?P<name>[\w.-]+)\s+(?P<gpus>[1-9]\d*|all)\s*:\s*(?P<command>\S.*)", line.strip())
         if found is None:
-            raise ConfigError(f"line {number} of {path} is no job; write NAME GPUS: COMMAND, GPUS being a number or all")
+            raise ConfigError(f"line {number} of {path} is not a job; write NAME GPUS: COMMAND, GPUS being a number or all")
         if found["name"] in jobs:
             raise ConfigError(f"line {number} of {path} calls a second job {found['name']}; names must differ")
         try:
             shlex.split(found["command"])
         except ValueError as error:
-            raise ConfigError(f"line {number} of {path} is no command ({error}); mend it") from None
+            raise ConfigError(f"line {number} of {path} is not a command ({error}); fix it") from None
         jobs[found["name"]] = Job(found["name"], None if found["gpus"] == _ALL else int(found["gpus"]), found["command"])
     return list(jobs.values())
 
@@ -131,7 +131,7 @@ def _run(options: Options) -> int:
     places = (num_gpus or 1) if options.places is None else options.places
     if places < 1 or (num_gpus and places > num_gpus):
         most = f"1 to {num_gpus}" if num_gpus else "1 or more"
-        raise ConfigError(f"--places {places} is no number of places here; use {most}")
+        raise ConfigError(f"--places {places} is not a number of places here; use {most}")
     make_room(options.output / ENDED)
     ended: dict[str, Any] = _ended(options.output)
     waiting = []
@@ -193,7 +193,7 @@ class _Host:
             )  # fmt: skip
         except OSError as error:
             log.close()
-            raise ConfigError(f"{job.name}: {words[0]} cannot be run ({error.strerror}); mend its command") from None
+            raise ConfigError(f"{job.name}: {words[0]} cannot be run ({error.strerror}); fix its command") from None
         self._running.append(_Running(job, places, process, log, time.monotonic()))
         self._say(f"{job.name}: begins on {', '.join(map(str, places))}")
 

@@ -60,7 +60,7 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str], *, defaul
 
     Raises:
         UsageError: an unknown option or a value of the wrong kind.
-        ConfigError: a word that is no text, or what the class itself refuses.
+        ConfigError: a word that is not text, or what the class itself refuses.
     """
     if "--version" in arguments:
         print(f"compile-sweep {compile_sweep.__version__}")
@@ -124,7 +124,7 @@ def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
 
     Raises:
         UsageError: such an option has no value, as by a variable that is not set: it would count as not given.
-        ConfigError: a word that is no text.
+        ConfigError: a word that is not text.
     """
     check_utf8(arguments)
     several = {option.flag: option.accepts for option in _options(options) if option.accepts is not None}

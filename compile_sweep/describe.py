@@ -95,7 +95,7 @@ def explained_failures() -> Iterator[None]:
     """Turns whatever a workload's own code raises while it is built into one sentence.
 
     Raises:
-        WorkloadError: it raised something that is no sentence of this project's.
+        WorkloadError: it raised something that is not a sentence of this project's.
     """
     try:
         yield

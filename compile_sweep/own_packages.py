@@ -44,7 +44,7 @@ def import_path(*, with_current_folder: bool) -> list[str]:
 
     Args:
         with_current_folder: Whether the process runs code of the user's, which is named as it would be imported from the current
-            folder. That folder comes first then; otherwise its files are no code, and it is left out.
+            folder. That folder comes first then; otherwise its files are not code, and it is left out.
     """
     here = os.getcwd()
     others = [folder for folder in map(os.path.abspath, filter(None, sys.path)) if folder != here]

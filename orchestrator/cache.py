@@ -197,7 +197,7 @@ def _verify(options: VerifyOptions) -> int:
 def _gc(options: GcOptions) -> int:
     for name, bound in (("--max-age-days", options.max_age_days), ("--max-gb", options.max_gb)):
         if bound is not None and not 0 <= bound < float("inf"):
-            raise command_line.UsageError(f"{name} {bound} is no bound; use 0 or more")
+            raise command_line.UsageError(f"{name} {bound} is not a bound; use 0 or more")
     store = _open(options)
     collected = store.collect(
         max_age=None if options.max_age_days is None else timedelta(days=min(options.max_age_days, 1e6)),
@@ -288,7 +288,7 @@ def _explain(options: ExplainOptions) -> int:
     if any(name != HERE and not _is_file(name) for name in (options.a, options.b)):
         manifests = store.manifests().manifests
     if options.b is None and (options.a == HERE or _is_file(options.a)):
-        raise command_line.UsageError(f"{options.a} is no trial; name what to compare it with")
+        raise command_line.UsageError(f"{options.a} is not a trial; name what to compare it with")
     a, b = (None if name in (HERE, None) else _side(name, manifests, store) for name in (options.a, options.b))
     if options.b is None:
         closest = nearest(_find(manifests, options.a, store), manifests)
@@ -322,7 +322,7 @@ def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Sid
         facts = {str(component): str(value) for component, value in values.items()}
         "".join((*facts, *facts.values())).encode()  # raises where it cannot be printed
     except (OSError, ValueError, AttributeError, RecursionError):
-        raise CacheError(f"{name} is no JSON object of components and values, as {PROG} explain compares") from None
+        raise CacheError(f"{name} is not a JSON object of components and values, as {PROG} explain compares") from None
     return Side(name=name, facts=facts)
 
 

@@ -274,7 +274,7 @@ class SweepConfig:
         for name in ("time_budget_s", "compile_deadline_s", "trial_deadline_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf and (name, value) != ("trial_deadline_s", 0):
-                raise ConfigError(f"--{_flag(name)} {value:g} is no time; use a finite number of seconds above 0")
+                raise ConfigError(f"--{_flag(name)} {value:g} is not a time; use a finite number of seconds above 0")
         if self.cache == NONE:
             object.__setattr__(self, "cache", None)
         for name in ("compile_deadline_s", "trial_deadline_s"):
@@ -420,7 +420,7 @@ def expanded(option: str, folder: str | Path) -> Path:
     try:
         return Path(folder).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{option} {folder} is no folder, for no user is called so; name another") from None
+        raise ConfigError(f"{option} {folder} is not a folder, for no user is called so; name another") from None
 
 
 def _read(name: str, kind: Any, value: Any) -> Any:

@@ -204,7 +204,7 @@ def _simulate(options: Options) -> int:
         if value < 1:
             raise ConfigError(f"--{name} {value} is too few; use 1 or more")
     if not 0 < options.target <= 1:
-        raise ConfigError(f"--target {options.target:g} is no share; use a number above 0 and at most 1")
+        raise ConfigError(f"--target {options.target:g} is not a share; use a number above 0 and at most 1")
     aims = Aims.parse(options.objective, options.constraint)
     rule = StableFront.parse(options.stop) if options.stop else None
     budget = Budget(gpu_s=options.gpu_budget_s)

@@ -41,7 +41,7 @@ class FaultyProxy(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that gave up is no news."""
+        """A client that gave up is not news."""
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def generalized_overlap(one: Tensor, other: Tensor) -> Tensor:
 
 def hungarian(cost: Tensor) -> Tensor:
     """For each object its query in the assignment of least cost, (batch, objects), of costs (batch, queries, objects)."""
-    # What is no number costs more than anything else: the loss then says what is wrong, and SciPy would say it in a worse way.
+    # What is not a number costs more than anything else: the loss then says what is wrong, and SciPy would say it in a worse way.
     finite = torch.nan_to_num(cost, nan=_MOST, posinf=_MOST, neginf=-_MOST).cpu().numpy()
     found = torch.empty(cost.size(0), cost.size(2), dtype=torch.int64)
     for number, image in enumerate(finite):

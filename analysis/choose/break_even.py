@@ -74,7 +74,7 @@ class Job:
                 raise ConfigError(f"{name}={value:g} is too many for a job; use {_MOST:,} or fewer")
         for name in ("start_overhead_s", "price_per_gpu_hour"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= _MOST:
-                raise ConfigError(f"{name}={value} is no amount; use a number from 0 to {_MOST:,}")
+                raise ConfigError(f"{name}={value} is not an amount; use a number from 0 to {_MOST:,}")
 
     def gpus(self, num_workers: int) -> int:
         """Devices it holds while it runs."""

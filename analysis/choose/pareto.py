@@ -67,7 +67,7 @@ def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAUL
         The front's rows with their index in `df`, ascending in the last objective (by default `compile_s`).
 
     Raises:
-        ValueError: no objective, one that is no column of `df`, or a goal other than "max" and "min".
+        ValueError: no objective, one that is not a column of `df`, or a goal other than "max" and "min".
     """
     signs = signs_of(df, objectives)
     candidates = usable(df, *signs)
@@ -218,13 +218,13 @@ def signs_of(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str
     """Each objective with the factor that makes less of it better.
 
     Raises:
-        ValueError: no objective, one that is no column of `df`, or a goal other than "max" and "min".
+        ValueError: no objective, one that is not a column of `df`, or a goal other than "max" and "min".
     """
     if not objectives:
         raise ValueError("no objective is given; give at least one, such as {'samples_per_s': 'max'}")
     for name, goal in objectives.items():
         if name not in df.columns:
-            raise ValueError(f"the objective {name!r} is no column; use one of analysis.COLUMNS")
+            raise ValueError(f"the objective {name!r} is not a column; use one of analysis.COLUMNS")
         if goal not in tuple(Goal):
             raise ValueError(f"the goal of {name!r} is {goal!r}; use 'max' or 'min'")
     return {name: 1.0 if goal == Goal.MIN else -1.0 for name, goal in objectives.items()}

@@ -100,7 +100,7 @@ def noise(attempts: pd.DataFrame | Sequence[pd.DataFrame], name: str) -> Noise:
 
     Args:
         attempts: what `load` returns with `all_attempts`; of one attempt each, the usual noise comes back. Of several sweeps,
-            one frame each: runs of a setting in different sweeps are no repeats, for what lies between the sweeps may be a
+            one frame each: runs of a setting in different sweeps are not repeats, for what lies between the sweeps may be a
             change.
         name: a column of figures; one that is not in `USUAL` counts as exact where nothing was repeated, but for memory on a CPU.
     """

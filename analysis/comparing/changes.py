@@ -62,9 +62,9 @@ class Kind(StrEnum):
     FALLBACK = "fallbacks"
     CUDAGRAPH_SKIP = "cudagraph-skips"
     NUMERICS = "numerics"
-    MENDED = "mended"
+    FIXED = "fixed"
     OTHERWISE = "otherwise"
-    """Not usable in both sweeps, for another reason; or stopped before it was measured to the end, which is no failure."""
+    """Not usable in both sweeps, for another reason; or stopped before it was measured to the end, which is not a failure."""
 
 
 class News(NamedTuple):
@@ -217,7 +217,7 @@ def _news(before: pd.Series, after: pd.Series) -> Iterator[News]:
     elif was_ok and not is_ok:
         yield News(Kind.FAILURE, f"not usable any more ({why})")
     elif not was_ok and is_ok:
-        yield News(Kind.MENDED, f"usable now; it was {before['status']} ({text(before['label']) or 'no label'})")
+        yield News(Kind.FIXED, f"usable now; it was {before['status']} ({text(before['label']) or 'no label'})")
     elif not is_ok and text(before["label"]) != text(after["label"]):
         yield News(Kind.OTHERWISE, f"fails otherwise: it was {text(before['label'])}, now {why}")
     for kind, count, reasons, what in (
@@ -229,13 +229,13 @@ def _news(before: pd.Series, after: pd.Series) -> Iterator[News]:
         if first is None or second is None or first == second:
             continue
         if (more := second > first) or is_ok:  # one that broke has met fewer, which is no merit
-            yield News(kind if more else Kind.MENDED, f"{second:.0f} {what}, before {first:.0f}{_new(before, after, reasons)}")
+            yield News(kind if more else Kind.FIXED, f"{second:.0f} {what}, before {first:.0f}{_new(before, after, reasons)}")
     for name, what in (("fallbacks", "runs eagerly"), ("recompile_limit_hits", "reached the recompile limit")):
         if fresh := _fresh(before[name], after[name]):
             yield News(Kind.FALLBACK, f"{what}: {fresh[0]}")
     old, new = text(before["numerics_status"]), text(after["numerics_status"])
     if old is not None and new is not None and old != new:
-        yield News(Kind.MENDED if new == "ok" else Kind.NUMERICS, f"numerics: {new}, before {old}")
+        yield News(Kind.FIXED if new == "ok" else Kind.NUMERICS, f"numerics: {new}, before {old}")
 
 
 def _new(before: pd.Series, after: pd.Series, name: str) -> str:

@@ -20,7 +20,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import FIELDS, Constraint
 from compile_sweep.schema.outcome import Status
 
-NEWS_KINDS = tuple(kind for kind in Kind if kind not in (Kind.MENDED, Kind.OTHERWISE))
+NEWS_KINDS = tuple(kind for kind in Kind if kind not in (Kind.FIXED, Kind.OTHERWISE))
 
 _FIGURES = (*FIELDS, "speedup_eager")
 
@@ -53,7 +53,7 @@ class Rule(NamedTuple):
         found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+\.?\d*|\.\d+)\s*(%|[A-Za-z]*)\s*", words)
         if found is None:
             raise ConfigError(
-                f"--fail-on {words!r} is no rule; write one like compile_s>+15%, samples_per_s<-3% or graph_breaks>0, "
+                f"--fail-on {words!r} is not a rule; write one like compile_s>+15%, samples_per_s<-3% or graph_breaks>0, "
                 f"or one of {', '.join(NEWS_KINDS)}"
             )
         name, side, sign, digits, unit = found.groups()

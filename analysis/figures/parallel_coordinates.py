@@ -19,7 +19,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 
 _MOST_LINES = 80
 _MOST_CHOICES = 12
-"""A field with more values than this is no choice that a line can be followed through."""
+"""A field with more values than this is not a choice that a line can be followed through."""
 _CHOICES = tuple(
     name
     for name in CompileSettings.__dataclass_fields__

@@ -174,7 +174,7 @@ def _job_data(jobs: BreakEvenInfo) -> dict[str, Any]:
 
 
 def packed(words: str) -> str:
-    """The text compressed, as letters that are no mark-up."""
+    """The text compressed, as letters that are not mark-up."""
     return base64.b64encode(gzip.compress(words.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
 
 

@@ -281,7 +281,7 @@ def load_workload(name: str) -> type[Workload]:
     module, class_name = find_workload(name)
     found = import_named(name)
     if not isinstance(found, type) or not issubclass(found, Workload):
-        raise WorkloadError(f"workload {name!r}: {class_name} in {module} is no subclass of compile_sweep.Workload")
+        raise WorkloadError(f"workload {name!r}: {class_name} in {module} is not a subclass of compile_sweep.Workload")
     if not getattr(found, "sizes", ()):
         raise WorkloadError(f"workload {name!r}: {class_name} has no sizes; name one or more, like sizes = ('base', 'tiny')")
     return found

@@ -129,7 +129,7 @@ _WRITTEN = {
     "bool": (bool, "use on or off"),
     "int": (int, "use a whole number"),
     "float": (float, "use a number with a point, such as 1.0"),
-    "str": (str, "use text that is no number and no switch"),
+    "str": (str, "use text that is not a number and no switch"),
     "tuple": (tuple, "use a list such as 16/32"),
 }
 """Types of options whose values a setting can write, with how a person writes one."""

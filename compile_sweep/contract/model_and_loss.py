@@ -23,7 +23,7 @@ class ModelAndLoss(nn.Module):
     Args:
         model: The user's model.
         loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
-        structure: Of a batch that is no dictionary of tensors; it is put together again for the loss function.
+        structure: Of a batch that is not a dictionary of tensors; it is put together again for the loss function.
         has_own_step: Whether the loss function calls `backward()` itself. Then the loss that comes of it has no graph, and what
             calls `backward()` on it does nothing.
     """

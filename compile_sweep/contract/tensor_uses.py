@@ -38,7 +38,7 @@ class TensorUses:
     bags: set[str] = field(default_factory=set)
     """What an `EmbeddingBag` sums, and where its bags begin."""
     positions: set[str] = field(default_factory=set)
-    """Positions in another tensor that is no table of weights: spans, edges of a graph, bounds of packed sequences."""
+    """Positions in another tensor that is not a table of weights: spans, edges of a graph, bounds of packed sequences."""
 
 
 class _Watch(TorchDispatchMode):

@@ -58,7 +58,7 @@ def zero_infinities(elements: Tensor) -> Tensor:
 
 @torch.no_grad()
 def any_nan(outputs: Sequence[Tensor]) -> Tensor:
-    """Whether an element of the outputs is no number, on their device."""
+    """Whether an element of the outputs is not a number, on their device."""
     return torch.stack([tensor.isnan().any() for tensor in outputs]).any()
 
 

@@ -1,6 +1,6 @@
 """The steady state: whole passes over a pool of prepared batches, with eager reference steps between them.
 
-Background: batches of different length take different times, and that is no noise, so each padded length is a stratum of its
+Background: batches of different length take different times, and that is not noise, so each padded length is a stratum of its
 own. Of a length there are many steps, so that stretches in which the host is slow do not move its median. A GPU's clock drifts
 by more than the differences worth measuring, so blocks of eager steps alternate with the passes: a slower clock slows both, and
 their ratio stays. After every switch one step goes untimed, and its end is where timing begins, so that the device never waits

@@ -109,7 +109,7 @@ def _one_or_more(word: str) -> int:
     """A number on the command line; argparse makes the error its one sentence, with exit code 2."""
     if word.isascii() and word.isdecimal() and int(word) >= 1:
         return int(word)
-    raise argparse.ArgumentTypeError(f"{word!r} is no whole number of 1 or more")
+    raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of 1 or more")
 
 
 def device_name(device: torch.device) -> str:

@@ -5,7 +5,7 @@ it met; it writes a failed guard as the expression that no longer holds. Both ar
 headline and the guard are structured facts and are looked at first; of the explanation, only what torch names in it; hints, which
 are torch's boilerplate, and the user's own line never. The first cause that fits counts, so the most specific ones come first.
 
-Output: a `Cause` for a finding, or None. Each cause has a test that a model which shows it is mended by its advice.
+Output: a `Cause` for a finding, or None. Each cause has a test that a model which shows it is fixed by its advice.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ BREAKS = (
         headline=r"does not support running with fake tensors",
     ),
     _break(
-        "value that is no tensor",
+        "value that is not a tensor",
         "this call returns something other than a tensor, which a graph cannot hold: make it outside the forward, and hand in "
         "what it returns",
         headline=r"op returned non-Tensor",
@@ -189,13 +189,13 @@ BREAKS = (
     ),
     _break(
         "context manager",
-        "open the context outside what is compiled; a break inside a `with` also gives the whole function up, so first mend that "
+        "open the context outside what is compiled; a break inside a `with` also gives the whole function up, so first fix that "
         "one",
         headline=r"[Cc]ontext ?manager|ContextWrapping",
     ),
     _break(
         "break in a loop",
-        "a break inside a loop gives the whole function up: first mend the break that it contains",
+        "a break inside a loop gives the whole function up: first fix the break that it contains",
         headline=r"graph break in loop",
     ),
     _break("numpy and scipy", _NUMPY, headline=r"numpy function unsupported|ndarray attribute"),
@@ -351,7 +351,7 @@ ERRORS = (
     Cause(
         name="fullgraph",
         headline=r"fullgraph",
-        advice="take fullgraph=on out, and mend the graph break that it names",
+        advice="take fullgraph=on out, and fix the graph break that it names",
     ),
 )
 """Causes of the compiler's errors, by their text."""
@@ -527,7 +527,7 @@ def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slo
         advice = advice_on_limit(hit, found["recompile_reasons"])
         yield Slowness("recompile limit", f"{where} runs eagerly from its recompile limit on", advice)
     if number := len(found["fallbacks"]):
-        yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "mend what is said of it first")
+        yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "fix what is said of it first")
 
 
 def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
@@ -543,7 +543,7 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
         yield Slowness(
             "graph breaks",
             f"{_counted(len(own), 'graph break')}, the first at {own[0].partition(' in ')[0].splitlines()[0]}",
-            "nothing is fused across a break, and Python runs between the graphs; mend them, or compile around them",
+            "nothing is fused across a break, and Python runs between the graphs; fix them, or compile around them",
         )
     if any("complex operators" in text for text in found["perf_hints"]):
         yield Slowness("complex numbers", "it computes with complex numbers, which Inductor does not fuse", REAL_PAIRS)
@@ -590,7 +590,7 @@ def _on_the_device(use: Mapping[str, float]) -> Iterator[Slowness]:
     if use.get("unaligned_products", 0.0) >= _UNALIGNED_FROM:
         yield Slowness(
             "shapes",
-            f"{use['unaligned_products']:.0%} of its matrix products have a side that is no multiple of 8",
+            f"{use['unaligned_products']:.0%} of its matrix products have a side that is not a multiple of 8",
             "pad vocabulary, widths and batches to multiples of 8 (64 for half precision), which tensor cores need",
         )
 

@@ -110,7 +110,7 @@ def append(path: Path, text: str, unique: str = "") -> None:
         unique: A part of the text that no line of the log may have yet.
 
     Raises:
-        RecordsError: A line of the log has that part, or the log is no regular file.
+        RecordsError: A line of the log has that part, or the log is not a regular file.
     """
     line = sealed(text).encode() + b"\n"
     is_new = not path.exists()
@@ -141,7 +141,7 @@ def recover(path: Path) -> str | None:
         A sentence for the user; None if the log is whole, or there is none.
 
     Raises:
-        RecordsError: The log is no regular file.
+        RecordsError: The log is not a regular file.
         OSError: It cannot be written.
     """
     if not path.exists():
@@ -212,7 +212,7 @@ class Tail(Generic[Record]):
             fcntl.flock(log, fcntl.LOCK_SH)
             log.seek(self._offset)
             added = log.read()
-        added = added[: added.rfind(b"\n") + 1]  # the rest is no line yet
+        added = added[: added.rfind(b"\n") + 1]  # the rest is not a line yet
         self._offset += len(added)
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
 
@@ -291,7 +291,7 @@ def _records(path: Path, lines: Sequence[str], parse: Callable[[str], Record], w
             yield parse(line)
         except RecordsError as error:
             raise RecordsError(
-                f"{path} line {number} is no {what} record: {error}; the {number - 1} before it are intact, "
+                f"{path} line {number} is not a {what} record: {error}; the {number - 1} before it are intact, "
                 f"and its {what} runs again once the line is removed"
             ) from None
 
@@ -334,7 +334,7 @@ def _refuse(constant: str) -> None:
 
 
 def _writable(value: Any) -> Any:
-    if isinstance(value, str):  # what stands for bytes that are no UTF-8 cannot be written
+    if isinstance(value, str):  # what stands for bytes that are not UTF-8 cannot be written
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, float):
         return value if math.isfinite(value) else None

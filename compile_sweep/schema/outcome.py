@@ -198,7 +198,7 @@ class Death:
 def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
     """Judges a measured attempt: may the setting be used?
 
-    What makes a setting unusable comes before what only makes its figure uncertain. Noise alone is no reason: the record's
+    What makes a setting unusable comes before what only makes its figure uncertain. Noise alone is not a reason: the record's
     interval says how uncertain its figure is, and fronts go by the interval's worse end.
 
     Args:

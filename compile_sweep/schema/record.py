@@ -1,7 +1,7 @@
 """`TrialRecord` and `WarmStart` with their logs: the truth about a sweep. Tune's and any searcher's own state is disposable.
 
 `trials.jsonl` is append-only: one valid JSON object a line, one line a finished attempt, durable before Tune hears of it; see
-`journal.py`. `warm_starts.jsonl` is the same for restarts from artifacts, which are no measurements of a setting and stand in no
+`journal.py`. `warm_starts.jsonl` is the same for restarts from artifacts, which are not measurements of a setting and stand in no
 column with them. `docs/records.md` says what each field means.
 """
 
@@ -601,7 +601,7 @@ def recover(folder: Path) -> list[str]:
     """Sets aside what a killed writer or a power failure left at the end of the folder's logs; returns a sentence for each.
 
     Raises:
-        RecordsError: a log is no regular file.
+        RecordsError: a log is not a regular file.
         OSError: one cannot be written.
     """
     said = (journal.recover(folder / name) for name in (TRIALS_FILE, WARM_STARTS_FILE))

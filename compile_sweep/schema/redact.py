@@ -21,7 +21,7 @@ REDACTED = "***"
 """Replaces a secret in text."""
 
 _SHORTEST = 8
-"""Characters. A shorter word would match where it is no secret: `disabled`, a port, a part of a name."""
+"""Characters. A shorter word would match where it is not a secret: `disabled`, a port, a part of a name."""
 
 _MOST_LOG_BYTES = 64 * 2**20
 

@@ -70,7 +70,7 @@ class StepClock:
             self._now = _Open(self._now.ended)
 
     def interrupt(self) -> None:
-        """The current step holds something that is no training."""
+        """The current step holds something that is not training."""
         if self._now is not None:
             self._now.interrupted = True
 

@@ -1,7 +1,7 @@
 """Do the gradients of what a script compiles belong to what it computes? Finite differences, on a call that the script made.
 
-Background: a script cannot be rewound, so its loss is no function that could be evaluated again. Its modules are. Of one call of
-each are kept what it was given and, from the script's own backward pass, the gradient of the loss with respect to each output.
+Background: a script cannot be rewound, so its loss is not a function that could be evaluated again. Its modules are. Of one call
+of each are kept what it was given and, from the script's own backward pass, the gradient of the loss with respect to each output.
 The sum of outputs times those gradients, which stay fixed, has the gradients that the loss had, and stands for it in the check
 of `harness/numerics/gradient_check.py`. Inputs that want gradients, such as what a GAN's generator gives its discriminator, count
 as parameters. Copies stay on the CPU until the figures are read.

@@ -234,7 +234,7 @@ class Manifest:
             return manifest
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             words = ascii(str(error))[1:-1]  # it may quote what is anybody's, and is bound for a terminal
-            raise CacheError(f"is no manifest ({words[:100]})") from None
+            raise CacheError(f"is not a manifest ({words[:100]})") from None
 
     def _values(self) -> dict[str, Any]:
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "entries")}

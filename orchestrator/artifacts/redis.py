@@ -45,10 +45,10 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
     try:
         parts = urlsplit(location)
         port = parts.port
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is not a number
         parts, port = urlsplit(""), None
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
-        raise CacheError(f"{without_credentials(location)} is no Redis server; write it like redis://host:6379")
+        raise CacheError(f"{without_credentials(location)} is not a Redis server; write it like redis://host:6379")
     if find_spec("redis") is None:
         raise CacheError(
             "torch needs Redis' client for Python to use a Redis server: pip install redis, or make install EXTRAS=redis"

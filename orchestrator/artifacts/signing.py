@@ -39,7 +39,7 @@ class SigningKey:
             environ: where the variable is looked up.
 
         Raises:
-            CacheError: it is no key, others may read it, or the file can be neither read nor made.
+            CacheError: it is not a key, others may read it, or the file can be neither read nor made.
         """
         if text := environ.get(KEY_VARIABLE):
             return cls._parsed(text, KEY_VARIABLE)

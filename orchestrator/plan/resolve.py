@@ -280,7 +280,7 @@ def given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Targ
 
 def _candidates(option: str, spelled: Sequence[str], vary: Sequence[str]) -> Iterable[Candidate]:
     if not all(map(str.strip, spelled)):
-        raise ConfigError(f"{option} '' is no setting; write it like scope=regional,dynamic=auto")
+        raise ConfigError(f"{option} '' is not a setting; write it like scope=regional,dynamic=auto")
     return varied((dict(parse_pairs(setting)) for setting in spelled), _axes(vary))
 
 
@@ -290,7 +290,7 @@ def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
     for word in vary:
         name, equals, values = word.partition("=")
         if not (equals and name and all(values.split(","))):
-            raise ConfigError(f"--vary {word} is no field with values; write it like group_window=1,100")
+            raise ConfigError(f"--vary {word} is not a field with values; write it like group_window=1,100")
         if name in axes:
             raise ConfigError(f"--vary {name} is given twice; give all its values at once")
         axes[name] = values.split(",")
@@ -307,7 +307,7 @@ def _cache(asked: str | None, output: Path) -> str | None:
     if asked is None or asked.startswith(REDIS):
         return asked
     if not asked.strip():
-        raise ConfigError(f"--cache {asked!r} is no place; name a folder or a URI, or none")
+        raise ConfigError(f"--cache {asked!r} is not a place; name a folder or a URI, or none")
     from orchestrator.artifacts.object_store import normalized, refuse_no_folder  # which loads pyarrow
 
     location = normalized(asked)

@@ -160,19 +160,19 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     path = folder / record.SWEEP_FILE
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise OSError("it is no file")
+            raise OSError("it is not a file")
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {values['schema_version']!r}, and this version reads {SCHEMA_VERSION}")
         for name, kind in (("config", dict), ("environment", dict), ("environment_key", str), ("started_at", str)):
             if not isinstance(values[name], kind):
-                raise TypeError(f"{name} is no {kind.__name__}")
+                raise TypeError(f"{name} is not a {kind.__name__}")
         if not _are_runs(runs := values.get("runs", [])):
             raise TypeError(f"runs is {quote_value(runs)}, and not a list of objects that hold text or null")
         if not _is_text_or_null(commit := values["environment"].get("commit")):
             raise TypeError(f"commit is {quote_value(commit)}")
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
-        raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None
+        raise RecordsError(f"{path} is not a sweep this version wrote ({error}); name another --output") from None
     return dict(values)
 
 
@@ -256,7 +256,7 @@ def stored_config(output: Path) -> SweepConfig | None:
     """What `sweep.json` in the folder says the sweep was asked for; None if there is none.
 
     Raises:
-        RecordsError: it cannot be read, or is no sweep that this version or an earlier one wrote.
+        RecordsError: it cannot be read, or is not a sweep that this version or an earlier one wrote.
     """
     path = output / record.SWEEP_FILE
     try:
@@ -267,7 +267,7 @@ def stored_config(output: Path) -> SweepConfig | None:
     try:
         return SweepConfig.from_dict(read_sweep(output)["config"])
     except (TypeError, ConfigError, SettingsError) as error:
-        raise RecordsError(f"{path} is no sweep this version wrote ({error}); name another --output") from None
+        raise RecordsError(f"{path} is not a sweep this version wrote ({error}); name another --output") from None
 
 
 def note_start(folder: Path, trial_id: str, settings_key: str) -> None:
@@ -354,7 +354,7 @@ def _parsed(line: str) -> dict[str, str]:
     try:
         values = json.loads(journal.unsealed(line))
         if not isinstance(values["trial_id"], str) or not (values.get("withdrawn") or isinstance(values["settings_key"], str)):
-            raise TypeError("trial_id or settings_key is no text")
+            raise TypeError("trial_id or settings_key is not text")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RecordsError(f"not a start ({error})") from None
     return dict(values)

@@ -4,7 +4,7 @@ Background: Tune reuses the trial's process from trial to trial, which saves sec
 what is measured runs in processes that are new every time.
 
 The workers of a trial meet at a store that listens on one address alone: the cluster's, in a session of this host 127.0.0.1.
-Ray's configuration for torch is no base of this one: a trainer's controller would import torch to read it.
+Ray's configuration for torch is not a base of this one: a trainer's controller would import torch to read it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ask(method: str, *arguments: Any) -> Any:
-    """Calls a method of the progress actor; returns None if it does not answer, which is no reason to give a trial up."""
+    """Calls a method of the progress actor; returns None if it does not answer, which is not a reason to give a trial up."""
     try:
         return ray.get(getattr(find_progress_actor(), method).remote(*arguments), timeout=_PROGRESS_TIMEOUT_S)
     except (ray.exceptions.RayError, ValueError):  # ValueError: there is no actor of that name

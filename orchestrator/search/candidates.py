@@ -51,7 +51,7 @@ class Candidates:
         return len(self.settings)
 
     def index(self, key: str) -> int | None:
-        """The place of the setting with this key; None if it is no candidate."""
+        """The place of the setting with this key; None if it is not a candidate."""
         return self._index.get(key)
 
     def encode(self, setting: CompileSettings) -> Codes:

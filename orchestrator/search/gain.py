@@ -36,7 +36,7 @@ def good_elsewhere(workload: str, good: Mapping[str, Sequence[str]] = GOOD_ELSEW
     """Settings that are known to be good for other workloads.
 
     Args:
-        workload: and its size, as in the mapping: what was found on itself is no news from elsewhere.
+        workload: and its size, as in the mapping: what was found on itself is not news from elsewhere.
         good: where they are known from.
     """
     return [CompileSettings.parse(key) for origin, keys in good.items() if origin != workload for key in keys]
@@ -57,7 +57,7 @@ def designed(
     Args:
         candidates: all of them.
         guessed_s: seconds each would probably take.
-        known_good: settings from elsewhere; eager ones, and those that are no candidates, are left out.
+        known_good: settings from elsewhere; eager ones, and those that are not candidates, are left out.
         seed: of the choice between equals.
     """
     chance = random.Random(seed)
@@ -67,7 +67,7 @@ def designed(
     for index in by_cost:
         if settings[index].scope is Scope.EAGER:
             eager.setdefault(settings[index].padding, index)
-    # An eager one is on a front because it compiles nothing, which is no news.
+    # An eager one is on a front because it compiles nothing, which is not news.
     compiling = (setting for setting in known_good if setting.scope is not Scope.EAGER)
     known = [place for setting in compiling if (place := candidates.index(setting.key)) is not None]
     begun = list(dict.fromkeys([*eager.values(), *known]))

@@ -187,7 +187,7 @@ class Outlook:
     def _failure(record: Record, *, has_figures: bool) -> float:
         if record["status"] == Status.OK:
             return 0.0
-        # With all its figures, one that was stopped is no failure, and one that broke says nothing certain.
+        # With all its figures, one that was stopped is not a failure, and one that broke says nothing certain.
         return _USUAL_FAILURES if record["status"] != Status.INFEASIBLE and has_figures else 1.0
 
     def _forget(self) -> None:

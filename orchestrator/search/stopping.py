@@ -26,7 +26,7 @@ class StableFront:
         """
         found = re.fullmatch(r"\s*front\s+stable\s+for\s+([1-9]\d{0,5})\s+trials?\s*", text)
         if found is None:
-            raise ConfigError(f'--stop "{text}" is no rule; write it like "front stable for 6 trials"')
+            raise ConfigError(f'--stop "{text}" is not a rule; write it like "front stable for 6 trials"')
         return cls(int(found.group(1)))
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name, value in (("--time-budget-s", self.time_s), ("--gpu-budget-s", self.gpu_s)):
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} {value:g} is no time; use a finite number of seconds above 0")
+                raise ConfigError(f"{name} {value:g} is not a time; use a finite number of seconds above 0")
 
 
 class Spending:
@@ -76,7 +76,7 @@ class Spending:
         self._front = after
 
     def spend(self, record: Record) -> None:
-        """Counts what an attempt took that is no news of the front: a setting measured again, or started warm."""
+        """Counts what an attempt took that is not news of the front: a setting measured again, or started warm."""
         self.gpu_s += gpu_s(record)
 
     def reason_to_stop(self, elapsed_s: float = 0.0) -> str | None:

@@ -80,7 +80,7 @@ def read_table(folder: Path) -> Table:
     origin = Origin.of_all(found.values())
     for record in found.values():
         if difference := origin.difference(Origin.of(record)):
-            raise RecordsError(f"{folder} is no table of one origin: trial {record.trial_id} has {difference}")
+            raise RecordsError(f"{folder} is not a table of one origin: trial {record.trial_id} has {difference}")
     warm = {start.settings_key: start.warm_start_s for start in records.read_warm_starts(folder) if start.status == "ok"}
     return Table(
         name=folder.resolve().name,

@@ -48,8 +48,8 @@ def opened(uri: str) -> tuple[FileSystem, str]:
     """The file system of a normalized URI, and the path in it; of this host, one that is a folder or can become one.
 
     Raises:
-        Exception: whatever its library says, here and at each later use, or the path is no folder. Those that only fsspec knows
-            have errors of their own, which no class holds together.
+        Exception: whatever its library says, here and at each later use, or the path is not a folder. Those that only fsspec
+            knows have errors of their own, which no class holds together.
     """
     filesystem, root = _s3(uri) if uri.startswith("s3://") else FileSystem.from_uri(_patient(uri))
     refuse_no_folder(filesystem, root := root.rstrip("/"))

@@ -89,7 +89,7 @@ def chosen(asked: str | None, output: Path, environ: Mapping[str, str] = os.envi
 
 
 def _apart(location: str, output: Path) -> str:
-    """The location, which is no copy of the sweep's folder in that folder itself, however either is spelled.
+    """The location, which is not a copy of the sweep's folder in that folder itself, however either is spelled.
 
     Raises:
         StorageError: it is.

@@ -61,14 +61,14 @@ class Destination:
         service, where = Service(name), where.strip()
         if service is Service.WANDB:
             if not _PROJECT.fullmatch(where):
-                raise ConfigError(f"--log-to {shown(text)} is no W&B project; write wandb:PROJECT or wandb:ENTITY/PROJECT")
+                raise ConfigError(f"--log-to {shown(text)} is not a W&B project; write wandb:PROJECT or wandb:ENTITY/PROJECT")
         elif "://" not in where and not where.startswith("databricks"):
             try:
                 where = str(Path(where).expanduser().absolute())
             except RuntimeError:
-                raise ConfigError(f"--log-to {shown(text)} is no folder, for no user is called so; name another") from None
+                raise ConfigError(f"--log-to {shown(text)} is not a folder, for no user is called so; name another") from None
         elif service is Service.TENSORBOARD:
-            raise ConfigError(f"--log-to {shown(text)} is no folder, and TensorBoard's event files go to one")
+            raise ConfigError(f"--log-to {shown(text)} is not a folder, and TensorBoard's event files go to one")
         return cls(service, where)
 
     @property

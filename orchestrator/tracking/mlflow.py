@@ -60,7 +60,7 @@ class MlflowRuns:
         if where.startswith("/"):
             Path(where).mkdir(parents=True, exist_ok=True)
             if not os.access(where, os.W_OK):  # mlflow would try for more than a minute
-                raise PermissionError(f"{where} is no folder that can be written to")
+                raise PermissionError(f"{where} is not a folder that can be written to")
             self._artifacts = Path(where, _ARTIFACTS).as_uri()
             where = f"sqlite:///{Path(where, _DATABASE)}"
         self._client: Any = MlflowClient(tracking_uri=where)

@@ -193,7 +193,7 @@ def test_a_setting_that_broke_is_neither_better_nor_mended(two: MakeTwo) -> None
     assert cell_of("samples_per_s", pair).verdict == "same"
     (usable,) = compared(two([before], [trial(FULL, 1400, 9, graph_breaks=0)], name="usable")).pairs
     assert cell_of("samples_per_s", usable).verdict == "better"
-    assert [news.kind for news in usable.news] == [Kind.MENDED]
+    assert [news.kind for news in usable.news] == [Kind.FIXED]
 
 
 def test_compile_times_near_zero_are_noise(two: MakeTwo) -> None:
@@ -264,7 +264,7 @@ def test_rates_that_no_machine_has_are_refused_and_no_crash(two: MakeTwo, capsys
     ends = (5e-324, 1e308)
     folders = two(*[[trial(FULL, rate, 60, samples_per_s_ci95=ends, stable=False)] for rate in (1e-200, 1e200)])
     assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 2
-    assert "trials.jsonl line 1 is no trial record" in capsys.readouterr().err
+    assert "trials.jsonl line 1 is not a trial record" in capsys.readouterr().err
 
 
 def compared_series(before: float, after: float) -> Any:
@@ -277,10 +277,10 @@ def test_news_is_what_no_figure_says(two: MakeTwo) -> None:
         fallbacks=["frame skipped"], cudagraph_skips=1, cudagraph_skip_reasons=["mutated inputs"], numerics={"status": "nan"},
     )  # fmt: skip
     broken = trial(REGIONAL, status=Status.FAILED, label="worker-died", reason="signal 9")
-    mended = trial(MODULAR, 700, 30)
+    fixed = trial(MODULAR, 700, 30)
     unwell = trial(MODULAR, status=Status.INFEASIBLE, label="nan", reason="NaN")
     before = [trial(FULL, 800, 60, graph_breaks=1, graph_break_reasons=["print"]), trial(REGIONAL, 700, 20), unwell]
-    found = compared(two(before, [worse, broken, mended]))
+    found = compared(two(before, [worse, broken, fixed]))
     full, regional, modular = found.pairs
     assert {news.kind for news in full.news} == {
         Kind.BREAK, Kind.RECOMPILE, Kind.FALLBACK, Kind.CUDAGRAPH_SKIP, Kind.NUMERICS,
@@ -288,7 +288,7 @@ def test_news_is_what_no_figure_says(two: MakeTwo) -> None:
     assert next(news for news in full.news if news.kind is Kind.BREAK).sentence == "2 graph breaks, before 1; new: item"
     assert [news.kind for news in regional.news] == [Kind.FAILURE]
     assert "signal 9" in regional.news[0].sentence
-    assert [news.kind for news in modular.news] == [Kind.MENDED]
+    assert [news.kind for news in modular.news] == [Kind.FIXED]
 
 
 def test_nothing_changed_is_no_news(two: MakeTwo) -> None:

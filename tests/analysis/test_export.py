@@ -182,7 +182,7 @@ def test_a_seed_that_is_none_is_one_sentence(make_sweep: MakeSweep, capsys: pyte
     folder = make_sweep([toy()], config={"seed": seed})
     assert main([str(folder), "--only", "best", "--no-rerun"]) == 2
     said = capsys.readouterr().err
-    assert f"sweep.json has the seed {seed!r}, which is no whole number" in said
+    assert f"sweep.json has the seed {seed!r}, which is not a whole number" in said
     assert said.count("\n") == 1
     assert not (folder / "best.py").exists()
 
@@ -235,13 +235,13 @@ def test_every_form_is_written_beside_the_sweep(make_sweep: MakeSweep, capsys: p
     [
         (["--only", "xlsx"], "--only cannot be 'xlsx'; use one of best, csv, md, parquet"),
         (["--steps", "1k", "10k"], "best.py is for one job"),
-        (["--only", "md", "--output", "/dev/null"], "/dev/null is no folder and cannot become one (File exists)"),
+        (["--only", "md", "--output", "/dev/null"], "/dev/null is not a folder and cannot become one (File exists)"),
         (
             ["--only", "best", "--output", "/dev/null/below"],
-            "/dev/null/below is no folder and cannot become one (Not a directory)",
+            "/dev/null/below is not a folder and cannot become one (Not a directory)",
         ),
         (["--steps", "1e20"], "steps=1e+20 is too many for a job"),
-        (["--timeout-s", "soon"], "'soon' is no amount"),
+        (["--timeout-s", "soon"], "'soon' is not an amount"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(

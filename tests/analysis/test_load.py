@@ -150,7 +150,7 @@ def test_a_warm_start_stands_in_columns_of_its_own_and_is_no_measurement(make_sw
 def test_damaged_warm_starts_are_named(make_sweep: MakeSweep) -> None:
     folder = make_sweep()
     (folder / "warm_starts.jsonl").write_text("garbage\n")
-    with pytest.raises(RecordsError, match=r"warm_starts\.jsonl line 1 is no warm-start record"):
+    with pytest.raises(RecordsError, match=r"warm_starts\.jsonl line 1 is not a warm-start record"):
         analysis.load(folder)
 
 

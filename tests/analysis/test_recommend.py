@@ -145,12 +145,12 @@ def test_without_a_length_four_are_answered(make_sweep: MakeSweep, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--steps", "many"], "'many' is no count"),
+        (["--steps", "many"], "'many' is not a count"),
         (["--steps", "0"], "steps=0 is too few"),
         (["--steps", "1e20"], "steps=1e+20 is too many for a job; use 1,000,000,000,000 or fewer"),
         (["--steps", "1e18"], "steps=1e+18 is too many"),
-        (["--steps", "1.5"], "'1.5' is no count"),
-        (["--price-per-gpu-hour", "-1"], "'-1' is no amount"),
+        (["--steps", "1.5"], "'1.5' is not a count"),
+        (["--price-per-gpu-hour", "-1"], "'-1' is not an amount"),
         (["--constraint", "compile<=3"], "no numeric field of a record is called 'compile'"),
         (["--constraint", "compile_s<=0"], "no usable setting keeps the constraint"),
         (["--starts", "hot"], "--starts"),

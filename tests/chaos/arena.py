@@ -240,7 +240,7 @@ def _shared_memory() -> set[Path]:
 
 
 def _is_used(segment: Path) -> bool:
-    """Whether a living process has it mapped or open: then it is no leak, and somebody else's."""
+    """Whether a living process has it mapped or open: then it is not a leak, and somebody else's."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if str(segment) in Path(f"/proc/{process.pid}/maps").read_text():

@@ -75,7 +75,7 @@ class Guard:
         """Fails if anything is imported, run, unpickled, reached over the network or written while the block lasts.
 
         Args:
-            but: audit events that are no harm in what the block does.
+            but: audit events that are not harm in what the block does.
         """
         self._seen.clear()
         self._thread = threading.get_ident()

@@ -204,7 +204,7 @@ def test_an_entry_that_was_changed_is_not_fetched(edits: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("text", [nested(100_000), nested(100_000, '{"a":', "}"), "1" * 5000, '{"version": NaN}'])
 def test_what_a_reader_chokes_on_is_one_sentence(text: str) -> None:
-    with pytest.raises(CacheError, match="is no manifest"):
+    with pytest.raises(CacheError, match="is not a manifest"):
         Manifest.from_json(text.encode())
 
 

@@ -50,7 +50,7 @@ changes = st.dictionaries(st.sampled_from(FIELDS["trial"]) | texts, worth, min_s
 
 
 def changed(line: str, edits: dict[str, Any], dropped: list[str] | None = None) -> str:
-    """Infinities as JSON can spell them, for a bare one is no JSON and refused at once."""
+    """Infinities as JSON can spell them, for a bare one is not a JSON and refused at once."""
     found = {**json.loads(line), **edits}
     text = json.dumps({name: value for name, value in found.items() if name not in (dropped or [])})
     return text.replace("Infinity", "1e999")

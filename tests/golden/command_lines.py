@@ -284,7 +284,7 @@ EXPORTED = (
 
 REPORTED = (CAPTIONING, GAIN, WORKERS)
 
-RECOMMENDED = (
+RECOMFIXED = (
     "results/h100-resnet",
     "results/h100-workers/segmentation/workers-2",
     "results/h200-scaling/workers/workers-1",

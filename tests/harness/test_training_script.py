@@ -52,7 +52,7 @@ def test_passes_that_are_none_are_refused_before_anything_runs(
     assert stopped.value.code == 2
     assert (
         capsys.readouterr().err.splitlines()[-1]
-        == f"best.py: error: argument --passes: '{passes}' is no whole number of 1 or more"
+        == f"best.py: error: argument --passes: '{passes}' is not a whole number of 1 or more"
     )
 
 

@@ -66,20 +66,20 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--max-concurrent", str(2**63)], f"--max-concurrent {2**63} is too many; use 10000 or fewer"),
         (["--workers-per-trial", str(10**400)], "is too many; use 10000 or fewer"),
         (["--source", "scope=eager", "--workers-per-trial", "10001"], "--workers-per-trial 10001 is too many"),
-        (["--time-budget-s", "0"], "--time-budget-s 0 is no time"),
-        (["--compile-deadline-s", "-1"], "--compile-deadline-s -1 is no time"),
-        (["--compile-deadline-s", "nan"], "--compile-deadline-s nan is no time"),
+        (["--time-budget-s", "0"], "--time-budget-s 0 is not a time"),
+        (["--compile-deadline-s", "-1"], "--compile-deadline-s -1 is not a time"),
+        (["--compile-deadline-s", "nan"], "--compile-deadline-s nan is not a time"),
         (["--compile-deadline-s", "inf"], "--compile-deadline-s inf"),
         (["--compile-deadline-s", "600", "--trial-deadline-s", "60"], "--trial-deadline-s 60 is below"),
         (["--size", "huge"], "Captioning has no size 'huge'; use one of base, tiny"),
         (["--workload", "captionin"], "no workload is called 'captionin'; did you mean captioning?"),
         (["--workload", "translation"], "no workload is called 'translation'; use one of captioning"),
         (["--workload", "no_such_module:Workload"], "importing no_such_module failed: ModuleNotFoundError"),
-        (["--workload", "workloads.captioning:Translation"], "Translation in workloads.captioning is no subclass"),
-        (["--workload", "pathlib:Path"], "Path in pathlib is no subclass of compile_sweep.Workload"),
+        (["--workload", "workloads.captioning:Translation"], "Translation in workloads.captioning is not a subclass"),
+        (["--workload", "pathlib:Path"], "Path in pathlib is not a subclass of compile_sweep.Workload"),
         (["--settings"], "--settings has no value; give one or more, or leave it out"),
         (["--settings", "--num-trials", "3"], "--settings has no value; give one or more, or leave it out"),
-        (["--settings", ""], "--settings '' is no setting; write it like scope=regional,dynamic=auto"),
+        (["--settings", ""], "--settings '' is not a setting; write it like scope=regional,dynamic=auto"),
         (
             ["--settings", "scope=regionl"],
             "scope=regionl is not one of eager, full, regional, modular, nested; did you mean regional?",
@@ -94,12 +94,15 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--caches", "shared", "--cache", "none"], "--caches shared shares artifacts, and --cache none keeps none"),
         (["--cache", "redis://localhost:6379"], "--cache redis://localhost:6379 is read while a trial compiles"),
         (["--cache", "ftp://host/cache"], "no store can be at ftp://host/cache"),
-        (["--cache", ""], "--cache '' is no place; name a folder or a URI, or none"),
+        (["--cache", ""], "--cache '' is not a place; name a folder or a URI, or none"),
         (["--cache", "~nobody-at-all/x"], "no store can be at ~nobody-at-all/x, for no user is called so"),
         (["--storage", "~nobody-at-all/x"], "no results can be at ~nobody-at-all/x, for no user is called so"),
-        (["--log-to", "tensorboard:~nobody-at-all/x"], "is no folder, for no user is called so; name another"),
-        (["--output=~nobody-at-all/x"], "--output ~nobody-at-all/x is no folder, for no user is called so; name another"),
-        (["--searcher", "gain", "--learn-from=~nobody-at-all/x"], "--learn-from ~nobody-at-all/x is no folder, for no user is"),
+        (["--log-to", "tensorboard:~nobody-at-all/x"], "is not a folder, for no user is called so; name another"),
+        (["--output=~nobody-at-all/x"], "--output ~nobody-at-all/x is not a folder, for no user is called so; name another"),
+        (
+            ["--searcher", "gain", "--learn-from=~nobody-at-all/x"],
+            "--learn-from ~nobody-at-all/x is not a folder, for no user is",
+        ),
         (["--output", "a\0b"], r"'a\x00b' is not UTF-8 text"),
         (["--output", "caf\udce9"], r"'caf\udce9' is not UTF-8 text; encode it as UTF-8, and rename the file"),
         (["--output", "x" * 300, "--resume"], "/sweep.json cannot be read (File name too long); name another --output"),
@@ -116,7 +119,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--source", "scope=eager", "--seed", "-1"], "--seed -1 is none; use a whole number from 0 to 4294967295"),
         (["--source", "scope=eager", "--seed", "9" * 30], f"--seed {'9' * 30} is none; use a whole number"),
         (["--explain", "scope=eager", "--seed", "9" * 30], f"--seed {'9' * 30} is none; use a whole number"),
-        (["--vary", "group_window"], "--vary group_window is no field with values; write it like group_window=1,100"),
+        (["--vary", "group_window"], "--vary group_window is not a field with values; write it like group_window=1,100"),
         (["--vary", "autocast=bf16", "autocast=off"], "--vary autocast is given twice; give all its values at once"),
         (["--vary", "autocats=bf16"], "no setting is called 'autocats'; did you mean autocast?"),
         (["--resume"], "--resume needs to know which sweep; name its folder with --output"),
@@ -136,9 +139,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--objective", "warm_start_s:min"], "warm_start_s is known only at the end of a sweep"),
         (["--constraint", "compile_s=120"], "constraint 'compile_s=120' is not a bound; write it like compile_s<=120"),
         (["--constraint", "compile_s<=120", "--constraint", "graphs<=1GiB"], "'GiB' is not a unit of graphs"),
-        (["--stop", "soon"], '--stop "soon" is no rule; write it like "front stable for 6 trials"'),
-        (["--gpu-budget-s", "0"], "--gpu-budget-s 0 is no time"),
-        (["--searcher", "gain", "--gpu-budget-s", "nan"], "--gpu-budget-s nan is no time"),
+        (["--stop", "soon"], '--stop "soon" is not a rule; write it like "front stable for 6 trials"'),
+        (["--gpu-budget-s", "0"], "--gpu-budget-s 0 is not a time"),
+        (["--searcher", "gain", "--gpu-budget-s", "nan"], "--gpu-budget-s nan is not a time"),
         (["--searcher", "gain", "--learn-from", "nowhere"], "nowhere holds no trial's record; name a folder that a sweep wrote"),
         (["quickstart", "--learn-from", "nowhere"], "--learn-from teaches a searcher; name one with --searcher"),
         (
@@ -276,7 +279,7 @@ def test_a_damaged_last_record_stops_a_resume_and_is_kept(theirs: Path, capsys: 
         log.write('{"schema_version": 1, "trial_id": "002\n')
     before = contents(theirs)
     sentence = refused(capsys, "--resume", "--output", str(theirs))
-    assert f"{theirs / TRIALS_FILE} line 2 is no trial record" in sentence
+    assert f"{theirs / TRIALS_FILE} line 2 is not a trial record" in sentence
     assert "the 1 before it are intact" in sentence
     assert contents(theirs) == before
 
@@ -285,7 +288,7 @@ def test_a_damaged_last_record_stops_a_resume_and_is_kept(theirs: Path, capsys: 
 def test_a_damaged_description_stops_a_resume_and_is_kept(theirs: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (theirs / SWEEP_FILE).write_text(text)
     before = contents(theirs)
-    assert f"{theirs / SWEEP_FILE} is no sweep this version wrote" in refused(capsys, "--resume", "--output", str(theirs))
+    assert f"{theirs / SWEEP_FILE} is not a sweep this version wrote" in refused(capsys, "--resume", "--output", str(theirs))
     assert contents(theirs) == before
 
 
@@ -385,7 +388,7 @@ def test_a_storage_below_a_file_is_refused_before_a_sweep_is_taken_up(theirs: Pa
     Path("file").write_text("mine")
     before = contents(theirs)
     said = refused(capsys, "--resume", "--output", str(theirs), "--storage", "file/below")
-    assert f"{Path.cwd()}/file is no folder" in said
+    assert f"{Path.cwd()}/file is not a folder" in said
     assert contents(theirs) == before
 
 
@@ -406,7 +409,7 @@ def test_a_process_that_meets_damaged_records_changes_nothing(repository: Path, 
     done = in_a_process(repository, "--resume", "--output", str(theirs))
     assert (done.returncode, done.stdout) == (2, "reading workload captioning …\n")
     assert len(done.stderr.splitlines()) == 1
-    assert "line 2 is no trial record" in done.stderr
+    assert "line 2 is not a trial record" in done.stderr
     assert "Traceback" not in done.stderr
     assert contents(theirs) == before
     assert json.loads(before[SWEEP_FILE])["config"]["size"] == "tiny"

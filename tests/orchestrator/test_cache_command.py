@@ -168,8 +168,8 @@ def test_here_is_as_a_trial_of_the_same_workload_has_it(command: Command, folder
     [
         (("show", "999"), "holds nothing of '999'"),
         (("show", ""), "holds nothing of ''"),
-        (("gc", "--max-gb", "-1"), "is no bound"),
-        (("gc", "--max-gb", "nan"), "is no bound"),
+        (("gc", "--max-gb", "-1"), "is not a bound"),
+        (("gc", "--max-gb", "nan"), "is not a bound"),
         (("gc", "--max-age-days", "many"), "--max-age-days"),
         (("list", "--colour"), "--colour"),
         (("frobnicate",), "no command 'frobnicate'"),

@@ -216,7 +216,7 @@ def test_a_record_that_cannot_be_true_is_refused_with_what_is_wrong(tmp_path: Pa
     append(tmp_path, replace(record("2"), **changes))
     with pytest.raises(RecordsError) as error:
         read(tmp_path)
-    assert f"{TRIALS_FILE} line 2 is no trial record" in str(error.value)
+    assert f"{TRIALS_FILE} line 2 is not a trial record" in str(error.value)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -247,7 +247,7 @@ def test_records_beside_a_damaged_sweep_json_are_read(tmp_path: Path, sweep: str
 
 
 def test_text_that_is_no_unicode_can_be_recorded(tmp_path: Path) -> None:
-    undecodable = b"/data/caf\xe9".decode(errors="surrogateescape")  # how Python gives a file name that is no UTF-8
+    undecodable = b"/data/caf\xe9".decode(errors="surrogateescape")  # how Python gives a file name that is not a UTF-8
     append(tmp_path, record(reason=f"no such file: {undecodable}"))
     (again,) = read(tmp_path)
     assert again.reason is not None
@@ -413,7 +413,7 @@ def test_a_damaged_line_is_named_with_how_many_before_it_are_intact(tmp_path: Pa
     with pytest.raises(RecordsError) as error:
         read(tmp_path)
     sentence = str(error.value)
-    assert f"{log} line 3 is no trial record" in sentence
+    assert f"{log} line 3 is not a trial record" in sentence
     assert complaint in sentence
     assert "the 2 before it are intact" in sentence
     assert len(sentence.splitlines()) == 1
@@ -425,7 +425,7 @@ def test_a_damaged_line_in_the_middle_is_named_too(tmp_path: Path) -> None:
     with (tmp_path / TRIALS_FILE).open("a") as log:
         log.write("garbage\n")
     append(tmp_path, record("3"))
-    with pytest.raises(RecordsError, match=r"line 2 is no trial record.*the 1 before it are intact"):
+    with pytest.raises(RecordsError, match=r"line 2 is not a trial record.*the 1 before it are intact"):
         read(tmp_path)
 
 
@@ -480,7 +480,7 @@ def test_a_line_that_was_changed_does_not_match_its_checksum_and_one_without_is_
     append(tmp_path, record("1"))
     log = tmp_path / TRIALS_FILE
     log.write_text(log.read_text().replace('"wall_s":61.5', '"wall_s":62.5'))
-    with pytest.raises(RecordsError, match="line 1 is no trial record: its checksum does not match"):
+    with pytest.raises(RecordsError, match="line 1 is not a trial record: its checksum does not match"):
         read(tmp_path)
     log.write_text(record("1", wall_s=62.5).to_json() + "\n")  # as an older version wrote it
     assert read(tmp_path)[0].wall_s == 62.5
@@ -571,7 +571,7 @@ def test_a_damaged_warm_start_is_named(tmp_path: Path, line: str) -> None:
     append(tmp_path, warm_start())
     with (tmp_path / WARM_STARTS_FILE).open("a") as log:
         log.write(line + "\n")
-    with pytest.raises(RecordsError, match=rf"{WARM_STARTS_FILE} line 2 is no warm-start record.*the 1 before it are intact"):
+    with pytest.raises(RecordsError, match=rf"{WARM_STARTS_FILE} line 2 is not a warm-start record.*the 1 before it are intact"):
         read_warm_starts(tmp_path)
 
 

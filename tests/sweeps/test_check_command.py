@@ -45,7 +45,7 @@ def test_a_sound_workload_is_described_run_and_priced() -> None:
         ("faulty_workloads:WrongWhenCompiled", 1, "not to be used: diverges"),
         pytest.param(
             "faulty_workloads:BreaksItsGraph",
-            0,  # a break costs time and is no fault
+            0,  # a break costs time and is not a fault
             "graph break: ",
             marks=pytest.mark.nightly("one more process; test_explain.py shows a graph break in `make test`"),
         ),
@@ -78,7 +78,7 @@ def test_temporary_files_where_nothing_compiles_are_refused(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["toy_workloads:Toyy"], "is no subclass of compile_sweep.Workload"),
+        (["toy_workloads:Toyy"], "is not a subclass of compile_sweep.Workload"),
         (["captoning"], "did you mean captioning?"),
         (["toy_workloads:Toy", "--size", "huge"], "has no size 'huge'"),
         (["toy_workloads:Toy", "--backend", "inductr"], "no back-end 'inductr'"),

@@ -318,7 +318,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _place(artifact: Artifact, folders: CacheFolders) -> Path:
-    """Where `write` puts an artifact that is no choice."""
+    """Where `write` puts an artifact that is not a choice."""
     is_kernel = artifact.kind == ArtifactKind.TRITON
     return folders.triton / artifact.key if is_kernel else folders.inductor / inductor_path(artifact)
 

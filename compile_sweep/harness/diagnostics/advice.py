@@ -95,7 +95,7 @@ def explain_recompiles(series: RecompileSeries, lengths: KnownSizes) -> str:
 
 
 def _cause(series: RecompileSeries, lengths: KnownSizes) -> Cause | None:
-    """The cause in the table; a number that takes the lengths of the batches is no counter."""
+    """The cause in the table; a number that takes the lengths of the batches is not a counter."""
     cause = cause_of_series(series)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
     if cause is not None and cause.name == "module's counter" and len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):

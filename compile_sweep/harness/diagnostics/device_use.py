@@ -58,7 +58,7 @@ def kind_of_kernel(name: str) -> str:
 
 
 class _Operators(TorchDispatchMode):
-    """Counts matrix products, those of which a side is no multiple of 8, and the bytes that operators read and write."""
+    """Counts matrix products, those of which a side is not a multiple of 8, and the bytes that operators read and write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

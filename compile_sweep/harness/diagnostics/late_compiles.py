@@ -1,8 +1,8 @@
 """Graphs that are compiled after the warm-up, because the work changes with the step: counters, schedules, late unfreezing.
 
-Background: a step that compiles is no ordinary step, and steps before it may do other work than those after it. So the window of
-timed steps begins anew after a pass in which something was compiled (`steady.py`), a few times at most: if compiling goes on, its
-seconds belong to the throughput, and their rate says what a longer job has to expect.
+Background: a step that compiles is not an ordinary step, and steps before it may do other work than those after it. So the window
+of timed steps begins anew after a pass in which something was compiled (`steady.py`), a few times at most: if compiling goes on,
+its seconds belong to the throughput, and their rate says what a longer job has to expect.
 
 Output: sentences for a person, which say at which step, how long it took and why.
 """

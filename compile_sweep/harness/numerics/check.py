@@ -382,5 +382,5 @@ def _signs_of_infinities(elements: Tensor) -> Tensor:
 
 
 def _first_not_finite(values: Sequence[float], infinite: bool = False) -> int | None:
-    """Index of the first that is no number or, unless such are right, infinite."""
+    """Index of the first that is not a number or, unless such are right, infinite."""
     return next((step for step, value in enumerate(values) if math.isnan(value) or (math.isinf(value) and not infinite)), None)

@@ -12,7 +12,7 @@ for, is 0 if the gradients are right and e if one layer's are (1 + e) times what
 Every layer moves along its own gradient, by as much as changes the loss by the same amount, so that a small layer counts for as
 much as a large one; and back or forth at random, so that the loss stays near to where it was. Two such lines at one width are
 enough where nothing is wrong. What is left over at two widths alike is an error, unless eager has it too: a loss with `detach`
-or a straight-through estimate in it has gradients that are no derivatives. What is left over otherwise is curvature, kinks or
+or a straight-through estimate in it has gradients that are not derivatives. What is left over otherwise is curvature, kinks or
 rounding. In a deep network under autocast, a move that stands out from rounding bends the loss if all layers make it at once. So
 where lines cannot tell, layers move in groups, one group at a time, which takes more evaluations.
 
@@ -88,7 +88,7 @@ class Precision:
     widths: Sequence[float]
     """Relative change of the loss that each layer makes; the first one is tried first."""
     max_move: float
-    """Of a layer's 2-norm, that it moves at most: beyond, the loss is no polynomial of low degree."""
+    """Of a layer's 2-norm, that it moves at most: beyond, the loss is not a polynomial of low degree."""
 
 
 PRECISIONS = (
@@ -305,7 +305,7 @@ class _Search:
             if found <= limits[width] <= COARSEST:
                 return replace(self._verdict(Outcome.OK, found, checked), allowed=limits[width])
         return self._by_groups(checked) or skipped(
-            "eager gradients are no derivatives of the loss at the steps that can be told from rounding: it has kinks, a detach "
+            "eager gradients are not derivatives of the loss at the steps that can be told from rounding: it has kinks, a detach "
             "or a straight-through estimate in it, or bends too much"
         )
 

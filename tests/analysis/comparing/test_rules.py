@@ -135,11 +135,11 @@ def test_a_rule_that_nothing_can_be_judged_by_is_refused(two: MakeTwo) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("compile_s", "is no rule"),
-        ("compile_s>", "is no rule"),
-        ("compile_s>=+3%", "is no rule"),
+        ("compile_s", "is not a rule"),
+        ("compile_s>", "is not a rule"),
+        ("compile_s>=+3%", "is not a rule"),
         ("compile>+3%", "did you mean compile_s"),
-        ("failure", "is no rule"),
+        ("failure", "is not a rule"),
         ("compile_s>15%", "does not say which way"),
         ("compile_s>3GiB", "is not a unit of compile_s"),
         (f"compile_s<+{'9' * 400}%", "too large for a number"),

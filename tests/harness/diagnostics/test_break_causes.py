@@ -1,4 +1,4 @@
-"""Every cause of graph breaks is recognised in a model that shows it, and its advice mends that model: run before and after."""
+"""Every cause of graph breaks is recognised in a model that shows it, and its advice fixes that model: run before and after."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ BREAKS = [
     Case("setting of torch", with_anomalies_detected, plain),
     Case("sparse tensor", with_sparse_made_there, with_zeros),
     Case("nested tensor", with_nested, plain),
-    Case("value that is no tensor", with_copy, with_clone),
+    Case("value that is not a tensor", with_copy, with_clone),
     Case("tensor subclass", with_wrapped, with_flattened),
     Case("tensor subclass", with_wrapped_made_there, with_flattened),
     Case("operator without a fake implementation", with_unknown_operator, with_known_operator),

@@ -73,7 +73,7 @@ def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
         torch.compile(lambda x: x * hashlib.md5(b"a").digest_size, backend="eager", fullgraph=True)(torch.ones(2))
-    assert "mend the graph break" in (causes.advice_on_error(str(raised.value)) or "")
+    assert "fix the graph break" in (causes.advice_on_error(str(raised.value)) or "")
     torch._dynamo.reset()
     torch.compile(lambda x: x * 16, backend="eager", fullgraph=True)(torch.ones(2))
 

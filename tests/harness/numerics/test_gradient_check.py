@@ -355,7 +355,7 @@ def test_a_backward_that_draws_dropout_masks_anew_is_found() -> None:
     with torch._functorch.config.patch(activation_memory_budget=0.3):
         found = checked(workload(0.3), "scope=full,backend=aot_eager")
     assert found is not None
-    assert found.outcome is Outcome.WRONG, "pytorch/pytorch#190758; if torch has mended it, this test has served its time"
+    assert found.outcome is Outcome.WRONG, "pytorch/pytorch#190758; if torch has fixed it, this test has served its time"
     assert any("blocks.0" in name for name in found.layers)
 
 

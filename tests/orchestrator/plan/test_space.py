@@ -50,7 +50,7 @@ def test_two_spellings_are_tried_once() -> None:
         ({"backend": "inductorr"}, "did you mean inductor?"),
         ({"inductor.epilogue_fusion": "3"}, "inductor.epilogue_fusion=3 is not a value that torch takes there; use on or off"),
         ({"inductor.epilogue_fusion": "1"}, "use on or off"),
-        ({"inductor.max_autotune_gemm_backends": "7"}, "use text that is no number"),
+        ({"inductor.max_autotune_gemm_backends": "7"}, "use text that is not a number"),
         ({"inductor.max_pointwise_cat_inputs": "many"}, "use a whole number"),
         ({"inductor.cpu_gpu_bw": "50"}, "use a number with a point"),
         ({"inductor.autotune_lookup_table": "on"}, "leave it out: a setting spells no dict"),

@@ -227,28 +227,28 @@ def test_damaged_records_stop_a_resume_and_stay_as_they_are(begun: Path) -> None
 )
 def test_a_damaged_description_is_named(begun: Path, text: str) -> None:
     (begun / SWEEP_FILE).write_text(text)
-    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+    with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote"):
         read_sweep(begun)
-    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+    with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote"):
         resume(begun, config(), H200, None)
 
 
 def test_a_description_that_is_a_pipe_is_named_and_not_waited_for(begun: Path) -> None:
     (begun / SWEEP_FILE).unlink()
     os.mkfifo(begun / SWEEP_FILE)
-    with pytest.raises(RecordsError, match="it is no file"):
+    with pytest.raises(RecordsError, match="it is not a file"):
         read_sweep(begun)
 
 
 def test_a_description_of_another_version_is_named(begun: Path) -> None:
     (begun / SWEEP_FILE).write_text(json.dumps({**sweep_json(begun), "schema_version": 1}))
-    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+    with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote"):
         read_sweep(begun)
 
 
 def test_a_description_that_is_no_text_is_named(begun: Path) -> None:
     (begun / SWEEP_FILE).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+    with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote"):
         read_sweep(begun)
 
 
@@ -256,7 +256,7 @@ def test_a_description_that_is_no_text_is_named(begun: Path) -> None:
 def test_a_description_that_lacks_what_a_resume_needs_is_named(begun: Path, missing: str) -> None:
     (begun / SWEEP_FILE).write_text(json.dumps({k: v for k, v in sweep_json(begun).items() if k != missing}))
     before = contents(begun)
-    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote"):
+    with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote"):
         resume(begun, config(), H200, None)
     assert contents(begun) == before
 
@@ -265,7 +265,7 @@ def test_a_description_that_lacks_what_a_resume_needs_is_named(begun: Path, miss
 def test_earlier_runs_that_are_none_are_named_and_stay_as_they_are(begun: Path, runs: object) -> None:
     (begun / SWEEP_FILE).write_text(json.dumps({**sweep_json(begun), "runs": runs}))
     before = contents(begun)
-    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote \(runs is "):
+    with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote \(runs is "):
         resume(begun, config(), H200, None)
     assert contents(begun) == before
 
@@ -274,7 +274,7 @@ def test_earlier_runs_that_are_none_are_named_and_stay_as_they_are(begun: Path, 
 def test_a_commit_that_would_become_no_earlier_run_is_named(begun: Path, commit: object) -> None:
     described = sweep_json(begun)
     (begun / SWEEP_FILE).write_text(json.dumps({**described, "environment": {**described["environment"], "commit": commit}}))
-    with pytest.raises(RecordsError, match=r"sweep\.json is no sweep this version wrote \(commit is "):
+    with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote \(commit is "):
         resume(begun, config(), H200, None)
 
 

@@ -30,7 +30,7 @@ def test_it_begins_with_eager_known_good_ones_and_such_as_show_most_a_second() -
     first = [candidates.settings[place] for place in places]
     assert [s.scope for s in first[:2]] == [Scope.EAGER, Scope.EAGER]
     assert {s.padding for s in first[:2]} == {"max", "longest"}
-    assert first[2] == good[0], "known good ones that are no candidates are left out, and eager ones"
+    assert first[2] == good[0], "known good ones that are not candidates are left out, and eager ones"
     assert Scope.EAGER not in {s.scope for s in first[2:]}
     assert len(set(places)) == len(places) == DESIGNED
     shown = [set(enumerate(candidates.codes[place])) for place in places]

@@ -57,7 +57,7 @@ def test_what_changed_is_copied_and_nothing_else(folder: Path, place: Path) -> N
 
 
 def test_whatever_a_library_raises_disturbs_no_sweep(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of fsspec have errors of their own, which are no OSError."""
+    """Those of fsspec have errors of their own, which are not OSError."""
 
     def fails(*arguments: object) -> None:
         raise RuntimeError("the server said 500")
@@ -146,7 +146,7 @@ def test_one_that_cannot_be_written_to_is_refused_before_a_sweep(
 ) -> None:
     place.mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(place))  # root may write everywhere
-    with pytest.raises(StorageError, match="is no folder that can be written to"):
+    with pytest.raises(StorageError, match="is not a folder that can be written to"):
         Storage(str(place), folder).refuse_another()
 
 

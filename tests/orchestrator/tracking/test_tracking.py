@@ -236,13 +236,13 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_sweep(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrackingError, match="is no folder that can be written to"):
+    with pytest.raises(TrackingError, match="is not a folder that can be written to"):
         Tracking([f"tensorboard:{tmp_path / 'file' / 'runs'}"], tmp_path)
 
 
 def test_mlflow_is_not_tried_in_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path))  # root may write everywhere
-    with pytest.raises(TrackingError, match="is no folder that can be written to"):
+    with pytest.raises(TrackingError, match="is not a folder that can be written to"):
         Tracking([f"mlflow:{tmp_path}"], tmp_path)
 
 
