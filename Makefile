@@ -39,12 +39,9 @@ nightly test-all: export FUZZ_CASES ?= 2000
 nightly test-all: lint
 	$(call run_tests,--nightly --examples 1000)
 
-# One process more than there are cores: tests of Ray wait most of their time.
-PROCESSES = $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
-
 # Side by side what may be, then, if those passed, the rest. 5 says that ARGS chose no test: of one part, nothing wrong.
 define run_tests
-chosen=5; for part in "--alone no -n $(PROCESSES) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder" "--alone only"; do \
+chosen=5; for part in "--alone no -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder" "--alone only"; do \
   $(PYTEST) --durations=30 $$part $(1) $(ARGS) && chosen=0 || { code=$$?; test $$code -eq 5 || exit $$code; }; \
 done; exit $$chosen
 endef

@@ -74,9 +74,9 @@ def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = Fals
             there.stat()
             break
     if not there.is_dir():
-        raise NotADirectoryError(f"{there} is no folder")
+        raise NotADirectoryError(f"{there} is not a folder")
     if to_write and not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"{there} is no folder that can be written to")
+        raise PermissionError(f"{there} is not a folder that can be written to")
 
 
 def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) -> None:

@@ -30,7 +30,7 @@ class EventFiles:
         self._folder = Path(where, output.absolute().name)
         there = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
-            raise NotADirectoryError(f"{there} is no folder that can be written to")
+            raise NotADirectoryError(f"{there} is not a folder that can be written to")
 
     def log(self, entry: LoggedTrial) -> None:
         """One folder with the trial's events."""

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from faulty_workloads import BreaksItsGraph, NanWhenCompiled, WrongWhenCompiled
+from torch._dynamo import eval_frame
 from torch._dynamo.utils import get_static_address_type
 from toy_workloads import Toy
 
@@ -44,7 +45,6 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         pytest.param("scope=full", 1, marks=FURTHER),
         ("scope=full,dynamic=mark,pad_multiple=4", 1),
         ("scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager", 2),
-        ("scope=full,dynamic=auto,stance=eager_then_compile,pad_multiple=2,backend=aot_eager", 1),
         pytest.param("scope=full,dynamic=buckets,bucket_size=8,backend=aot_eager", 2, marks=FURTHER),
         pytest.param("scope=modular", 2, marks=FURTHER),
         pytest.param("scope=modular,dynamic=mark,pad_multiple=4,backend=aot_eager", 2, marks=FURTHER),
@@ -205,6 +205,15 @@ def test_full_captioning_is_one_graph_without_breaks() -> None:
     found = measured(Captioning("tiny", 0), "scope=full,backend=aot_eager")
     assert (found.graphs, found.graph_break_reasons, found.recompile_reasons) == (1, [], [])
     assert found.numerics["status"] == "ok", found.numerics
+
+
+def test_a_stance_holds_while_the_settings_are_applied() -> None:
+    settings = CompileSettings.parse("scope=full,dynamic=auto,stance=eager_then_compile,backend=aot_eager")
+    prepared = prepare(Toy("only", 0), settings, CPU)
+    model = prepared.workload.build_model()
+    with applied(prepared, model, prepared.optimizer(model)):
+        assert eval_frame._stance.stance == "eager_then_compile"
+    assert eval_frame._stance.stance == "default"
 
 
 def test_a_compiled_nan_is_labelled_and_infeasible() -> None:

@@ -176,7 +176,7 @@ def test_here_is_as_a_trial_of_the_same_workload_has_it(command: Command, folder
         (("import", "never-there.bin"), "cannot be read"),
         (("import", "never-there.bin", "--settings", "scope=half"), "scope"),
         (("explain", "here"), "name what to compare it with"),
-        (("explain", "never-there.json", "001-a"), "no JSON object"),
+        (("explain", "never-there.json", "001-a"), "not a JSON object"),
         (("export", "001-a", "no/such/folder/file"), "cannot be written"),
         (("export", "001-a", ""), ". cannot be written"),
         (("export", "001-a", "a\0b"), "is not UTF-8 text"),
@@ -195,7 +195,7 @@ def test_an_export_where_a_folder_is_leaves_nothing(command: Command, tmp_path: 
 
 def test_facts_that_cannot_be_printed_are_none(command: Command, tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text('{"torch": "\\ud800"}')
-    assert "no JSON object" in command("explain", str(tmp_path / "odd.json"), "001-a", code=2)
+    assert "not a JSON object" in command("explain", str(tmp_path / "odd.json"), "001-a", code=2)
 
 
 @pytest.mark.parametrize(

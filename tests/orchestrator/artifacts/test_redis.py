@@ -184,7 +184,7 @@ def test_a_server_that_is_not_there_or_hangs_is_one_sentence() -> None:
     "location", ["redis://", "redis://host:port", "http://host:1", "redis://:secret@:1", "redis://h:0", "host:6379"]
 )
 def test_what_is_no_redis_server_is_one_sentence(location: str) -> None:
-    with pytest.raises(CacheError, match="no Redis server") as refusal:
+    with pytest.raises(CacheError, match="not a Redis server") as refusal:
         environment_for(location)
     assert "secret" not in str(refusal.value)
     assert "\n" not in str(refusal.value)
