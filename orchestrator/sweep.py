@@ -108,8 +108,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         refuse_several_jobs((*config.settings, *known), target.job_options)
     tokens = partial(padded_length, target=target)
     if run.dry_run:
-        folder.refuse(output, config, environment, to_resume=run.resume)
-        done = record.read(output) if run.resume else []
+        done = folder.refuse(output, config, environment, to_resume=run.resume)
         printed.show_plan(console, config, target, done)
         if config.search.searcher is Searcher.LEVERS:
             printed.show_steps(console, planned_steps(config, target, tokens, done))

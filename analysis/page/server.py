@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from analysis.page.page import LINKED, report_page
+from analysis.page.table import read_end
 from compile_sweep.schema.errors import CompileSweepError, SweepFolderError
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
 
@@ -196,9 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, "\n".join(sorted(one.name for one in wanted.iterdir())), "text/plain")
                 return
             if inside and wanted.is_file():
-                with wanted.open("rb") as log:
-                    log.seek(max(0, wanted.stat().st_size - _MOST_LOG_BYTES))
-                    self._answer(HTTPStatus.OK, log.read(_MOST_LOG_BYTES).decode(errors="replace"), "text/plain")
+                self._answer(HTTPStatus.OK, read_end(wanted, _MOST_LOG_BYTES), "text/plain")
                 return
         except (OSError, ValueError):  # gone meanwhile, or no path at all
             pass

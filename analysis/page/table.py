@@ -145,12 +145,17 @@ def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading],
             numerics=numerics_cell(trial),
             remarks=remarks(trial),
             status=str(trial["status"]),
-            outcome=" ".join(filter(None, (str(trial["status"]), text(trial["label"])))),
+            outcome=outcome_of(trial),
             source=text(trial["source"]) or "",
         )
         for index, trial in trials.iterrows()
     ]
     return headings, rows
+
+
+def outcome_of(trial: pd.Series) -> str:
+    """A trial's status, with its label."""
+    return " ".join(filter(None, (str(trial["status"]), text(trial["label"]))))
 
 
 STATIC_ROWS = 30
@@ -231,7 +236,7 @@ MOST_LISTED = 12
 """Trials of one label that are listed; the others are in the table."""
 _FIRST_LINE = 240
 """Characters of a reason that are shown at once."""
-_WORKER_LOG = "worker-0.log"
+WORKER_LOG = "worker-0.log"
 
 
 class UnusableTrial(NamedTuple):
@@ -296,4 +301,15 @@ def log_of(folder: Path, trial_id: str) -> str | None:
     if not logs.is_dir():
         return None
     link = f"logs/{quote(trial_id, safe='')}/"
-    return link + _WORKER_LOG if (logs / _WORKER_LOG).is_file() else link
+    return link + WORKER_LOG if (logs / WORKER_LOG).is_file() else link
+
+
+def read_end(log: Path, num_bytes: int) -> str:
+    """The last bytes of a log as text.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - num_bytes))
+        return file.read(num_bytes).decode("utf-8", "replace")

@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.choose.pareto import pareto_front
 from analysis.columns import COMPILE_PHASES
 from analysis.formatting import duration, figure, interval, number, text, whole
-from analysis.page.table import log_of
+from analysis.page.table import WORKER_LOG, log_of, outcome_of, read_end
 from compile_sweep.schema import redact
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.visible_text import visible
@@ -81,7 +81,7 @@ def _fold(folder: Path, trial: pd.Series, *, on_front: bool) -> TrialFold:
     link = log_of(folder, str(trial["trial_id"]))
     return TrialFold(
         settings_label=str(trial["settings_label"]),
-        outcome=" ".join(filter(None, (str(trial["status"]), text(trial["label"])))),
+        outcome=outcome_of(trial),
         on_front=on_front,
         summary=", ".join(filter(None, words)),
         code=text(trial["source"]) or str(trial["settings_key"]),
@@ -89,7 +89,7 @@ def _fold(folder: Path, trial: pd.Series, *, on_front: bool) -> TrialFold:
         lists=[(title, lines) for title, column in _LISTS.items() if (lines := _lines(trial[column]))],
         reason=text(trial["reason"]) or "",
         log=link,
-        log_end=_log_end(folder / "logs" / str(trial["trial_id"]) / "worker-0.log") if link else "",
+        log_end=_log_end(folder / "logs" / str(trial["trial_id"]) / WORKER_LOG) if link else "",
     )
 
 
@@ -142,9 +142,7 @@ def _log_end(path: Path) -> str:
     try:
         if path.is_symlink() or not path.is_file():
             return ""
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            lines = log.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
+        lines = read_end(path, _LOG_BYTES).splitlines()
     except OSError:
         return ""
     return "\n".join(visible(redact.redact_text(line)) for line in lines[-_LOG_LINES:])

@@ -202,17 +202,14 @@ def _device_use(run: _Run, model: nn.Module, step: TrainStep, window: Window) ->
     from compile_sweep.harness.diagnostics.device_use import device_use  # torch's profiler, of which a CPU has no need
 
     prepared, batch, speedup = run.prepared, run.compared[0], steady.speedup(window)
-    try:
-        return device_use(
-            step,
-            batch,
-            step_ms=steady.step_ms_at(window, batch.length),
-            dtype=compute_dtype(prepared.settings, prepared.workload.autocast_dtype(run.device), next(model.parameters()).dtype),
-            device=run.device,
-            speedup_eager=speedup.ratio if speedup else None,
-        )
-    except Exception:  # whatever counting and profiling meet, the measurement is made and counts
-        return {}
+    return device_use(
+        step,
+        batch,
+        step_ms=steady.step_ms_at(window, batch.length),
+        dtype=compute_dtype(prepared.settings, prepared.workload.autocast_dtype(run.device), next(model.parameters()).dtype),
+        device=run.device,
+        speedup_eager=speedup.ratio if speedup else None,
+    )
 
 
 def _changes(window: Window, batches: int) -> list[str]:

@@ -570,9 +570,9 @@ class WarmStart(AttemptRecord):
     )
 
 
-def figures(record: type[AttemptRecord]) -> dict[str, Figure]:
+def figures(record: type[AttemptRecord]) -> Mapping[str, Figure]:
     """What each field of such a record means, in order."""
-    return {declared.name: declared.metadata["figure"] for declared in fields(record)}
+    return _FIGURES[record]
 
 
 def _kinds(record: type[AttemptRecord]) -> dict[str, Any]:
@@ -582,6 +582,11 @@ def _kinds(record: type[AttemptRecord]) -> dict[str, Any]:
 
 _KINDS: Mapping[type[AttemptRecord], Mapping[str, Any]] = {kind: _kinds(kind) for kind in (TrialRecord, WarmStart)}
 """The type of each field, by the kind of record."""
+
+_FIGURES: Mapping[type[AttemptRecord], Mapping[str, Figure]] = {
+    kind: {declared.name: declared.metadata["figure"] for declared in fields(kind)} for kind in (TrialRecord, WarmStart)
+}
+"""What each field means, likewise: each record that is read is checked by it."""
 
 
 def append(folder: Path, record: AttemptRecord) -> None:

@@ -13,9 +13,6 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-NOTE = "log "
-"""Begins a sentence about a log in a record's findings."""
-
 HEAD_BYTES = 2 * 2**20
 TAIL_BYTES = 6 * 2**20
 """Bytes that are kept of the beginning and of the end of a log that is longer than both together."""
@@ -36,7 +33,7 @@ def bound_logs(folder: Path) -> list[str]:
     for path in sorted(folder.glob("*.log")) if folder.is_dir() else ():
         with suppress(OSError):
             if left_out := _bound(path):
-                sentences.append(f"{NOTE}{path.name}: {_left_out(left_out)}")
+                sentences.append(f"log {path.name}: {_left_out(left_out)}")
     return sentences
 
 

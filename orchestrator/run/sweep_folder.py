@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,10 +87,9 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
     """
     if not _holds(folder, record.SWEEP_FILE):
         return begin(folder, config, environment, commit)
-    refuse(folder, config, environment, to_resume=True)
+    done = refuse(folder, config, environment, to_resume=True)
     _make_writable(folder)
     before = read_sweep(folder)
-    done = record.read(folder)
     for left_behind in folder.glob(f"{TRAIN_STATE}*"):
         shutil.rmtree(left_behind, ignore_errors=True)
     recorded = {trial.trial_id for trial in done} | {start.trial_id for start in record.read_warm_starts(folder)}
@@ -104,8 +103,8 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
     return done
 
 
-def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_resume: bool) -> None:
-    """Refuses a folder that `begin`, or `resume`, would; writes nothing.
+def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_resume: bool) -> list[record.TrialRecord]:
+    """Refuses a folder that `begin`, or `resume`, would; returns what is recorded, and writes nothing.
 
     Raises:
         SweepFolderError, RecordsError: as those do.
@@ -117,7 +116,7 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             why = "Permission denied" if there.is_dir() else "Not a directory"
             raise SweepFolderError(f"{folder} cannot be written ({why}); name another --output")
-        return
+        return []
     before = read_sweep(folder)
     for name in IDENTITY:
         mine, theirs = config.to_dict()[name], before["config"].get(name)
@@ -132,17 +131,19 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
                 f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
                 "so name another --output"
             )
+    done = record.read(folder)
     if not (os.environ.get("RAY_ADDRESS") or only_drives(config, environment)):  # the hosts of a cluster may differ
-        _refuse_records_from_elsewhere(folder, environment)
+        _refuse_records_from_elsewhere(folder, done, environment)
+    return done
 
 
-def _refuse_records_from_elsewhere(folder: Path, environment: Environment) -> None:
-    for number, done in enumerate(record.read(folder), start=1):
-        if done.environment_key not in (None, environment.key):
+def _refuse_records_from_elsewhere(folder: Path, done: Sequence[record.TrialRecord], environment: Environment) -> None:
+    for number, trial in enumerate(done, start=1):
+        if trial.environment_key not in (None, environment.key):
             raise SweepFolderError(
                 f"{folder / record.TRIALS_FILE} line {number} was measured in another environment (environment_key "
-                f"{quote_value(done.environment_key)}, and here {environment.key}), so it cannot count as done; remove the line, "
-                "or name another --output"
+                f"{quote_value(trial.environment_key)}, and here {environment.key}), so it cannot count as done; remove the "
+                "line, or name another --output"
             )
 
 
