@@ -265,7 +265,8 @@ def test_an_open_page_shows_a_new_trial_and_keeps_what_was_chosen(chromium: str,
         page.locator("#filter").blur()
         append(folder, trial("scope=full,mode=max-autotune,dynamic=mark", 5000, 1, trial_id="new"))
         sync_api.expect(page.locator("#trials tbody")).to_contain_text("5,000", timeout=20_000)
-        assert page.locator("#filter").input_value() == "dynamic=mark"
-        assert page.get_by_role("radio", name="peak memory").is_checked()
+        # The rows are in the page before its scripts have run, so what they restore has to be waited for.
+        sync_api.expect(page.locator("#filter")).to_have_value("dynamic=mark", timeout=20_000)
+        sync_api.expect(page.get_by_role("radio", name="peak memory")).to_be_checked(timeout=20_000)
         assert errors == []
         browser.close()
