@@ -278,7 +278,11 @@ class EmptiesTemporaryFolder(Toy):
     """Removes whatever it finds among the temporary files, and prints more than a log keeps."""
 
     def build_model(self) -> nn.Module:
+        from torch._inductor import codecache  # loads the compiler
+
         print("temporary files:", *os.listdir(tempfile.gettempdir()))
+        print("headers here:", codecache._HEADER_DIR)
+        print("headers of a child:", *map(os.path.realpath, Path(tempfile.gettempdir()).glob("torchinductor_*/*")))
         assert os.environ["TMPDIR"] == tempfile.gettempdir()
         if len(Path(tempfile.gettempdir()).parts) > 2 and "compile-sweep-7-" in tempfile.gettempdir():
             for entry in Path(tempfile.gettempdir()).iterdir():

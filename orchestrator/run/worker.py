@@ -134,7 +134,6 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
         try:
             scratch_folders.check_temp_folder()
             with parent.cores(assignment.plan) as cpus:  # shared out by files that all trials of the host see
-                scratch_folders.use_own_temp_folder(own)
                 return _measure(assignment, parent, cpus, deadline, log, own)
         except BaseException as error:  # a workload may raise anything; whatever it is ends this attempt and no more
             traceback.print_exc(file=log)
@@ -214,7 +213,7 @@ def _measure(
     from compile_sweep.harness.measure import measure
     from compile_sweep.harness.measurement import Protocol, told_by_all
     from compile_sweep.harness.prepare import prepare
-    from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
+    from compile_sweep.harness.toolchain import cpp_header_folder, link_cpp_headers, start_compile_workers, warm_cpp_headers
     from compile_sweep.harness.warm_start import Start, restart
     from compile_sweep.schema.record import Measurement
 
@@ -222,6 +221,9 @@ def _measure(
         warm_cpp_headers()
     elif assignment.settings.mode is not None:
         start_compile_workers()
+    headers = cpp_header_folder()  # the host's, which all trials share
+    scratch_folders.use_own_temp_folder(scratch)
+    link_cpp_headers(headers)
     parent.connect(plan)
     parent.worker_started()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if plan.use_gpu else None

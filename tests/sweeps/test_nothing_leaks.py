@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,17 +45,13 @@ def scratch() -> Iterator[Path]:
 
 def _take_headers_to(scratch: Path) -> None:
     """The host's precompiled C++ headers, which hold nothing of a sweep: 10 s to compile, and as long to search for secrets."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    from compile_sweep.harness.toolchain import warm_cpp_headers
+    from compile_sweep.harness.toolchain import cpp_header_folder, warm_cpp_headers
 
     warm_cpp_headers()
-    known = Path(default_cache_dir())
-    own = scratch / known.name
+    known = cpp_header_folder()
+    own = scratch / known.parent.name
     own.mkdir()
-    (own / "precompiled_headers").symlink_to(known / "precompiled_headers")
-    for mark in known.glob("compile-sweep-headers-*"):
-        shutil.copy(mark, own)
+    (own / known.name).symlink_to(known)
 
 
 def without_shortcuts() -> dict[str, str]:

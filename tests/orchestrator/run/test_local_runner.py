@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from compile_sweep.harness.toolchain import cpp_header_folder
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
@@ -62,7 +63,10 @@ def test_a_measurement_is_kept_where_the_workload_took_the_output_away(tmp_path:
 def test_a_workload_that_empties_the_folder_for_temporary_files_harms_nobody(tmp_path: Path) -> None:
     assignment, attempt, _ = tried(tmp_path, "faulty_workloads:EmptiesTemporaryFolder", deadline_s=300.0)
     assert attempt.figures is not None, attempt.death
-    assert "temporary files:\nemptied" in assignment.log_file(0).read_text()
+    log = assignment.log_file(0).read_text()
+    headers = cpp_header_folder()  # which no trial makes anew for itself
+    assert f"headers here: {headers}\nheaders of a child: {headers.resolve()}\nemptied" in log
+    assert any(headers.iterdir())
 
 
 def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
