@@ -42,7 +42,7 @@ ENDED = "queue.json"
 _ALL = "all"
 _GRACE_S = 30.0
 """For a job that is told to stop; a sweep kills its trials and writes its report."""
-_POLL_S = 0.2
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ class _Host:
         try:
             process = subprocess.Popen(
                 words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+                preexec_fn=lambda: _begin_child(cpus),
             )  # fmt: skip
         except OSError as error:
             log.close()
@@ -223,6 +223,12 @@ class _Host:
 
     def _say(self, words: str) -> None:
         print(f"[{time.monotonic() - self._began:7.1f} s] {words}", flush=True)
+
+
+def _begin_child(cpus: set[int]) -> None:
+    """Takes these cores, and listens to SIGINT even if a shell started the queue in the background, where it is ignored."""
+    os.sched_setaffinity(0, cpus)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def only_gpus(places: Sequence[int]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def several(rate: float = 1.0, *, compiles: float = 1.0, runs: Sequence[float] =
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rate", "compiles"), [(0.97, 1.0), (0.8, 1.0), (0.1, 1.0), (1.0, 1.25), (1.0, 10.0)])
+@pytest.mark.parametrize(("rate", "compiles"), [(0.97, 1.0), (1.0, 10.0)])
 def test_a_change_of_all_settings_alike_is_no_noise(
     two: MakeTwo, capsys: pytest.CaptureFixture[str], rate: float, compiles: float
 ) -> None:

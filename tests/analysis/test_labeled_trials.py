@@ -67,15 +67,22 @@ def test_a_labelled_eager_trial_is_no_baseline(make_sweep: MakeSweep, label: str
 
 
 @pytest.mark.slow
-def test_it_is_listed_apart_with_its_reason(make_sweep: MakeSweep, label: str) -> None:
-    folder = make_sweep(labelled(label))
+def test_they_are_listed_apart_with_their_reasons(make_sweep: MakeSweep) -> None:
+    records = typical_trials()
+    for number, label in enumerate(LABELS):
+        fastest = {"trial_id": f"winner-{number}", "status": LABELS[label], "label": label, "reason": f"{REASON}: {label}"}
+        settings = f"scope=regional,mode=reduce-overhead,dynamic=mark,pad_multiple={number + 2}"
+        records.append(trial(settings, 5000, 0.001, **fastest))
+    folder = make_sweep(records)
     page = re.sub(r"<(script|style)\b.*?</\1>", "", analysis.write_report(folder).read_text(), flags=re.DOTALL)
     apart = page[page.index("Trials not to use") :]
-    assert re.search(rf'class="tag {LABELS[label]}">{LABELS[label]}</span> {label}</h4>', apart)
-    assert REASON in apart
     before = re.sub(r'<details class="trial">.*?</details>', "", page[: page.index("Trials not to use")], flags=re.DOTALL)
-    assert REASON not in before, "but in the trial's own fold"
-    assert f"{LABELS[label]}: {label} |" in markdown_table(analysis.load(folder))
+    assert REASON not in before, "but in the trials' own folds"
+    markdown = markdown_table(analysis.load(folder))
+    for label, status in LABELS.items():
+        assert re.search(rf'class="tag {status}">{status}</span> {label}</h4>', apart)
+        assert f"{REASON}: {label}" in apart
+        assert f"{status}: {label} |" in markdown
 
 
 def test_it_is_hollow_in_the_chart_and_not_among_the_compile_times(make_sweep: MakeSweep, label: str) -> None:

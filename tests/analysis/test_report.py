@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweep_folders import MakeSweep, trial, typical_trials
+from sweep_folders import MakeSweep, ReportOn, trial, typical_trials
 
 import analysis
 from analysis import report
@@ -31,8 +31,8 @@ def page_without_scripts(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_report_names_every_trial_and_why_some_are_not_usable(make_sweep: MakeSweep) -> None:
-    path = analysis.write_report(make_sweep())
+def test_the_report_names_every_trial_and_why_some_are_not_usable(report_on: ReportOn) -> None:
+    path = report_on()
     page = page_without_scripts(path)
     assert path.name == "report.html"
     for expected in (
@@ -78,11 +78,11 @@ def test_of_many_settings_the_verdict_says_what_the_command_does(make_sweep: Mak
 
 
 @pytest.mark.slow
-def test_the_head_counts_what_was_stopped_early_where_something_was(make_sweep: MakeSweep) -> None:
+def test_the_head_counts_what_was_stopped_early_where_something_was(make_sweep: MakeSweep, report_on: ReportOn) -> None:
     stopped = trial("scope=regional,dynamic=true", status=Status.STOPPED, label="dominated", trial_id="stopped")
     page = page_without_scripts(analysis.write_report(make_sweep([*typical_trials(), stopped])))
     assert "6 ok · 2 infeasible · 1 failed · 1 stopped early" in page
-    assert "stopped early" not in page_without_scripts(analysis.write_report(make_sweep(name="none")))
+    assert "stopped early" not in page_without_scripts(report_on())
 
 
 @pytest.mark.slow
@@ -228,8 +228,8 @@ def test_every_public_name_is_there() -> None:
 
 
 @pytest.mark.slow
-def test_without_javascript_the_fastest_settings_and_what_is_missing_are_there(make_sweep: MakeSweep) -> None:
-    page = page_without_scripts(analysis.write_report(make_sweep()))
+def test_without_javascript_the_fastest_settings_and_what_is_missing_are_there(report_on: ReportOn) -> None:
+    page = page_without_scripts(report_on())
     assert "Without JavaScript this page has no charts" in page
     rows = page[page.index('<table id="trials">') :]
     rows = rows[: rows.index("</table>")]
@@ -240,8 +240,8 @@ def test_without_javascript_the_fastest_settings_and_what_is_missing_are_there(m
 
 
 @pytest.mark.slow
-def test_the_page_has_three_parts_that_its_contents_name_in_order(make_sweep: MakeSweep) -> None:
-    page = page_without_scripts(analysis.write_report(make_sweep()))
+def test_the_page_has_three_parts_that_its_contents_name_in_order(report_on: ReportOn) -> None:
+    page = page_without_scripts(report_on())
     assert re.findall(r'<h2 class="part" id="(\w+)">', page) == ["decide", "why", "details"]
     linked = re.findall(r'<a href="#([\w-]+)">', page)
     places = [page.index(f'id="{name}"') for name in linked]

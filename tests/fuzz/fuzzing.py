@@ -1,6 +1,6 @@
 """What the fuzz tests share: how thorough they are, input that means harm, and a guard under which nothing may be run.
 
-`FUZZ_CASES=20000 pytest tests/fuzz` looks further; without it each test tries 40 cases, the same ones wherever the same modules
+`FUZZ_CASES=20000 pytest tests/fuzz` looks further; without it each test tries 12 cases, the same ones wherever the same modules
 of ours are imported: Hypothesis puts their constants into its cases.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-CASES = int(os.environ.get("FUZZ_CASES", "40"))
+CASES = int(os.environ.get("FUZZ_CASES", "12"))
 
 thoroughly = settings(
     max_examples=CASES,
