@@ -1,8 +1,8 @@
-"""Bounds the logs of trials: of what a trial prints, the beginning and the end are kept, and how much is left out is said.
+"""Bounds the logs of trials: keeps the beginning and the end of what a trial prints, and says how much was left out.
 
-Background: a workload that prints 200 MB a trial fills the disk that its records need. While a trial runs, its reaper gives the
-blocks in the middle of a large log back to the file system (`fallocate` with a hole), which needs no word from the process that
-writes; when the trial has ended, the log is written anew without its middle.
+Background: a workload that prints 200 MB per trial fills the disk that its records need. While a trial runs, its reaper returns
+the blocks in the middle of a large log to the file system (`fallocate` punches a hole), which needs no cooperation from the
+writing process. When the trial has ended, the log is rewritten without its middle.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 
 HEAD_BYTES = 2 * 2**20
 TAIL_BYTES = 6 * 2**20
-"""Bytes that are kept of the beginning and of the end of a log that is longer than both together."""
+"""Bytes kept at the beginning and at the end of a log that is longer than both together."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 _BLOCK_UNIT = 512
-"""Bytes in which `st_blocks` counts, whatever the file system's own blocks are."""
+"""Unit of `st_blocks` in bytes, whatever the file system's own block size."""
 _LONG_LINE_BYTES = 2**16
 
 
 def bound_logs(folder: Path) -> list[str]:
-    """Bounds the logs in a folder that nothing writes to any more.
+    """Bounds the logs in a folder that no process writes to any more.
 
     Returns:
-        A sentence for each log of which something was left out.
+        A sentence for each log that was shortened.
     """
     sentences = []
     for path in sorted(folder.glob("*.log")) if folder.is_dir() else ():
@@ -38,12 +38,12 @@ def bound_logs(folder: Path) -> list[str]:
 
 
 def free_middle(log: int) -> None:
-    """Gives the disk back what a log holds between the beginning and the end that are kept; its size stays.
+    """Frees the disk blocks between the kept beginning and the kept end of a log; its size stays the same.
 
-    A file system without holes keeps it until the trial has ended.
+    On a file system without holes, the blocks stay until the trial has ended.
 
     Args:
-        log: A descriptor of it, open for writing.
+        log: Descriptor of the log, open for writing.
     """
     with suppress(OSError):
         status = os.fstat(log)
@@ -52,7 +52,7 @@ def free_middle(log: int) -> None:
 
 
 def _bound(path: Path) -> int:
-    """Writes a log anew without its middle; returns how many bytes that was, 0 if the log is short enough."""
+    """Rewrites a log without its middle; returns how many bytes were removed, 0 if the log is short enough."""
     if path.is_symlink() or not path.is_file() or (size := path.stat().st_size) <= HEAD_BYTES + TAIL_BYTES:
         return 0
     with path.open("rb") as log:

@@ -1,8 +1,4 @@
-"""A look at the machine before a sweep: what on it would disturb measurements, or end them, while one can still do something.
-
-Background: another job on the cores makes compile times too long, another process on a GPU makes throughput too low, and a disk
-or memory that runs out ends trials. During the trials, `cpu_pressure.py` and `gpu_neighbors.py` label what met such neighbors.
-"""
+"""A look at the machine before a sweep: what on it would disturb measurements or end trials, while that can still be fixed."""
 
 from __future__ import annotations
 
@@ -20,12 +16,12 @@ from orchestrator.environment import visible_gpus
 _GIB = 2**30
 
 BUSY_LOAD = 0.5
-"""Load a core, over the last minute, from which compile times are noticeably longer."""
+"""Load per core, averaged over the last minute, above which compile times are noticeably longer."""
 LITTLE_MEMORY_BYTES = 4 * _GIB
 LITTLE_DISK_BYTES = 5 * _GIB
-"""A trial's compile caches and logs take up to some 2 GiB while it runs."""
+"""A running trial's compile caches and logs take up to about 2 GiB."""
 IDLE_GPU_BYTES = 1 * _GIB
-"""What a driver and a display may hold of a GPU that nobody computes on."""
+"""Memory that a driver and a display may hold on a GPU that nobody computes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +43,11 @@ class MachineState:
     cores: int
     available_memory_bytes: int | None
     free_disk_bytes: dict[str, int]
-    """By folder."""
+    """Free bytes on the disk of each folder."""
     gpus: tuple[GpuState, ...] = ()
 
     def warnings(self) -> list[str]:
-        """A sentence for each thing that would disturb a sweep; none if the machine is idle."""
+        """Returns a sentence for each thing that would disturb a sweep; empty if the machine is idle."""
         found = []
         if self.load > BUSY_LOAD * self.cores:
             found.append(
@@ -82,7 +78,7 @@ def machine_state(output: Path, *, use_gpu: bool) -> MachineState:
 
     Args:
         output: The sweep's folder, which need not exist.
-        use_gpu: Whether the sweep runs on GPUs; otherwise nobody asks for them.
+        use_gpu: Whether the sweep runs on GPUs; if not, NVML is not asked.
     """
     there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
     folders = {str(path.stat().st_dev): path for path in (there, Path(tempfile.gettempdir()))}  # each disk once

@@ -76,7 +76,7 @@ class _RunningTrial:
     early_figures: Mapping[str, float] = field(default_factory=dict)
     stop_request: StopRequest | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Of the phases it has left."""
+    """Seconds in each phase that has ended."""
 
 
 class ProgressTracker:

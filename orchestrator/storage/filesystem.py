@@ -1,4 +1,4 @@
-"""Where files can be kept: a folder, or whatever file system or object store pyarrow or fsspec has a URI for."""
+"""Where files can be kept: a folder, or any file system or object store that pyarrow or fsspec has a URI for."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from compile_sweep.schema import redact
 
 SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 FSSPEC = "fsspec+"
-"""Goes before the scheme of a file system that only fsspec knows: fsspec+https://…"""
+"""Prefix for the scheme of a file system that only fsspec knows: fsspec+https://…"""
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
-"""What pyarrow calls the file systems where an object appears whole once it is written, and folders are no thing."""
+"""Pyarrow's names of object stores, where an object appears whole once it is written and folders do not exist."""
 
 
 _GCS_PATIENCE_S = 12
-"""As S3's three tries of 4 s."""
+"""As long as three tries of 4 s on S3."""
 
 
 def normalized(location: str) -> str:
-    """A URI or folder as it means the same from any folder of this host.
+    """Returns a URI or folder in a form that means the same from any working directory of this host.
 
     Raises:
-        ValueError: it is none that files can be kept at; a sentence, less its subject.
+        ValueError: files cannot be kept there; the message is a sentence without its subject.
     """
     if not location.strip():
         raise ValueError("can be at an empty place; name a folder or a URI")
@@ -45,11 +45,11 @@ def normalized(location: str) -> str:
 
 
 def opened(uri: str) -> tuple[FileSystem, str]:
-    """The file system of a normalized URI, and the path in it; of this host, one that is a folder or can become one.
+    """Opens the file system of a normalized URI; returns it and the path in it.
 
     Raises:
-        Exception: whatever its library says, here and at each later use, or the path is not a folder. Those that only fsspec
-            knows have errors of their own, which no class holds together.
+        Exception: any error of the file system's library, here and at each later use, or NotADirectoryError if a local path is
+            not a folder. Libraries that only fsspec knows raise errors of their own, which share no base class.
     """
     filesystem, root = _s3(uri) if uri.startswith("s3://") else FileSystem.from_uri(_patient(uri))
     refuse_no_folder(filesystem, root := root.rstrip("/"))
@@ -57,15 +57,15 @@ def opened(uri: str) -> tuple[FileSystem, str]:
 
 
 def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = False) -> None:
-    """Refuses a folder of this host that is none and cannot become one; an object store has no folders.
+    """Raises an error if a local path is not a folder and cannot become one; object stores, which have no folders, always pass.
 
     Args:
-        filesystem: where.
-        root: the folder.
-        to_write: whether it must let us write, too.
+        filesystem: The file system of `root`.
+        root: The folder.
+        to_write: Whether it must be writable, too.
 
     Raises:
-        OSError: it, or what is to hold it, is a file, lets nobody in or cannot be looked at.
+        OSError: The path or its parent is a file, is not accessible, or cannot be read.
     """
     if filesystem.type_name != "local":
         return
@@ -80,13 +80,13 @@ def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = Fals
 
 
 def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) -> None:
-    """Writes a file that appears whole, whoever looks, and takes the place of another at once.
+    """Writes a file atomically: readers see the old file or the whole new one.
 
     Args:
-        filesystem: where.
-        root: the folder that `name` is in; unfinished files lie in `parts` below it.
-        name: the file, with the folders between.
-        content: all of it.
+        filesystem: The file system to write to.
+        root: The folder that `name` is relative to; unfinished files lie in its subfolder `parts`.
+        name: Path of the file below `root`.
+        content: All of the file's bytes.
     """
     path = f"{root}/{name}"
     if filesystem.type_name in OBJECT_STORES:
@@ -101,31 +101,31 @@ def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) ->
             file.write(content)
         filesystem.move(part, path)
     except BaseException:
-        with suppress(OSError):  # it was never made, or whatever kept it from being written keeps it from being removed
+        with suppress(OSError):  # it was never created, or what kept it from being written keeps it from being removed
             filesystem.delete_file(part)
         raise
 
 
 def files(filesystem: FileSystem, root: str) -> list[FileInfo]:
-    """Every file below a folder; none, where there is no folder.
+    """Lists every file below a folder; empty if there is no folder.
 
     Args:
-        filesystem: where.
-        root: the folder.
+        filesystem: The file system to list.
+        root: The folder.
 
     Raises:
-        Exception: as `opened`; NotADirectoryError, if the folder is a file.
+        Exception: Any error of the file system's library; NotADirectoryError if the folder is a file.
     """
     selector = FileSelector(root, recursive=True, allow_not_found=True)
     try:
         infos = filesystem.get_file_info(selector)
-    except NotADirectoryError:  # or one made since pyarrow asked fsspec for a folder: it then asks whether anything is there
+    except NotADirectoryError:  # or created after pyarrow asked fsspec for a folder: it then asks whether anything exists
         infos = filesystem.get_file_info(selector)
     return [info for info in infos if info.type is FileType.File]
 
 
 def without_credentials(uri: str) -> str:
-    """The URI for people: neither user and password nor options."""
+    """Returns the URI without user, password and options, for display."""
     scheme, colon, rest = redact.redact_uri(uri).partition("://")
     if not colon:
         return uri
@@ -133,20 +133,20 @@ def without_credentials(uri: str) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """An error's own words without secrets, which libraries quote, on one line and no longer than a line."""
+    """Returns an error's message on one line, shortened, without the secrets that libraries quote."""
     words = " ".join(redact.redact_text(str(error) or type(error).__name__).split())
     return words if len(words) <= 200 else f"{words[:200]}…"
 
 
 def _patient(uri: str) -> str:
-    """The URI with a limit to how long Google's library tries again, which is 15 minutes unless one is said."""
+    """Returns the URI with a limit on how long Google's library retries; its own default is 15 minutes."""
     if not uri.startswith(("gs://", "gcs://")) or "retry_limit_seconds=" in uri:
         return uri
     return f"{uri}{'&' if '?' in uri else '?'}retry_limit_seconds={_GCS_PATIENCE_S}"
 
 
 def _s3(uri: str) -> tuple[S3FileSystem, str]:
-    """As `FileSystem.from_uri`, which would ask a server that hangs 31 times and give up after 100 s (pyarrow 25)."""
+    """Does what `FileSystem.from_uri` does with fewer retries: pyarrow 25 would ask a hanging server 31 times, for 100 s."""
     parts = urlsplit(uri)
     options = dict(parse_qsl(parts.query))
     if unknown := sorted(options.keys() - {"region", "scheme", "endpoint_override"}):

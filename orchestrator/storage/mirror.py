@@ -1,11 +1,12 @@
-"""Results at a URI: a cluster's nodes need no file system in common, and a sweep outlives the machine that ran it.
+"""Results at a URI: a cluster's nodes need no common file system, and a sweep outlives the machine that ran it.
 
-The sweep's folder on the head stays what everything reads and writes. While the sweep runs, what changes in it is copied to the
-storage, and a sweep taken up again begins by bringing back what the folder lacks. The storage then holds the same files by the
-same names, so `aws s3 cp --recursive` brings home a folder like any other; names that begin with a dot are left out.
+The sweep's folder on the head stays what everything reads and writes. While the sweep runs, changed files are copied to the
+storage, and a resumed sweep begins by copying back what the folder lacks. The storage holds the same files under the same names,
+so `aws s3 cp --recursive` downloads an ordinary sweep folder. Names that begin with a dot are left out.
 
-One driver at a time may write. A copy lags the folder by about `EVERY_S`, or by what copying takes if that is longer: a head that
-is lost takes with it at most the trials that ended within that time, and they run again. Nothing is ever removed from a storage.
+Only one driver at a time may write. A copy lags the folder by about `EVERY_S`, or by the time that copying takes if that is
+longer: losing the head loses at most the trials that ended within that time, and they run again. Nothing is ever removed from a
+storage.
 """
 
 from __future__ import annotations
@@ -31,26 +32,27 @@ from orchestrator.run.sweep_folder import LOGS
 from orchestrator.storage import filesystem
 
 VARIABLE = "COMPILE_SWEEP_STORAGE"
-"""Where a cluster keeps results: the URI below which each sweep has a folder, and the cache one, unless the command line says
-otherwise."""
+"""Environment variable with the URI below which a cluster keeps results, a folder per sweep, and its cache; the command line
+overrides it.
+"""
 
 EVERY_S = 2.0
 LOGS_OF_RECORDS = (TRIALS_FILE, WARM_STARTS_FILE)
 _LAST_TRIES = 3
 _AT_ONCE = 8
 _RESTS = 4
-"""Times as long as a look at the folder and its copy take, the copying rests, so that it takes little from what is measured."""
+"""The copying thread sleeps this many times as long as its last copy took, so that it takes little from the measurements."""
 
 
 State = tuple[int, int]
-"""Of a file as it was copied: when it was last written, in ns, and its size."""
+"""State of a file when it was copied: its modification time in ns and its size in bytes."""
 
 
 def normalized(location: str) -> str:
-    """The URI or folder of a storage as it means the same from any folder of this host.
+    """Returns the URI or folder of a storage in a form that means the same from any working directory of this host.
 
     Raises:
-        StorageError: results cannot be kept there.
+        StorageError: Results cannot be kept there.
     """
     try:
         return filesystem.normalized(location)
@@ -59,21 +61,21 @@ def normalized(location: str) -> str:
 
 
 def below(base: str, name: str) -> str:
-    """A folder of the storage at a URI, whose options stay at its end."""
+    """Returns a folder below a storage's URI, with the URI's options at the end."""
     path, mark, options = base.partition("?")
     return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
 def chosen(asked: str | None, output: Path, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where a sweep's results are kept; None for nowhere.
+    """Returns where a sweep's results are kept; None for nowhere.
 
     Args:
-        asked: a place, `auto`, `none`, or None.
-        output: the sweep's folder.
-        environ: where the cluster says what is usual in it.
+        asked: A location, `auto`, `none`, or None.
+        output: The sweep's folder.
+        environ: Environment variables, where the cluster may set its default.
 
     Raises:
-        StorageError: results cannot be kept there, or the password was not written down.
+        StorageError: Results cannot be kept there, or the URI's password was left out when the configuration was stored.
     """
     if asked is None or asked == NONE:
         return None
@@ -89,10 +91,10 @@ def chosen(asked: str | None, output: Path, environ: Mapping[str, str] = os.envi
 
 
 def _apart(location: str, output: Path) -> str:
-    """The location, which is not a copy of the sweep's folder in that folder itself, however either is spelled.
+    """Returns the location, which must not lie in the sweep's own folder, however either is spelled.
 
     Raises:
-        StorageError: it is.
+        StorageError: The location lies in the sweep's folder.
     """
     place = _place(location)
     if place is not None and place.is_relative_to(os.path.realpath(output)):
@@ -101,51 +103,51 @@ def _apart(location: str, output: Path) -> str:
 
 
 def _place(location: str) -> Path | None:
-    """The folder of this host that a location is, through all links; None if it is none."""
+    """Resolves a location to a folder of this host, through all links; None if it is not on this host."""
     scheme, colon, rest = location.partition("://")
     if colon and scheme.removeprefix(filesystem.FSSPEC) != "file":
         return None
-    return Path(os.path.realpath(unquote(rest.partition("?")[0]) if colon else location))  # which a loop of links does not end
+    return Path(os.path.realpath(unquote(rest.partition("?")[0]) if colon else location))  # realpath ends on a loop of links
 
 
 class Storage:
     """The copy of one sweep's folder.
 
     Args:
-        location: a folder or URI, for this sweep alone.
-        folder: the sweep's.
+        location: A folder or URI that holds only this sweep.
+        folder: The sweep's folder.
     """
 
     def __init__(self, location: str, folder: Path) -> None:
-        self.uri, self._folder = normalized(location), folder  # the URI with the credentials it may hold
+        self.uri, self._folder = normalized(location), folder  # the URI may contain credentials
         self._copied: dict[str, State] = {}
 
     @property
     def location(self) -> str:
-        """The URI for people, without credentials."""
+        """The URI without credentials, for display."""
         return filesystem.without_credentials(self.uri)
 
     def holds_sweep(self) -> bool:
-        """Whether there is one.
+        """Tells whether the storage holds a sweep.
 
         Raises:
-            StorageError: the storage does not answer.
+            StorageError: The storage does not answer.
         """
         try:
             return bool(self._filesystem.get_file_info(f"{self._root}/{SWEEP_FILE}").is_file)
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own errors
             raise self._unusable(error) from None
 
     def refuse_another(self) -> None:
-        """Keeps a new sweep from being copied over one.
+        """Raises an error if a new sweep would be copied over another one.
 
         Raises:
-            SweepFolderError: there is one.
-            StorageError: the storage does not answer, or is a folder that cannot be written to.
+            SweepFolderError: The storage holds a sweep.
+            StorageError: The storage does not answer, or is a folder that cannot be written to.
         """
         try:
             filesystem.refuse_no_folder(*self._opened, to_write=True)
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own errors
             raise self._unusable(error) from None
         if self.holds_sweep():
             raise SweepFolderError(
@@ -153,11 +155,11 @@ class Storage:
             )
 
     def bring_back(self) -> int:
-        """Copies to the folder what it lacks of the sweep in the storage; returns how many files.
+        """Copies the sweep's files that the folder lacks from the storage; returns how many.
 
         Raises:
-            StorageError: the storage does not answer, or names a file outside of the folder.
-            SweepFolderError: the folder has records that are not those of the storage.
+            StorageError: The storage does not answer, or names a file outside the folder.
+            SweepFolderError: The folder and the storage hold different records.
         """
         try:
             sizes = self._sizes()
@@ -167,29 +169,30 @@ class Storage:
             behind = [name for name in LOGS_OF_RECORDS if name in names and self._is_behind(name)]
             lacking = [name for name in names if name not in LOGS_OF_RECORDS and not (self._folder / name).exists()]
             if behind and SWEEP_FILE not in lacking:
-                lacking.append(SWEEP_FILE)  # another head went on with it
+                lacking.append(SWEEP_FILE)  # another head continued the sweep
             with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="storage") as pool:
                 list(pool.map(self._fetch, [name for name in lacking if name != SWEEP_FILE]))
-            for name in (*[name for name in lacking if name == SWEEP_FILE], *behind):  # last what makes it look like a sweep
+            # Last what makes the folder look like a sweep.
+            for name in (*[name for name in lacking if name == SWEEP_FILE], *behind):
                 self._fetch(name)
             self._note_logs(sizes)
         except CompileSweepError:
             raise
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own errors
             raise self._unusable(error) from None
         return len(lacking) + len(behind)
 
     def copy(self) -> int:
-        """Copies what changed in the folder since the last call; returns how many files.
+        """Copies files that changed in the folder since the last call; returns how many.
 
         Raises:
-            StorageError: the storage does not answer; the rest is copied by the next call.
+            StorageError: The storage does not answer; the next call copies the rest.
         """
         count = 0
         try:
             for name in self._local_names():
                 path = self._folder / name
-                with suppress(FileNotFoundError):  # replaced or removed meanwhile: the next call sees what became of it
+                with suppress(FileNotFoundError):  # replaced or removed in the meantime: the next call sees the result
                     state = _state(path)
                     if self._copied.get(name) == state:
                         continue
@@ -197,18 +200,18 @@ class Storage:
                     filesystem.write_whole(self._filesystem, self._root, name, content)
                     self._copied[name] = state
                     count += 1
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own errors
             raise self._unusable(error) from None
         return count
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Copies while the block lasts, and once more when it ends, however it does.
+        """Copies repeatedly while the block lasts, and once more when it ends, even by an error.
 
-        A storage that does not answer is asked again; it does not disturb the sweep.
+        A storage that does not answer is retried and does not disturb the sweep.
 
         Raises:
-            StorageError: at the end, if something could not be copied.
+            StorageError: At the end, if something could not be copied.
         """
         ended = threading.Event()
 
@@ -257,7 +260,7 @@ class Storage:
         return self._opened[1]
 
     def _sizes(self) -> dict[str, int]:
-        """Size of each file of the storage, by its path in it."""
+        """Returns the size of each file in the storage, by its path below the root."""
         files = filesystem.files(self._filesystem, self._root)
         sizes = {str(info.path)[len(self._root) :].lstrip("/"): int(info.size) for info in files}
         for name in sizes:
@@ -266,21 +269,21 @@ class Storage:
         return {name: size for name, size in sizes.items() if _is_copied(name)}
 
     def _note_logs(self, sizes: Mapping[str, int]) -> None:
-        """Takes logs that are as long there as here for copied: they only grow, and a sweep has thousands."""
+        """Marks logs that are as long in the storage as here as copied: logs only grow, and a sweep has thousands."""
         for name, size in sizes.items():
             path = self._folder / name
             if name.startswith(f"{LOGS}/") and path.is_file() and path.stat().st_size == size:
                 self._copied[name] = _state(path)
 
     def _local_names(self) -> list[str]:
-        """Files of the folder that are copied: first what a sweep cannot be taken up without."""
+        """Lists the folder's files that are copied; first those that a resumed sweep needs."""
         found = [path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink()]
         names = [path.as_posix() for path in found if _is_copied(path.as_posix())]
         first = (SWEEP_FILE, *LOGS_OF_RECORDS)
         return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name))
 
     def _is_behind(self, name: str) -> bool:
-        """Whether the storage's log has records after all of the folder's."""
+        """Tells whether the storage's log continues the folder's with more records."""
         path = self._folder / name
         mine = path.read_bytes() if path.exists() else b""
         theirs = self._read(name)
@@ -320,7 +323,7 @@ def _state(path: Path) -> State:
 
 
 def _content(path: Path) -> bytes:
-    """All of a file; of a log of records whole lines only."""
+    """Returns a file's content; of a log of records, only whole lines."""
     with path.open("rb") as file:
         if path.name in LOGS_OF_RECORDS:
             fcntl.flock(file, fcntl.LOCK_SH)
@@ -328,12 +331,12 @@ def _content(path: Path) -> bytes:
 
 
 def _is_copied(name: str) -> bool:
-    """Whether a file is part of what a sweep leaves: no temporary file, no state of Ray Train."""
+    """Tells whether a file belongs to the sweep's results, unlike temporary files and Ray Train's state."""
     parts = PurePosixPath(name).parts
     return not any(part.startswith(".") for part in parts) and parts[0] != "parts"
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name from a listing stays in the folder that it is joined to."""
+    """Tells whether a name from a listing stays in the folder that it is joined to."""
     path = PurePosixPath(name)
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name

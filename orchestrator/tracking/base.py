@@ -1,8 +1,6 @@
-"""Where trials are logged to besides the sweep's folder, as `--log-to` spells it.
+"""Destinations that trials are logged to besides the sweep's folder, as `--log-to` spells them.
 
-What trackers are told of a trial, made from its record. Pure.
-
-What trackers are told of the sweep that trials belong to, read from its `sweep.json`.
+Also converts a trial's record, and the sweep's `sweep.json`, to what trackers show of them.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from orchestrator.run import sweep_folder
 
 
 class Service(StrEnum):
-    """What takes them."""
+    """A tracking service."""
 
     MLFLOW = "mlflow"
-    """A tracking server's or database's URI, or a folder, which then holds an SQLite store and its artifacts."""
+    """The URI of a tracking server or database, or a folder, which then holds an SQLite store and its artifacts."""
     TENSORBOARD = "tensorboard"
     """A folder of event files."""
     WANDB = "wandb"
@@ -40,18 +38,18 @@ _LIKE = "mlflow:http://HOST:5000, mlflow:DIR, tensorboard:DIR or wandb:PROJECT"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """One place that trials are logged to."""
+    """A place that trials are logged to."""
 
     service: Service
     where: str
-    """A URI, an absolute folder, or a project. It may hold a password; `str` hides it."""
+    """A URI, an absolute folder, or a project. It may contain a password; `str` hides it."""
 
     @classmethod
     def parse(cls, text: str) -> Destination:
-        """The place that `SERVICE:WHERE` names.
+        """Parses `SERVICE:WHERE`.
 
         Raises:
-            ConfigError: it names none.
+            ConfigError: The text does not name a destination.
         """
         name, colon, where = text.strip().partition(":")
         if name not in list(Service) or not colon or not where.strip():
@@ -73,7 +71,7 @@ class Destination:
 
     @property
     def spelled(self) -> str:
-        """What `parse` reads back, password and all."""
+        """Returns the text that `parse` reads back, password included."""
         return f"{self.service}:{self.where}"
 
     def __str__(self) -> str:
@@ -81,36 +79,37 @@ class Destination:
 
 
 SERIES = ("step_ms", "eager_step_ms")
-"""Fields with a figure for every step."""
+"""Fields with one value per step."""
 
 _NOT_FIGURES = ("settings", "trial_id", "settings_key", "source", "schema_version")
 
 
 class LoggedTrial(NamedTuple):
-    """A trial, or a start from artifacts, as every tracker takes it."""
+    """A trial, or a warm start, in the form that every tracker takes."""
 
     trial_id: str
     name: str
-    """Short text for a person."""
+    """Short text for display."""
     is_warm_start: bool
     is_ok: bool
     params: dict[str, str]
     """The setting's fields."""
     metrics: dict[str, float]
-    """The record's figures that are finite, under their fields' names; an interval's ends as `_low` and `_high`, what is by
-    phase or the like under dotted names."""
+    """The record's finite figures under their field names. An interval's ends get the suffixes `_low` and `_high`; figures by
+    phase and similar mappings get dotted names.
+    """
     series: dict[str, list[float]]
-    """A figure for every step."""
+    """One value per step, by field name."""
     tags: dict[str, str]
-    """What else the record says: status, label, reason, workload, device, …"""
+    """The rest of the record: status, label, reason, workload, device, …"""
     source: str | None
-    """The setting as Python."""
+    """The setting as Python source."""
     began_at: datetime | None
     wall_s: float
 
 
 def entry_of(record: TrialRecord | WarmStart) -> LoggedTrial:
-    """The record as trackers take it."""
+    """Converts a record to the form that trackers take."""
     setting = CompileSettings.from_dict(record.settings)
     is_warm_start = isinstance(record, WarmStart)
     metrics: dict[str, float] = {}
@@ -136,7 +135,7 @@ def entry_of(record: TrialRecord | WarmStart) -> LoggedTrial:
 
 
 def _sort_in(name: str, value: Any, metrics: dict[str, float], tags: dict[str, str]) -> None:
-    """Puts a field's value among the figures or among the tags; empty ones nowhere."""
+    """Adds a field's value to the metrics or to the tags; skips empty values."""
     if isinstance(value, bool):
         tags[name] = "true" if value else "false"
     elif isinstance(value, int | float):
@@ -164,32 +163,32 @@ def _instant(text: str) -> datetime | None:
 
 
 _IN_THE_FOLDER = ("settings", "excluded")
-"""Fields of a configuration that are too long to show."""
+"""Configuration fields that are too long to show in a tracker."""
 
 
 class SweepFacts(NamedTuple):
-    """A sweep."""
+    """What trackers show of a sweep."""
 
     name: str
-    """Its folder's name."""
+    """Name of the sweep's folder."""
     identity: str
-    """The same for every run of one sweep, and for no other's."""
+    """Equal for every run of one sweep, different between sweeps."""
     what: str
-    """Workload and size, fit for a name in a tracker."""
+    """Workload and size, valid as a name in any tracker."""
     config: dict[str, str]
     environment: dict[str, str]
 
 
 def facts_of(output: Path) -> SweepFacts:
-    """What the folder's `sweep.json` says.
+    """Reads a sweep's facts from the folder's `sweep.json`.
 
     Raises:
-        RecordsError: there is none, or it is not what this version writes.
+        RecordsError: The file is missing, or this version did not write it.
     """
     sweep: dict[str, Any] = sweep_folder.read_sweep(output)
     config, environment = dict(sweep["config"]), dict(sweep["environment"])
     name = output.absolute().name
-    first = next(iter(sweep.get("runs", [])), sweep)  # each run of a sweep says when it itself began
+    first = next(iter(sweep.get("runs", [])), sweep)  # each run of a resumed sweep records when it began itself
     return SweepFacts(
         name=name,
         identity=f"{name} {first.get('started_at', '')}".strip(),

@@ -1,7 +1,7 @@
-"""Brings what is recorded to the trackers, each in a thread of its own: one that hangs or fails costs a sweep nothing.
+"""Delivers records to trackers, each in a thread of its own: a tracker that hangs or fails costs a sweep nothing.
 
-A tracker is opened before the sweep begins, so that a wrong address is found then; whatever it does not take later is told in a
-sentence at the end, and remains in the sweep's folder.
+A tracker is opened before the sweep begins, so that a wrong address is found then. What it refuses later is reported in a
+sentence at the end and remains in the sweep's folder.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from orchestrator.config import shown
 from orchestrator.tracking.base import Destination, LoggedTrial, Service, entry_of
 
 OPENS_WITHIN_S = 90.0
-"""Time for a tracker to answer at all, importing its library included."""
+"""Seconds that a tracker may take to answer at all, including the import of its library."""
 
 ENDS_WITHIN_S = 60.0
-"""Time for all trackers to take what is left once the sweep has ended."""
+"""Seconds that all trackers together may take for the rest once the sweep has ended."""
 
 _LONGEST = 300
-"""Characters of a complaint that are worth reading."""
+"""Maximum length of a complaint, in characters."""
 
 
 class Tracker(Protocol):
     """Something that trials are logged to. Used by one thread; every method may raise anything."""
 
     def log(self, entry: LoggedTrial) -> None:
-        """Takes a trial."""
+        """Logs a trial."""
         ...
 
     def close(self, report: Path | None) -> None:
-        """Takes the sweep's report, if there is one, and ends."""
+        """Logs the sweep's report, if there is one, and closes the tracker."""
         ...
 
 
 class Tracking:
-    """What a sweep logs to; nothing without destinations.
+    """The trackers that a sweep logs to; does nothing without destinations.
 
     Args:
-        destinations: where, like `mlflow:http://host:5000`.
-        output: the sweep's folder, which need not exist yet. What it holds already is not logged again.
+        destinations: Where to log, such as `mlflow:http://host:5000`.
+        output: The sweep's folder, which need not exist yet. Records that it already holds are not logged again.
 
     Raises:
-        ConfigError: a destination is none, or its library is not installed.
-        TrackingError: one does not answer.
+        ConfigError: A destination is not valid, or its library is not installed.
+        TrackingError: A tracker does not answer.
     """
 
     def __init__(self, destinations: Sequence[str] = (), output: Path = Path()) -> None:
@@ -65,14 +65,14 @@ class Tracking:
         return bool(self._deliveries)
 
     def catch_up(self) -> None:
-        """Has everything logged that was recorded since the last call; does not wait for it."""
+        """Queues every record since the last call for logging, without waiting."""
         for fresh in self._fresh:
             for record in fresh():
                 for delivery in self._deliveries:
                     delivery.put(entry_of(record))
 
     def finish(self, report: Path | None = None, limit_s: float = ENDS_WITHIN_S) -> list[str]:
-        """Waits until all is logged, at most this long; a sentence for each tracker that did not take everything."""
+        """Waits at most `limit_s` until everything is logged; returns a sentence for each tracker that missed something."""
         self.catch_up()
         ends_at = time.monotonic() + limit_s
         for delivery in self._deliveries:
@@ -82,11 +82,11 @@ class Tracking:
 
 
 class Delivery:
-    """One tracker and its thread.
+    """A tracker and the thread that feeds it.
 
     Raises:
-        ConfigError: its library is not installed.
-        TrackingError: it could not be opened.
+        ConfigError: The tracker's library is not installed.
+        TrackingError: The tracker could not be opened.
     """
 
     def __init__(self, destination: Destination, open_it: Callable[[], Tracker]) -> None:
@@ -108,18 +108,18 @@ class Delivery:
             raise TrackingError(f"{destination} cannot be logged to ({_said(failure)}); see that it is there and lets you in")
 
     def put(self, entry: LoggedTrial) -> None:
-        """Has it logged."""
+        """Queues a trial for logging."""
         self._count += 1
         self._waiting.put(lambda tracker: tracker.log(entry))
 
     def end(self, report: Path | None) -> None:
-        """Has the report logged, and the tracker closed."""
+        """Queues the report for logging, then the tracker's end."""
         self._count += 1
         self._waiting.put(lambda tracker: tracker.close(report))
         self._waiting.put(None)
 
     def complaint(self, limit_s: float) -> str | None:
-        """What was not logged, and why, after waiting for the rest; None if all was."""
+        """Waits for the rest; returns what was not logged and why, or None if everything was."""
         self._thread.join(limit_s)
         missing = self._count - self._taken
         if not missing:
@@ -138,16 +138,16 @@ class Delivery:
             try:
                 job(tracker)
                 self._taken += 1
-            except Exception as error:  # a library's or a server's; the sweep goes on without it
+            except Exception as error:  # from a library or a server; the sweep continues without the tracker
                 self._refused.append(_said(error))
 
 
 def opened(destination: Destination, output: Path) -> Tracker:
-    """The tracker of a destination.
+    """Opens the tracker of a destination.
 
     Raises:
-        ConfigError: its library is not installed.
-        Exception: whatever its library says.
+        ConfigError: The tracker's library is not installed.
+        Exception: Any error of that library.
     """
     openers: dict[Service, Callable[[str, Path], Any]] = {
         Service.MLFLOW: _mlflow, Service.TENSORBOARD: _tensorboard, Service.WANDB: _wandb,
@@ -161,7 +161,7 @@ def opened(destination: Destination, output: Path) -> Tracker:
 
 
 def _mlflow(where: str, output: Path) -> Tracker:
-    from orchestrator.tracking.mlflow import MlflowRuns  # each imports its library, which most sweeps do without
+    from orchestrator.tracking.mlflow import MlflowRuns  # each imports its library, which most sweeps do not need
 
     return MlflowRuns(where, output)
 
@@ -179,6 +179,6 @@ def _wandb(where: str, output: Path) -> Tracker:
 
 
 def _said(error: BaseException) -> str:
-    """What an error of a library says, in one line and without a password."""
+    """Returns a library error's message on one line, without passwords."""
     words = " ".join(shown(str(error)).split())
     return f"{type(error).__name__}: {words if len(words) <= _LONGEST else words[: _LONGEST - 1] + '…'}"

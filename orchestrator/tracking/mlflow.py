@@ -1,6 +1,6 @@
 """Trials as MLflow runs: one for the sweep, with its report, and below it one for each trial.
 
-The experiment is `compile-sweep/WORKLOAD-SIZE`, or what MLFLOW_EXPERIMENT_NAME says. A sweep that is resumed goes on in its run.
+The experiment is `compile-sweep/WORKLOAD-SIZE`, or what MLFLOW_EXPERIMENT_NAME says. A resumed sweep continues its run.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from orchestrator.tracking.base import LoggedTrial, SweepFacts, facts_of
 SWEEP_TAG = "compile_sweep.sweep"
 
 _ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # the default, 7, holds up the end of a sweep for minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # the default, 7, delays the end of a sweep by minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # s
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # a sweep tells nobody but whom it is asked to
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # a sweep sends nothing but what --log-to asks for
 }
 
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
-"""Of one request to a server; as tags, which count with both."""
+"""Limits of one request to a server; tags count toward both."""
 
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 500
-"""Characters that every server takes."""
+"""Lengths in characters that every server accepts."""
 
 _NOT_IN_A_NAME = re.compile(r"[^\w.: -]")
-"""What MLflow refuses in a name, and slashes, which it takes for folders; parts of a model may be named so."""
+"""Characters that MLflow refuses in names, and slashes, which it reads as folders; module names may contain them."""
 
 _DATABASE, _ARTIFACTS = "mlflow.db", "artifacts"
 
@@ -40,12 +40,12 @@ class MlflowRuns:
     """The runs of one sweep.
 
     Args:
-        where: a tracking URI, or an absolute folder for an SQLite store with its artifacts beside it.
-        output: the sweep's folder.
+        where: A tracking URI, or an absolute folder for an SQLite store with its artifacts beside it.
+        output: The sweep's folder.
 
     Raises:
         ModuleNotFoundError: mlflow is not installed.
-        Exception: whatever it says of a store that does not answer.
+        Exception: Any error of mlflow when the store does not answer.
     """
 
     def __init__(self, where: str, output: Path) -> None:
@@ -68,7 +68,7 @@ class MlflowRuns:
         self._parent: Any = None
 
     def log(self, entry: LoggedTrial) -> None:
-        """A run below the sweep's."""
+        """Logs a trial as a run nested in the sweep's."""
         began_ms = None if entry.began_at is None else int(entry.began_at.timestamp() * 1000)
         parent = self._sweep_run()
         run = self._client.create_run(
@@ -86,7 +86,7 @@ class MlflowRuns:
         self._client.set_terminated(run_id, status=status, end_time=ended_ms)
 
     def close(self, report: Path | None) -> None:
-        """The report among the artifacts of the sweep's run, which ends."""
+        """Adds the report to the artifacts of the sweep's run and ends the run."""
         run_id = self._sweep_run().info.run_id
         if report is not None:
             self._client.log_artifact(run_id, str(report))

@@ -1,6 +1,6 @@
-"""Trials as TensorBoard's event files: a folder for the sweep, in it one for each trial, with its figures and step times.
+"""Trials as TensorBoard event files: a folder per sweep and in it one per trial, with its figures and step times.
 
-The setting and the figures are also written as TensorBoard's hyperparameters, whose tab compares trials.
+The setting and the figures are also written as hyperparameters, which TensorBoard's HPARAMS tab compares.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class EventFiles:
     """The event files of one sweep.
 
     Args:
-        where: an absolute folder; it and the sweep's below it are made with the first trial.
-        output: the sweep's folder, whose name its event files' folder gets.
+        where: An absolute folder; it and the sweep's subfolder are created with the first trial.
+        output: The sweep's folder, whose name the subfolder gets.
 
     Raises:
         ModuleNotFoundError: tensorboardX is not installed.
-        OSError: nothing can be written there.
+        OSError: The folder is not writable.
     """
 
     def __init__(self, where: str, output: Path) -> None:
@@ -33,7 +33,7 @@ class EventFiles:
             raise NotADirectoryError(f"{there} is not a folder that can be written to")
 
     def log(self, entry: LoggedTrial) -> None:
-        """One folder with the trial's events."""
+        """Writes a trial's events to a folder of its own."""
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
 
@@ -52,9 +52,9 @@ class EventFiles:
                     writer.add_text(name, _preformatted(words), 0, walltime=began)
 
     def close(self, report: Path | None) -> None:
-        """Nothing: TensorBoard shows no pages of others."""
+        """Does nothing: TensorBoard cannot show an HTML report."""
 
 
 def _preformatted(words: str) -> str:
-    """As Markdown that leaves it as it is."""
+    """Returns text as Markdown that renders it unchanged."""
     return "\n".join(f"    {line}" for line in words.splitlines())

@@ -1,4 +1,4 @@
-"""Trials as W&B runs of one group: one for the sweep, with its report, and one for each trial.
+"""Trials as W&B runs of one group: one run for the sweep, with its report, and one per trial.
 
 W&B keeps its files in `wandb/` of the working directory, or where WANDB_DIR says; WANDB_MODE=offline sends nothing.
 """
@@ -17,11 +17,11 @@ class WandbRuns:
 
     Args:
         where: PROJECT or ENTITY/PROJECT.
-        output: the sweep's folder.
+        output: The sweep's folder.
 
     Raises:
         ModuleNotFoundError: wandb is not installed.
-        Exception: whatever it says where nobody is logged in.
+        Exception: Any error of wandb, such as a missing login.
     """
 
     def __init__(self, where: str, output: Path) -> None:
@@ -34,7 +34,7 @@ class WandbRuns:
             raise PermissionError("nobody is logged in; run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
 
     def log(self, entry: LoggedTrial) -> None:
-        """A run with the setting as its configuration."""
+        """Logs a trial as a run with the setting as its configuration."""
         run = self._begun(entry.name, "warm-start" if entry.is_warm_start else "trial", {**entry.params, **entry.tags})
         for step in range(max(map(len, entry.series.values()), default=0)):
             run.log({f"series/{name}": values[step] for name, values in entry.series.items() if step < len(values)}, step=step)
@@ -42,7 +42,7 @@ class WandbRuns:
         run.finish(exit_code=0 if entry.is_ok else 1)
 
     def close(self, report: Path | None) -> None:
-        """A run with the report, for the sweep."""
+        """Logs the report as a run of its own."""
         facts = facts_of(self._output)
         run = self._begun(facts.name, "sweep", {**facts.config, **facts.environment})
         if report is not None:
