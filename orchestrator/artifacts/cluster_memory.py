@@ -1,8 +1,9 @@
-"""The in-cluster tier: an actor on the head holds contents in Ray's object store, before a durable shelf.
+"""The in-cluster tier: an actor on the head keeps contents in Ray's object store, in front of a durable shelf.
 
-Every content is written to the durable shelf before a publish ends. What memory holds beyond its bound is forgotten, the longest
-unused first, and comes back from there; so does everything after the actor died. Contents are put together, one object a
-publish: hundreds of small ones cost as many round trips. An object dies with its owner, so the actor puts, never a trial.
+Every content is written to the durable shelf before a publish ends. When memory exceeds its bound, the contents that were unused
+longest are dropped; they are read from the durable shelf again when needed, and so is everything after the actor died. The
+contents of one publish become one object, because hundreds of small objects cost as many round trips. An object dies with its
+owner, so the actor puts objects, never a trial.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from orchestrator.cluster import head_actors
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 
 MEMORY_BYTES = 2**30
-"""What the actor holds at most; Ray itself spills to disk where a host's object store is smaller."""
+"""Maximum that the actor holds, in bytes. Ray spills to disk where a host's object store is smaller."""
 
 Slab = NDArray[np.uint8]
-"""Contents end to end. numpy, because readers on the actor's host then share its memory: bytes would be copied."""
+"""Concatenated contents. A numpy array, because readers on the actor's host then share its memory; bytes would be copied."""
 
 Span = tuple[int, int]
-"""Where a content begins in its slab, and its length, in bytes."""
+"""Offset and length of a content in its slab, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """Where contents are to be read."""
+    """Where to read contents from."""
 
     slabs: tuple[ray.ObjectRef[Slab], ...]
     places: dict[str, tuple[int, Span]]
-    """Number of the slab and place in it, by digest."""
+    """Index of the slab and span in it, by digest."""
     failed: dict[str, str]
 
 
@@ -55,32 +56,32 @@ class _Held:
 
 
 class CacheHolder:
-    """The actor. Ray calls it, from several threads; `ClusterShelf` is what others use.
+    """The actor. Ray calls it from several threads; everyone else uses `ClusterShelf`.
 
     Args:
-        location: of the durable shelf.
-        memory_bytes: the bound.
+        location: Folder or URI of the durable shelf.
+        memory_bytes: Maximum that the actor holds, in bytes.
     """
 
     def __init__(self, location: str, memory_bytes: int) -> None:
         self._durable = DurableShelf(location)
         self._memory_bytes = memory_bytes
-        self._held: OrderedDict[int, _Held] = OrderedDict()  # the longest unused first
+        self._held: OrderedDict[int, _Held] = OrderedDict()  # longest unused first
         self._home: dict[str, int] = {}
         self._next = 0
         self._lock = threading.Lock()
 
     def present(self, sizes: Mapping[str, int]) -> set[str]:
-        """As the shelf's."""
-        return self._durable.present(sizes)  # what is only in memory would be lost with it
+        """Implements `Shelf.present`."""
+        return self._durable.present(sizes)  # a content that is only in memory would be lost with the actor
 
     def put_blobs(self, slab: Slab, spans: dict[str, Span]) -> None:
-        """As the shelf's, for contents end to end."""
+        """Implements `Shelf.put_blobs` for concatenated contents."""
         self._durable.put_blobs({digest: slab[at : at + length].tobytes() for digest, (at, length) in spans.items()})
         self._hold(slab, spans)
 
     def locate(self, sizes: Mapping[str, int]) -> Located:
-        """Contents in memory, brought there from the durable shelf where need be."""
+        """Returns where contents are in memory, after reading those that are not from the durable shelf."""
         with self._lock:
             used = list(dict.fromkeys(self._home[digest] for digest in sizes if digest in self._home))
             for number in used:
@@ -100,43 +101,43 @@ class CacheHolder:
         return Located(slabs=tuple(slabs), places={digest: places[digest] for digest in sizes if digest in places}, failed=failed)
 
     def drop_blobs(self, digests: Iterable[str]) -> None:
-        """As the shelf's."""
+        """Implements `Shelf.drop_blobs`."""
         dropped = list(digests)
         with self._lock:
             for number in {self._home[digest] for digest in dropped if digest in self._home}:
-                self._forget(number)  # its other contents come back from the durable shelf
+                self._forget(number)  # the slab's other contents are read from the durable shelf again
         self._durable.drop_blobs(dropped)
 
     def blobs(self) -> dict[str, BlobInfo]:
-        """As the shelf's."""
+        """Implements `Shelf.blobs`."""
         return self._durable.blobs()
 
     def put_manifest(self, name: str, text: bytes) -> None:
-        """As the shelf's."""
+        """Implements `Shelf.put_manifest`."""
         self._durable.put_manifest(name, text)
 
     def manifests(self) -> dict[str, bytes]:
-        """As the shelf's."""
+        """Implements `Shelf.manifests`."""
         return self._durable.manifests()
 
     def drop_manifests(self, names: Iterable[str]) -> None:
-        """As the shelf's."""
+        """Implements `Shelf.drop_manifests`."""
         self._durable.drop_manifests(names)
 
     def note_hits(self, hits: Mapping[str, int]) -> None:
-        """As the shelf's."""
+        """Implements `Shelf.note_hits`."""
         self._durable.note_hits(hits)
 
     def uses(self) -> dict[str, Use]:
-        """As the shelf's."""
+        """Implements `Shelf.uses`."""
         return self._durable.uses()
 
     def process_id(self) -> int:
-        """The actor's, on its host."""
+        """Returns the actor's process ID on its host."""
         return os.getpid()
 
     def held_bytes(self) -> int:
-        """What memory holds now."""
+        """Returns how many bytes memory holds now."""
         with self._lock:
             return sum(held.size_bytes for held in self._held.values())
 
@@ -158,11 +159,11 @@ class CacheHolder:
 
 
 class ClusterShelf:
-    """A `Shelf` in the cluster's memory, before a durable one; from any process of a running Ray.
+    """A `Shelf` in the cluster's memory, in front of a durable one; usable from any process of a running Ray session.
 
     Args:
-        location: of the durable shelf, as the actor's host reaches it.
-        memory_bytes: the actor's bound, if this is the first to open it.
+        location: Folder or URI of the durable shelf, as the actor's host reaches it.
+        memory_bytes: Maximum that the actor holds, in bytes; ignored if the actor runs already.
     """
 
     def __init__(self, location: str, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -185,7 +186,7 @@ class ClusterShelf:
             located = cast(Located, self._ask("locate", dict(sizes)))
             try:
                 slabs: Sequence[Slab] = ray.get(list(located.slabs), timeout=TIMEOUT_S)
-            except ObjectLostError as error:  # the actor died in between, and its successor knows better
+            except ObjectLostError as error:  # the actor died in between; its successor has the contents
                 if is_last:
                     raise self._unusable(error) from None
             except RayError as error:
@@ -217,7 +218,7 @@ class ClusterShelf:
         return cast(dict[str, Use], self._ask("uses"))
 
     def holder(self) -> ActorHandle[CacheHolder]:
-        """The actor, started if there is none; it outlives the trial and the driver, and is started again if it dies."""
+        """Returns the actor, started if there is none. It outlives trial and driver, and Ray restarts it if it dies."""
         actor = ray.remote(num_cpus=0, resources=head_actors.HEAD_CLAIM)(CacheHolder)
         options = actor.options(
             name=f"compile-sweep-cache-{hashlib.sha256(self._uri.encode()).hexdigest()[:12]}",
@@ -227,8 +228,8 @@ class ClusterShelf:
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=8,
-            # Whoever asks first may be a trial's worker. Its placement group has no room and ends, and its reaper kills what
-            # carries its marker.
+            # The first caller may be a trial's worker, whose placement group has no room and ends, and whose reaper kills every
+            # process that carries its marker.
             scheduling_strategy="DEFAULT",
             runtime_env={"env_vars": {ATTEMPT_MARKER: ""}},
         )
@@ -250,7 +251,7 @@ class ClusterShelf:
 
 
 def laid_out(blobs: Mapping[str, bytes]) -> tuple[Slab, dict[str, Span]]:
-    """Contents end to end, and where each is."""
+    """Concatenates contents; returns the slab and each content's span."""
     spans: dict[str, Span] = {}
     end = 0
     for digest, content in blobs.items():

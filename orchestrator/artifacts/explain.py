@@ -1,4 +1,4 @@
-"""Why one trial's artifacts do not serve another: the components that differ, the one that decides first. Pure."""
+"""Explains why one trial's artifacts do not serve another: the components that differ, the decisive one first. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from orchestrator.artifacts.manifest import Facts, Manifest, differences
 ABSENT = "(none)"
 
 OF_A_TRIAL = ("settings.", "device", "threads", "cpu_threads")
-"""How components begin that a trial decides, not the host or torch's configuration: an environment by itself has none of them."""
+"""Prefixes of components that the trial decides, not the host or torch's configuration; an environment alone has none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What is compared: an environment, or a trial, which is an environment and more."""
+    """One side of a comparison: an environment, or a trial, which is an environment and more."""
 
     name: str
     facts: Facts
     workload: str | None = None
-    """None for an environment by itself, as are the next ones."""
+    """None for an environment alone, like the fields below."""
     size: str | None = None
     settings_key: str | None = None
     entries: frozenset[tuple[str, str]] | None = None
-    """Kinds and keys."""
+    """Kinds and keys of the trial's artifacts."""
 
     @classmethod
     def of(cls, manifest: Manifest, name: str) -> Side:
-        """The trial that a manifest is of."""
+        """Returns the trial that a manifest describes."""
         return cls(
             name=name,
             facts=manifest.facts,
@@ -43,20 +43,20 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One component that differs."""
+    """A component that differs."""
 
     component: str
     a: str
     b: str
     may_share: bool = False
-    """Whether artifacts may serve the other side all the same."""
+    """Whether artifacts may serve the other side in spite of the difference."""
 
 
 def explain(a: Side, b: Side) -> list[Difference]:
-    """Everything that keeps the artifacts of one side from serving the other, the most decisive first; none if nothing does.
+    """Lists everything that keeps one side's artifacts from serving the other, the most decisive first; empty if nothing does.
 
-    First what no artifact is shared across: the environment, the workload, its size. Then the settings, whose graphs may be
-    the same or not; then, with all that equal, the entries that only one side has.
+    The environment, the workload and its size come first, since artifacts are never shared across them. Settings follow, whose
+    graphs may or may not be the same. If all of these are equal, the entries that only one side has are compared.
     """
     found = _facts(a, b)
     if a.workload is not None and b.workload is not None:
@@ -65,7 +65,7 @@ def explain(a: Side, b: Side) -> list[Difference]:
             for name, mine, theirs in (("workload", a.workload, b.workload), ("size", str(a.size), str(b.size)))
             if mine != theirs
         ]
-        known = {one.component for one in found}  # some settings are facts, too
+        known = {one.component for one in found}  # some settings are also facts
         found += [one for one in _settings(str(a.settings_key), str(b.settings_key)) if one.component not in known]
     if not found and a.entries is not None and b.entries is not None:
         found = _entries(a.entries, b.entries)
@@ -73,7 +73,7 @@ def explain(a: Side, b: Side) -> list[Difference]:
 
 
 def sentences(a: Side, b: Side, found: Sequence[Difference]) -> list[str]:
-    """The comparison for a person: a verdict, then a line a component."""
+    """Formats the comparison for display: a verdict, then a line per component."""
     if not found:
         return [f"{a.name} and {b.name} do not differ: what one compiles serves the other."]
     decisive = found[0].component
@@ -91,7 +91,7 @@ def sentences(a: Side, b: Side, found: Sequence[Difference]) -> list[str]:
 
 
 def nearest(to: Manifest, others: Sequence[Manifest]) -> Manifest | None:
-    """The manifest that differs least from one, the newest among equals; None if there is no other."""
+    """Returns the manifest that differs least from `to`, the newest among equals; None if there is no other."""
     side = Side.of(to, "")
     rest = [other for other in reversed(others) if other.id != to.id]
     return min(rest, key=lambda other: len(explain(side, Side.of(other, ""))), default=None)
@@ -111,7 +111,7 @@ def _settings(a: str, b: str) -> list[Difference]:
         return []
     try:
         mine, theirs = _spelled(a), _spelled(b)
-    except SettingsError:  # of another version of this project
+    except SettingsError:  # written by another version of this project
         return [Difference(component="settings.key", a=a, b=b, may_share=True)]
     return [
         Difference(component=f"settings.{name}", a=mine.get(name, ABSENT), b=theirs.get(name, ABSENT), may_share=True)

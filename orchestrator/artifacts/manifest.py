@@ -1,6 +1,7 @@
-"""What a store knows of an artifact (`Entry`) and of who made which of them (`Manifest`). JSON only: reading one runs nothing.
+"""What a store records about an artifact (`Entry`) and the trial that made it (`Manifest`). JSON only: reading runs no code.
 
-What makes an artifact useless or wrong elsewhere, by component: two processes may share artifacts if all of it is equal.
+The facts of a manifest are the components that make artifacts useless or wrong elsewhere: two processes may share artifacts
+if all facts are equal.
 """
 
 from __future__ import annotations
@@ -27,47 +28,48 @@ from orchestrator.artifacts.signing import SigningKey
 from orchestrator.environment import Environment, fingerprint, visible_gpus
 
 Facts = Mapping[str, str]
-"""Component → value. Compared whole; a component that one side lacks differs."""
+"""Component → value. Compared as a whole; a component that one side lacks counts as different."""
 
 DECISIVE = (
     "torch", "triton", "cuda", "driver", "gpu", "capability", "python", "machine", "libc", "cpu", "cpu_instructions",
 )  # fmt: skip
-"""Components of the host, the one that explains most first: another torch brings another triton and configuration."""
+"""Components of the host, the most explanatory first: another torch, for instance, brings another triton and configuration."""
 
 _KEPT_APART = ("attention", "matmul_precision", "autocast", "backend", "dynamic_min", "dynamic_max")
-"""Settings that are not in every key of torch's caches: what a compiled graph computes, who compiles it, and the bounds of a
-marked size, under which torch 2.13 finds a graph of narrower ones and then fails, because that graph's guard contradicts them."""
+"""Settings that some keys of torch's caches lack: what a compiled graph computes, who compiles it, and the bounds of a
+marked size, under which torch 2.13 finds a graph of narrower ones and then fails, because that graph's guard contradicts them.
+"""
 
 
 def trial_facts(configuration: Mapping[str, str], settings: CompileSettings, *, use_gpu: bool) -> dict[str, str]:
-    """Everything that artifacts of a trial depend on.
+    """Returns everything that a trial's artifacts depend on.
 
     Args:
-        configuration: as in `environment_facts`, with the workload's process settings in force.
-        settings: the trial's, which are not applied yet.
-        use_gpu: whether it runs on one.
+        configuration: As in `environment_facts`, taken while the workload's process settings are in force.
+        settings: The trial's settings, which are not applied yet.
+        use_gpu: Whether the trial runs on a GPU.
     """
     own = kept_apart(settings)
     if use_gpu:
         own["device"] = "cuda"
-    else:  # the number of threads is in the code; `cores.bind_process` sets it for trials
+    else:  # the number of threads is compiled into the code; `cores.bind_process` sets it for trials
         threads = os.environ.get("OMP_NUM_THREADS") or configuration.get("cpu_threads", "")
         own |= {"device": "cpu", "threads": threads}
     return environment_facts({**configuration, **own})
 
 
 def kept_apart(settings: CompileSettings) -> dict[str, str]:
-    """Of the settings, those by which artifacts must be kept apart, because torch does not, by name."""
+    """Returns the settings, by name, that must keep artifacts apart because torch does not."""
     chosen = settings.to_dict()
     return {f"settings.{name}": str(chosen[name]) for name in _KEPT_APART if chosen[name] is not None}
 
 
 def environment_facts(configuration: Mapping[str, str], environment: Environment | None = None) -> dict[str, str]:
-    """Everything an artifact of this process depends on.
+    """Returns everything that an artifact of this process depends on.
 
     Args:
-        configuration: `compile_cache.facts.configuration()`: what of torch's state decides.
-        environment: of this host; by default `fingerprint()`.
+        configuration: The relevant part of torch's configuration, from `compile_cache.facts.configuration()`.
+        environment: Fingerprint of this host; by default `fingerprint()`.
     """
     host = environment or fingerprint()
     facts = {
@@ -75,12 +77,12 @@ def environment_facts(configuration: Mapping[str, str], environment: Environment
         "triton": host.triton,
         "python": host.python,
         "machine": platform.machine(),
-        "libc": "-".join(platform.libc_ver()),  # what g++ links here does not load with an older one
+        "libc": "-".join(platform.libc_ver()),  # a library that g++ links here does not load with an older libc
         "cpu": host.cpu,
-        "cpu_instructions": _cpu_instructions(),  # the same CPU hides some of them in some virtual machines
+        "cpu_instructions": _cpu_instructions(),  # some virtual machines hide some instructions of the same CPU
     }
     if host.gpu:
-        # Of the driver the CUDA version and the branch decide; its patches change neither what it loads nor what is fastest.
+        # The CUDA version and the driver's branch decide; a patch release changes neither what loads nor what is fastest.
         facts |= {"cuda": host.cuda, "driver": (host.driver or "").partition(".")[0], "gpu": host.gpu}
         facts["capability"] = _capability()
     present = {name: value for name, value in facts.items() if value}
@@ -88,12 +90,12 @@ def environment_facts(configuration: Mapping[str, str], environment: Environment
 
 
 def digest(facts: Facts) -> str:
-    """The facts' name: SHA-256 of them all, in hex."""
+    """Returns the SHA-256 of the facts, in hex."""
     return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
 
 
 def differences(a: Facts, b: Facts) -> list[str]:
-    """Components that differ, the most decisive first."""
+    """Lists the components that differ, the most decisive first."""
     rank = {name: number for number, name in enumerate(DECISIVE)}
     differing = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
     return sorted(differing, key=lambda name: (rank.get(name, len(rank)), name))
@@ -101,7 +103,7 @@ def differences(a: Facts, b: Facts) -> list[str]:
 
 @cache
 def _cpu_instructions() -> str:
-    """Digest of what this CPU can do: code made with `-march=native` dies elsewhere of an illegal instruction."""
+    """Returns a digest of this CPU's instruction sets: code built with `-march=native` crashes on a CPU that lacks some."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, values = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -111,7 +113,7 @@ def _cpu_instructions() -> str:
 
 @cache
 def _capability() -> str:
-    """Of the GPU that this process sees first, by NVML, which does not start CUDA."""
+    """Returns the compute capability of this process's first GPU from NVML, which does not start CUDA."""
     pynvml.nvmlInit()
     try:
         visible = visible_gpus()
@@ -128,35 +130,35 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One artifact in a store, without its content, which lies under its digest."""
+    """An artifact in a store, without its content, which is stored under its digest."""
 
     kind: str
     key: str
-    """Its name within the kind."""
+    """Name of the artifact within its kind."""
     digest: str
     """SHA-256 of the content, in hex."""
     size_bytes: int
     cost_s: float
-    """Seconds of compiling that a hit saves."""
+    """Seconds of compile time that a hit saves."""
     environment: str
-    """Digest of the facts under which it was made."""
+    """Digest of the facts under which the artifact was made."""
     signature: str = ""
 
     @classmethod
     def of(cls, artifact: Artifact, environment: str, key: SigningKey) -> Entry:
-        """The signed entry of an artifact."""
+        """Returns an artifact's signed entry."""
         entry = cls(
             kind=artifact.kind,
             key=artifact.key,
             digest=artifact.digest,
             size_bytes=len(artifact.content),
-            cost_s=float(artifact.cost_s) if math.isfinite(artifact.cost_s) else 0.0,  # JSON has no other
+            cost_s=float(artifact.cost_s) if math.isfinite(artifact.cost_s) else 0.0,  # JSON has no infinities or NaN
             environment=environment,
         )
         return replace(entry, signature=key.sign(entry._message()))
 
     def problem(self, key: SigningKey, environment: str) -> str | None:
-        """Why it must not be restored here, as the end of a sentence; None if it may be, content aside."""
+        """Returns why the entry must not be restored here, as the end of a sentence; None if it may be. Ignores the content."""
         if problem := key.problem(self._message(), self.signature):
             return problem
         return None if self.environment == environment else "was made in another environment"
@@ -165,20 +167,20 @@ class Entry:
         return _canonical("entry", {**asdict(self), "signature": None})
 
     def __str__(self) -> str:
-        return ascii(f"{self.kind[:20]} {self.key[:60]}")[1:-1]  # it is bound for a terminal
+        return ascii(f"{self.kind[:20]} {self.key[:60]}")[1:-1]  # shown in a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What one trial left behind, and under which circumstances. Signed as a whole, its entries each for themselves besides."""
+    """The artifacts that one trial made, and the facts under which it made them. The manifest and each entry are signed."""
 
     facts: Facts
-    """Of the process that made the artifacts; see `keys.py`."""
+    """Facts of the process that made the artifacts; see `trial_facts`."""
     workload: str
     size: str
     settings_key: str
     maker: str
-    """Who made them: a trial's id, or where they were imported from."""
+    """Trial ID, or where the artifacts were imported from."""
     created_at: str = ""
     """ISO 8601 with its UTC offset; `publish` fills it in."""
     entries: tuple[Entry, ...] = field(default=(), repr=False)
@@ -191,35 +193,35 @@ class Manifest:
 
     @property
     def id(self) -> str:
-        """Its name in a store: a digest of all of it, so that two never share one."""
+        """The manifest's name in a store: a digest of all of it, so that no two share a name."""
         return hashlib.sha256(self.to_json()).hexdigest()[:32]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its artifacts, each content once."""
+        """Size of its artifacts in bytes, counting each content once."""
         return sum({entry.digest: entry.size_bytes for entry in self.entries}.values())
 
     def signed(self, key: SigningKey) -> Manifest:
-        """The same with a signature."""
+        """Returns a copy with a signature."""
         return replace(self, signature=key.sign(self._message()))
 
     def problem(self, key: SigningKey) -> str | None:
-        """Why it cannot be trusted, as the end of a sentence; None if it can."""
+        """Returns why the manifest cannot be trusted, as the end of a sentence; None if it can."""
         return key.problem(self._message(), self.signature)
 
     def to_json(self) -> bytes:
-        """All of it, as strict JSON; the same manifest gives the same bytes."""
+        """Serializes the manifest to strict JSON; equal manifests give equal bytes."""
         return _json({"version": VERSION, **self._values()})
 
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
-        """The manifest that `to_json` wrote; its signature is not looked at.
+        """Parses what `to_json` wrote, without verifying its signature.
 
         Raises:
-            CacheError: it is none, or one of another version; an end of a sentence.
+            CacheError: The text is not a manifest, or is one of another version; the message is the end of a sentence.
         """
         try:
-            values = json.loads(text.decode())  # from bytes, it would guess an encoding
+            values = json.loads(text.decode())  # given bytes, it would guess an encoding
             if not isinstance(values, dict):
                 raise TypeError("no JSON object")
             if (version := values.pop("version", None)) != VERSION:
@@ -233,7 +235,7 @@ class Manifest:
                 raise ValueError("a time without its UTC offset")
             return manifest
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            words = ascii(str(error))[1:-1]  # it may quote what is anybody's, and is bound for a terminal
+            words = ascii(str(error))[1:-1]  # the message may quote untrusted text and is shown in a terminal
             raise CacheError(f"is not a manifest ({words[:100]})") from None
 
     def _values(self) -> dict[str, Any]:
@@ -253,13 +255,13 @@ def _read_entry(values: Mapping[str, Any]) -> Entry:
         raise TypeError("an entry's size is none")
     if not isinstance(entry.cost_s, int | float) or not math.isfinite(entry.cost_s):
         raise TypeError("an entry's cost is none")
-    if not isinstance(entry.digest, str) or not DIGEST.fullmatch(entry.digest):  # it becomes a file's name
+    if not isinstance(entry.digest, str) or not DIGEST.fullmatch(entry.digest):  # the digest becomes a file name
         raise ValueError("an entry's digest is none")
     return entry
 
 
 def _canonical(what: str, values: Mapping[str, Any]) -> bytes:
-    """What is signed; `what` keeps the signature of one thing from serving for another."""
+    """Returns the bytes to sign; `what` keeps a signature from being valid for another kind of object."""
     return f"compile-sweep {what} {VERSION}\n".encode() + _json(values)
 
 

@@ -1,8 +1,8 @@
-"""The durable tier: a shelf in a folder, or in whatever file system or object store pyarrow or fsspec has a URI for.
+"""The durable tier: a shelf in a folder, or any file system or object store that pyarrow or fsspec has a URI for.
 
 blobs/<first two digits>/<digest>          contents
 manifests/<name>.json
-hits/<manifest's name>/<count>-<random>    empty: what a listing shows is all there is
+hits/<manifest's name>/<count>-<random>    empty files: the listing says everything
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from orchestrator.artifacts.shelf import BlobInfo, Blobs, Use
 from orchestrator.storage import filesystem
 
 AT_ONCE = 8
-"""Requests under way at a time: an object store answers each in tens of milliseconds, whatever its size."""
+"""Number of concurrent requests: an object store answers each in tens of milliseconds, whatever its size."""
 
 TIMEOUT_S = 60.0
-"""For all contents of one call: compiling again costs about as much."""
+"""Seconds for all contents of one call: compiling again costs about as much."""
 
 DEAD = timedelta(hours=1)
-"""After which nobody is writing a part any more."""
+"""Age after which an unfinished part is abandoned."""
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 
@@ -41,10 +41,10 @@ Result = TypeVar("Result")
 
 
 def normalized(location: str) -> str:
-    """A cache's URI as it means the same from any folder of this host.
+    """Returns a cache's URI in a form that means the same from any working directory of this host.
 
     Raises:
-        CacheError: it is none that a store can be at.
+        CacheError: A store cannot be there.
     """
     try:
         return filesystem.normalized(location)
@@ -53,36 +53,36 @@ def normalized(location: str) -> str:
 
 
 def refuse_no_folder(location: str) -> None:
-    """Refuses what is to be a folder of this host and cannot be one.
+    """Raises an error if a local path is not a folder and cannot become one.
 
     Raises:
-        CacheError: it is a file, say, or lies below one.
+        CacheError: The path or one of its parents is a file, for instance.
     """
     try:
         filesystem.opened(location)
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each library raises its own errors
         raise _unusable(location, error) from None
 
 
 class DurableShelf:
-    """A `Shelf` at a URI. It opens nothing before it is used, and then only as far as needed.
+    """A `Shelf` at a URI. Opens the file system at first use.
 
     Args:
-        location: a folder or URI.
-        timeout_s: for all contents of one call.
+        location: Folder or URI.
+        timeout_s: Limit for all contents of one call, in seconds.
     """
 
     def __init__(self, location: str, timeout_s: float = TIMEOUT_S) -> None:
         self._uri = normalized(location)
         self._timeout_s = timeout_s
-        self._manifests: dict[str, bytes] = {}  # read well, once: they do not change, since a name is a digest
+        self._manifests: dict[str, bytes] = {}  # cache: a manifest never changes, since its name is a digest
 
     @property
     def location(self) -> str:
         return filesystem.without_credentials(self._uri)
 
     def present(self, sizes: Mapping[str, int]) -> set[str]:
-        def look(digest: str) -> FileInfo:  # one by one: pyarrow asks an object store for a list of files one after the other
+        def look(digest: str) -> FileInfo:  # one by one: given a list, pyarrow queries an object store sequentially
             return self._filesystem.get_file_info(self._path(_blob(digest)))
 
         with self._reached():
@@ -119,7 +119,8 @@ class DurableShelf:
 
     def drop_blobs(self, digests: Iterable[str]) -> None:
         dead = [info.path.rpartition("/")[2] for info in self._files("parts") if datetime.now(UTC) - _modified_at(info) > DEAD]
-        self._drop([*map(_blob, digests), *(f"parts/{name}" for name in dead)])  # whoever cleans up here finds those too
+        # Other processes that clean up here find these, too.
+        self._drop([*map(_blob, digests), *(f"parts/{name}" for name in dead)])
 
     def blobs(self) -> dict[str, BlobInfo]:
         return {
@@ -164,7 +165,7 @@ class DurableShelf:
         uses: dict[str, Use] = {}
         for info in self._files("hits"):
             count = info.base_name.partition("-")[0]
-            if not count.isdecimal():  # half written, or not ours
+            if not count.isdecimal():  # unfinished, or not ours
                 continue
             before, at = uses.get(_folder_of(info), Use()), _modified_at(info)
             uses[_folder_of(info)] = Use(hits=before.hits + int(count), last_at=max(before.last_at or at, at))
@@ -187,7 +188,7 @@ class DurableShelf:
     def _read(self, name: str, max_bytes: int) -> bytes:
         path = self._path(name)
         if isinstance(self._filesystem, LocalFileSystem) and os.path.exists(path) and not os.path.isfile(path):
-            raise OSError(f"{path} is not a regular file")  # a pipe would be waited for
+            raise OSError(f"{path} is not a regular file")  # reading a pipe would block
         with self._filesystem.open_input_stream(path) as file:
             return bytes(file.read(max_bytes))
 
@@ -207,10 +208,10 @@ class DurableShelf:
             return filesystem.files(self._filesystem, self._path(folder))
 
     def _at_once(self, call: Callable[[str], Result], names: list[str], must_end: bool = True) -> dict[str, Future[Result]]:
-        """A call for each name, several at a time; ended, unless not all of them did within the time limit.
+        """Calls `call` for each name, several at a time; returns the futures, which have all ended unless the time limit was hit.
 
         Raises:
-            TimeoutError: they did not, and must.
+            TimeoutError: Some calls did not end in time, and `must_end` is true.
         """
         futures: dict[str, Future[Result]] = {name: Future() for name in names}
         left: SimpleQueue[str] = SimpleQueue()
@@ -227,7 +228,7 @@ class DurableShelf:
                         except Exception as error:
                             future.set_exception(error)
 
-        for _ in range(min(AT_ONCE, len(futures))):  # a pool's threads would keep the process until the last request ends
+        for _ in range(min(AT_ONCE, len(futures))):  # a pool's threads would keep the process alive until the last request ends
             threading.Thread(target=work, name="cache", daemon=True).start()
         _, late = wait(futures.values(), timeout=self._timeout_s)
         for future in late:
@@ -238,10 +239,10 @@ class DurableShelf:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Whatever an object store's library raises becomes one sentence of ours."""
+        """Converts any error of an object store's library to a `CacheError`."""
         try:
             yield
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own errors
             raise _unusable(self.location, error) from None
 
 
@@ -262,5 +263,5 @@ def _folder_of(info: FileInfo) -> str:
 
 
 def _modified_at(info: FileInfo) -> datetime:
-    """Never yet, where a file system does not tell: nothing is then taken for old."""
+    """Returns when a file was last modified; the far future if the file system does not say, so that nothing counts as old."""
     return info.mtime.astimezone(UTC) if info.mtime else datetime.max.replace(tzinfo=UTC)

@@ -1,7 +1,7 @@
-"""Inductor's own remote caches on Redis, in place of the store: every compile asks the server, and gives it what it made.
+"""Inductor's own remote caches on Redis, instead of the store: every compile queries the server and uploads what it made.
 
-What torch reads there it unpickles, which runs code, and its format knows no signatures: the harness's
-`compile_cache/redis.py` adds them, and sees to it that no compile fails of a server.
+Torch unpickles what it reads there, which runs code, and its format has no signatures. The harness's `compile_cache/redis.py`
+adds them, and makes sure that no compile fails because of a server.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from compile_sweep.schema.errors import CacheError
 from orchestrator.storage.filesystem import brief, without_credentials
 
 NOBODY = "redis://127.0.0.1:1"
-"""Where no server is. Without any address torch would ask the one at localhost, whoever runs it."""
+"""An address without a server. Without any address, torch would use a server at localhost, whoever runs it."""
 
 URL_VARIABLE = "TORCHINDUCTOR_REDIS_URL"
-"""What torch takes the address from when it first compiles something."""
+"""Environment variable that torch reads the address from when it first compiles something."""
 
 NO_SERVER = {
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "0",
@@ -25,27 +25,27 @@ NO_SERVER = {
     "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE": "0",
     "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "0",
 }
-"""Environment variables under which a process asks no server, whatever its user's other jobs ask."""
+"""Environment variables that keep a process from using any server, whatever else the environment says."""
 
 _ANSWER_S = 5.0
 _LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
-"""Seconds. Without them a server that hangs would hang the compile."""
+"""Timeouts in seconds. Without them, a server that hangs would hang the compile."""
 
 
 def environment_for(location: str, tag: str = "") -> dict[str, str]:
-    """Environment variables under which a process's compiler uses the server; they must be set before torch is imported.
+    """Returns the environment variables that make a process's compiler use the server; set them before torch is imported.
 
     Args:
         location: redis:// or rediss:// (TLS), as in `redis://:password@host:6379/0`.
-        tag: goes into every key: what makes artifacts wrong elsewhere and torch's own keys lack.
+        tag: Becomes part of every key: facts that make artifacts wrong elsewhere and that torch's own keys lack.
 
     Raises:
-        CacheError: it is no such URL, or Redis' client is not installed, without which torch would do without in silence.
+        CacheError: The URL is not valid, or the Redis client is not installed, in which case torch would silently skip the cache.
     """
     try:
         parts = urlsplit(location)
         port = parts.port
-    except ValueError:  # a port that is not a number
+    except ValueError:  # the port is not a number
         parts, port = urlsplit(""), None
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
         raise CacheError(f"{without_credentials(location)} is not a Redis server; write it like redis://host:6379")
@@ -53,7 +53,7 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
         raise CacheError(
             "torch needs Redis' client for Python to use a Redis server: pip install redis, or make install EXTRAS=redis"
         )
-    # Not TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE: without a GPU every compile then fails of an assertion (torch 2.13).
+    # TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE is left out: without a GPU every compile then fails an assertion (torch 2.13).
     query = urlencode({**_LIMITS, **dict(parse_qsl(parts.query))})
     return {
         URL_VARIABLE: urlunsplit((parts.scheme, parts.netloc, parts.path, query, "")),
@@ -65,13 +65,13 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
 
 
 def check(location: str) -> None:
-    """Asks the server whether it is there.
+    """Checks that the server answers.
 
     Raises:
-        CacheError: it is not, does not answer, or refuses the password; or as `environment_for`.
+        CacheError: The server cannot be reached, does not answer, or refuses the password; or any reason of `environment_for`.
     """
     url = environment_for(location)[URL_VARIABLE]
-    import redis  # only where it is needed: the client is optional
+    import redis  # the client is optional, so it is imported only here
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 

@@ -1,4 +1,4 @@
-"""Which of a store's entries a trial restores. Pure."""
+"""Selects the entries of a store that a trial restores. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts.manifest import Entry, Manifest
 
 MAX_BYTES = 2 * 2**30
-"""What a trial restores at most: more is read and unpacked for longer than it saves."""
+"""Maximum that a trial restores, in bytes: reading and unpacking more takes longer than it saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Entries to restore, and whose they are."""
+    """Entries to restore, and the manifests they belong to."""
 
     entries: tuple[Entry, ...]
-    """Each kind and key once."""
+    """At most one per kind and key."""
     owners: Mapping[tuple[str, str], str]
-    """The id of the manifest that each kind and key was taken from."""
+    """ID of the manifest that each kind and key was taken from."""
 
     def hits(self, hit: Collection[tuple[str, str]]) -> dict[str, int]:
-        """Hits by manifest id, for `note_hits`, from the kinds and keys of the artifacts that were hit."""
+        """Returns the number of hits by manifest ID, for `note_hits`, given the kinds and keys of the artifacts that were hit."""
         return dict(Counter(self.owners[name] for name in hit if name in self.owners))
 
 
@@ -39,20 +39,21 @@ def select(
     settings_key: str,
     max_bytes: int = MAX_BYTES,
 ) -> Selection:
-    """Entries of the manifests that can help a trial: same environment, workload and size.
+    """Selects the entries that can help a trial, from manifests with the same environment, workload and size.
 
-    Where the same settings were compiled before, theirs alone, which are all that was used. Else those of the same scope and
-    mode come first, which share most graphs, then others; the newest first among equals. Of others, what Dynamo traced stays
-    out: torch knows it by function alone, and would run the code of their mode and options. A manifest whose further contents
-    would exceed the budget is left out whole, because entries of one compile need each other.
+    If the same settings were compiled before, only their entries are taken, because nothing else would be used. Otherwise
+    manifests of the same scope and mode come first, since they share most graphs; newer ones come first among equals. Dynamo's
+    traces of other settings are left out: torch looks them up by function alone and would run code of the wrong mode and options.
+    A manifest whose additional contents would exceed the budget is left out as a whole, because entries of one compile need each
+    other.
 
     Args:
-        manifests: verified.
-        environment: digest of the trial's facts.
-        workload: its name.
-        size: the workload's.
-        settings_key: of the trial.
-        max_bytes: the budget.
+        manifests: Verified manifests.
+        environment: Digest of the trial's facts.
+        workload: Name of the workload.
+        size: Size of the workload.
+        settings_key: Key of the trial's settings.
+        max_bytes: Budget for contents, in bytes.
     """
     fitting = [
         manifest
@@ -61,7 +62,7 @@ def select(
     ]
     fitting = [manifest for manifest in fitting if manifest.settings_key == settings_key] or fitting
     fitting.sort(key=lambda manifest: datetime.fromisoformat(manifest.created_at), reverse=True)
-    fitting.sort(key=lambda manifest: _distance(settings_key, manifest.settings_key))  # stable: newest first stays
+    fitting.sort(key=lambda manifest: _distance(settings_key, manifest.settings_key))  # stable sort: newer ones stay first
     chosen: dict[tuple[str, str], Entry] = {}
     owners: dict[tuple[str, str], str] = {}
     contents: dict[str, int] = {}
@@ -83,6 +84,6 @@ def select(
 def _distance(wanted: str, made: str) -> int:
     try:
         ours, theirs = CompileSettings.parse(wanted), CompileSettings.parse(made)
-    except SettingsError:  # of another version of this project
+    except SettingsError:  # written by another version of this project
         return 2
     return 1 if (ours.scope, ours.mode) == (theirs.scope, theirs.mode) else 2

@@ -1,7 +1,7 @@
 """What a worker does with artifacts of other trials: restores some before it measures, publishes its own afterwards.
 
-Neither is ever part of a timed window, and neither can end a trial: whatever goes wrong is a sentence in the trial's log, and
-what is missing is compiled.
+Both happen outside the timed windows, and neither can end a trial: a failure becomes a sentence in the trial's log, and missing
+artifacts are compiled.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from orchestrator.config import HIDDEN, REDIS, shown
 from orchestrator.run.trial_spec import Assignment
 
 if TYPE_CHECKING:
-    from compile_sweep.contract.base import Workload  # which loads torch, as what is imported from workloads below does
+    from compile_sweep.contract.base import Workload  # loads torch, like the modules of workloads imported below
     from compile_sweep.harness.compile_cache.transfer import CacheUsage
     from compile_sweep.harness.warm_start import Start
     from compile_sweep.schema.record import Measurement
 
 RESTORE_LIMIT_S = 120.0
-"""After which a trial goes on without artifacts; longer than most compiles take that they would save."""
+"""Seconds after which a trial continues without artifacts; longer than most compiles that artifacts would save."""
 
 PUBLISH_LIMIT_S = 120.0
-"""After which a trial ends without having published."""
+"""Seconds after which a trial ends without having published."""
 
 _SPARE_S = 5.0
-"""Of the trial's time, left for what comes after."""
+"""Seconds of the trial's time that are reserved for what follows."""
 
 Result = TypeVar("Result")
 Name = tuple[str, str]
@@ -46,7 +46,7 @@ class _Restored:
     artifacts: Sequence[Artifact] = ()
     selection: Selection | None = None
     own: frozenset[str] = frozenset()
-    """Ids of manifests of the same settings."""
+    """IDs of manifests with the same settings."""
     refused: int = 0
     seconds: float = 0.0
 
@@ -57,12 +57,12 @@ class _Restored:
 
 @dataclass(slots=True)
 class Sharing:
-    """One worker's, for one assignment. Needs torch.
+    """Restores and publishes artifacts for one worker and one assignment. Needs torch.
 
     Args:
-        assignment: says whether and where.
-        workload: whose process-wide settings are part of the key.
-        rank: this worker's; the first one publishes.
+        assignment: Says whether to share artifacts and where.
+        workload: Its process-wide settings are part of the facts.
+        rank: This worker's rank; only rank 0 publishes.
     """
 
     assignment: Assignment
@@ -72,13 +72,13 @@ class Sharing:
     _restored: _Restored | None = field(default=None, init=False)
     _use: CacheUsage | None = field(default=None, init=False)
     _faults: list[str] = field(default_factory=list, init=False)
-    """What could not be done, a sentence each."""
+    """A sentence for each thing that failed."""
 
     def restore(self, seconds_left: float) -> None:
-        """Puts artifacts in place that may help, if the trial is to begin with any; nothing may have been compiled yet.
+        """Restores artifacts that may help, if the trial starts with any. Call it before anything is compiled.
 
         Args:
-            seconds_left: of the trial.
+            seconds_left: Seconds that the trial has left.
         """
         if not (self.assignment.compiles and self._has_store):
             return
@@ -93,7 +93,7 @@ class Sharing:
             self._restored = _Restored()
             self._restored = _within(min(RESTORE_LIMIT_S, seconds_left - _SPARE_S), self._fetch)
             self._put_in_place(self._restored)
-        except Exception as error:  # whatever it is, a compiler can do without
+        except Exception as error:  # whatever failed, the compiler can work without it
             self._fault(f"restoring from {shown(str(self.assignment.plan.cache))} failed: {_sentence(error)}")
         if self._restored is not None:
             self._restored.seconds = time.perf_counter() - began
@@ -102,7 +102,7 @@ class Sharing:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Counts what the compiler finds in its caches while the block lasts."""
+        """Counts the compiler's cache hits and misses while the block lasts."""
         with ExitStack() as watch:
             if self.assignment.compiles:
                 try:
@@ -113,15 +113,15 @@ class Sharing:
                         watch.enter_context(self._reaching_redis())
                     restored = self._restored.artifacts if self._restored else ()
                     self._use = watch.enter_context(watch_caches(restored))
-                except Exception as error:  # a torch whose caches look otherwise
+                except Exception as error:  # a version of torch with other caches
                     print(f"caches are not watched: {_sentence(error)}", flush=True)
             yield
 
     def publish(self, seconds_left: float) -> dict[str, Any]:
-        """Publishes what this process made, if it is the one that does; returns figures for the record.
+        """Publishes what this process made, if it has rank 0; returns figures for the record.
 
         Args:
-            seconds_left: of the trial.
+            seconds_left: Seconds that the trial has left.
         """
         if self.rank != 0 or not self._facts:
             return {}
@@ -137,7 +137,7 @@ class Sharing:
             artifacts = [artifact for artifact in gathered if self._is_worth_naming(artifact)]
             left = seconds_left - _SPARE_S - (time.perf_counter() - began)
             figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))
-        except Exception as error:  # the trial is measured, and stays so
+        except Exception as error:  # the trial's measurement stays valid
             self._fault(f"published nothing in {shown(str(self.assignment.plan.cache))}: {_sentence(error)}")
             return {"cache_faults": self._faults}
         if figures:
@@ -146,7 +146,7 @@ class Sharing:
         return figures
 
     def figures(self, measured: Measurement | Start) -> dict[str, Any]:
-        """What the record says of this worker's caches, besides what was measured."""
+        """Returns figures about this worker's caches for the record."""
         use, restored = self._use, self._restored
         found: dict[str, Any] = {"cache_faults": self._faults}
         if use is not None:
@@ -173,11 +173,11 @@ class Sharing:
 
     @property
     def _address(self) -> str:
-        """Where the artifacts are, with the credentials that plans leave out."""
+        """Returns where the artifacts are, with the credentials that plans leave out."""
         address = str(self.assignment.plan.cache)
         if HIDDEN not in address:
             return address
-        from orchestrator.cluster.head_actors import with_credentials  # which loads ray
+        from orchestrator.cluster.head_actors import with_credentials  # loads ray
 
         return with_credentials(address)
 
@@ -192,13 +192,13 @@ class Sharing:
 
     @property
     def _others_may_have(self) -> bool:
-        """Whether another worker of the host, which shares its caches, may have restored what this one could not."""
+        """Tells whether another worker on the host, which shares its caches, may have restored what this one could not."""
         chosen = self._restored.selection if self._restored else None
         return self.assignment.plan.num_workers > 1 and (chosen is None or bool(chosen.entries))
 
     @contextmanager
     def _reaching_redis(self) -> Iterator[None]:
-        """Lets torch ask the server, in a process that takes nothing from there but what our key has signed."""
+        """Lets torch use the server, and makes this process accept only values signed with our key."""
         from compile_sweep.harness.compile_cache.redis import sealed_redis
         from orchestrator.artifacts.redis import URL_VARIABLE, environment_for
 
@@ -243,7 +243,7 @@ class Sharing:
         if self._restored is not None and self._restored.selection is not None:
             try:
                 store.note_hits(self._restored.selection.hits(self._hit_names()))
-            except CacheError as error:  # `gc` may take for unused what was used; what was made is worth more
+            except CacheError as error:  # `gc` may then remove artifacts that are in use; publishing the new ones matters more
                 print(f"hits are not noted: {_sentence(error)}", flush=True)
         if not artifacts:
             return {}
@@ -265,9 +265,9 @@ class Sharing:
         )
 
     def _is_worth_naming(self, artifact: Artifact) -> bool:
-        """Whether the artifact is this setting's, and not only one that was at hand and of no use.
+        """Tells whether the artifact belongs to this setting, rather than having been restored and not used.
 
-        Of libraries and kernels it is not known who used them, so they go with the graphs they came with.
+        Torch does not report who used a library or kernel, so these follow the graphs that they were restored with.
         """
         selection = self._restored.selection if self._restored else None
         if self._restored is None or selection is None:
@@ -276,7 +276,7 @@ class Sharing:
         return owner is None or owner in self._restored.own or owner in selection.hits(self._hit_names())
 
     def _hit_names(self) -> set[Name]:
-        """Of the restored artifacts, those that were hit. torch knows them by kind and key; ours add what guards them."""
+        """Returns the restored artifacts that were hit. Torch reports kind and key; our keys append what guards the artifact."""
         if self._restored is None or self._use is None:
             return set()
         hit = set(self._use.hit_keys)
@@ -288,10 +288,10 @@ class Sharing:
 
 
 def _within(limit_s: float, call: Callable[[], Result]) -> Result:
-    """What the call returns, unless it takes longer.
+    """Returns the call's result if it ends within the limit.
 
     Raises:
-        TimeoutError: it does, and is left to itself; or there is no time for it, and it does not begin.
+        TimeoutError: The call took longer and is abandoned, or the limit is not positive and the call was not started.
     """
     if limit_s <= 0:
         raise TimeoutError("there is no time for it")

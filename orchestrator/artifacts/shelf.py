@@ -1,4 +1,4 @@
-"""What a back-end of the store is: it keeps bytes under names and understands none of them. Folder, object store, cluster."""
+"""Interface of the store's back-ends (folder, object store, cluster memory): named bytes, which they never interpret."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Blobs:
     """Contents that were read, and why others were not."""
 
     found: dict[str, bytes] = field(default_factory=dict)
-    """By digest; not verified."""
+    """Contents by digest; not verified."""
     failed: dict[str, str] = field(default_factory=dict)
-    """The end of a sentence, by digest."""
+    """Reasons by digest, each the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobInfo:
-    """A content that lies in a store."""
+    """A content in a store."""
 
     size_bytes: int
     modified_at: datetime
@@ -35,49 +35,49 @@ class Use:
 
 
 class Shelf(Protocol):
-    """Blobs by digest, manifests by name, and how often each manifest was hit.
+    """Stores blobs by digest, manifests by name, and how often each manifest was hit.
 
-    Any process may call any method at any time. A blob or manifest is seen whole or not at all: it appears under its name at
-    once. Names are digests of what they name, so writing one twice, or from two hosts at once, changes nothing.
+    Any process may call any method at any time. Blobs and manifests appear atomically: readers see all of one or nothing. Names
+    are digests of what they name, so writing one twice, or from two hosts at once, changes nothing.
 
     Every method raises `CacheError`, in one sentence, if the shelf does not answer at all, and no other exception.
     """
 
     @property
     def location(self) -> str:
-        """Where it is, for sentences; without credentials."""
+        """Where the shelf is, for messages; without credentials."""
         ...
 
     def present(self, sizes: Mapping[str, int]) -> set[str]:
-        """Which of these digests are there, with the size that each must have."""
+        """Returns which of these digests are stored with the given sizes."""
         ...
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
-        """Keeps contents by digest, in place of what is there."""
+        """Stores contents by digest, replacing existing ones."""
         ...
 
     def get_blobs(self, sizes: Mapping[str, int]) -> Blobs:
-        """Contents by digest, given the size that each must have: more than that is not read."""
+        """Reads contents by digest; at most the given size of each is read."""
         ...
 
     def drop_blobs(self, digests: Iterable[str]) -> None:
-        """Forgets contents; those that are not there are no mistake."""
+        """Removes contents; missing ones are ignored."""
         ...
 
     def blobs(self) -> dict[str, BlobInfo]:
-        """Every content there is, by digest."""
+        """Returns every stored content by digest."""
         ...
 
     def put_manifest(self, name: str, text: bytes) -> None:
-        """Keeps a manifest."""
+        """Stores a manifest."""
         ...
 
     def manifests(self) -> dict[str, bytes]:
-        """Every manifest there is, by name; not verified."""
+        """Returns every manifest by name; not verified."""
         ...
 
     def drop_manifests(self, names: Iterable[str]) -> None:
-        """Forgets manifests and their hits; those that are not there are no mistake."""
+        """Removes manifests and their hits; missing ones are ignored."""
         ...
 
     def note_hits(self, hits: Mapping[str, int]) -> None:
@@ -85,5 +85,5 @@ class Shelf(Protocol):
         ...
 
     def uses(self) -> dict[str, Use]:
-        """Hits so far, by manifest; those never hit are left out."""
+        """Returns the hits so far, by manifest; manifests without hits are left out."""
         ...

@@ -1,6 +1,6 @@
-"""The key that says an artifact is ours: HMAC-SHA256, because artifacts hold code and a cache can be written by others.
+"""The key that proves an artifact is ours: HMAC-SHA256, because artifacts contain code and others may write to a cache.
 
-The key never lies in the cache: whoever can write there could otherwise sign there.
+The key is never stored in the cache, where anyone with write access could use it to sign.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from compile_sweep.schema.errors import CacheError
 
 KEY_VARIABLE = "COMPILE_SWEEP_CACHE_KEY"
-"""The key itself, as 64 hexadecimal digits or more; goes before any file."""
+"""Environment variable with the key itself, as 64 or more hexadecimal digits; takes precedence over any file."""
 
 KEY_BYTES = 32
 KEY_ID = re.compile(r"[0-9a-f]{8}")
@@ -26,20 +26,20 @@ KEY_ID = re.compile(r"[0-9a-f]{8}")
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A secret that signs, and tells its own signatures from others."""
+    """A secret that signs messages and verifies its own signatures."""
 
     secret: bytes = field(repr=False)
 
     @classmethod
     def load(cls, path: Path | None = None, environ: Mapping[str, str] = os.environ) -> SigningKey:
-        """The key of the environment variable, or else of a file, which is made at first use and only its owner may read.
+        """Loads the key from the environment variable, or else from a file, created at first use and readable by its owner only.
 
         Args:
-            path: of the file; by default the user's, `~/.config/compile-sweep/cache.key`.
-            environ: where the variable is looked up.
+            path: Path of the file; by default the user's, `~/.config/compile-sweep/cache.key`.
+            environ: Environment variables.
 
         Raises:
-            CacheError: it is not a key, others may read it, or the file can be neither read nor made.
+            CacheError: The key is not valid, others may read the file, or the file can be neither read nor created.
         """
         if text := environ.get(KEY_VARIABLE):
             return cls._parsed(text, KEY_VARIABLE)
@@ -47,7 +47,7 @@ class SigningKey:
         try:
             if not path.exists():
                 _make(path)
-            if not path.is_file():  # a pipe would be waited for
+            if not path.is_file():  # reading a pipe would block
                 raise CacheError(f"the key in {path} is not a regular file; name one, or set {KEY_VARIABLE} instead")
             if path.stat().st_mode & 0o077:
                 raise CacheError(f"the key in {path} can be read by others, who could sign with it: chmod 600 it")
@@ -71,15 +71,15 @@ class SigningKey:
 
     @property
     def id(self) -> str:
-        """Eight digits that name the key without giving it away."""
+        """Eight hex digits that identify the key without revealing it."""
         return self._mac(b"compile-sweep key id")[:8]
 
     def sign(self, message: bytes) -> str:
-        """The message's signature: the key's name, a colon, and the code."""
+        """Returns the message's signature: the key's ID, a colon, and the HMAC."""
         return f"{self.id}:{self._mac(message)}"
 
     def problem(self, message: bytes, signature: str) -> str | None:
-        """Why a signature of a message cannot be trusted, as the end of a sentence; None if it is this key's."""
+        """Returns why a message's signature cannot be trusted, as the end of a sentence; None if it is valid."""
         if not signature:
             return "is not signed"
         if hmac.compare_digest(signature.encode("utf-8", "replace"), self.sign(message).encode()):  # constant time
@@ -87,7 +87,7 @@ class SigningKey:
         signer = signature.partition(":")[0]
         if signer == self.id:
             return "does not match its signature"
-        shown = signer if KEY_ID.fullmatch(signer) else "one that has no name"  # it is anybody's text, bound for a terminal
+        shown = signer if KEY_ID.fullmatch(signer) else "one that has no name"  # untrusted text, shown in a terminal
         return f"is signed with another key ({shown}; the one here is {self.id})"
 
     def _mac(self, message: bytes) -> str:
@@ -103,7 +103,7 @@ def _default_path(environ: Mapping[str, str]) -> Path:
 
 
 def _make(path: Path) -> None:
-    """Writes a new key under its name at once, whole: of two processes that do so together, both then use the first's."""
+    """Writes a new key atomically: if two processes do so at the same time, both then use the first one's key."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

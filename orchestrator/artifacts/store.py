@@ -1,6 +1,6 @@
-"""`ArtifactStore`: artifacts of all trials, shared. What comes out of it is verified; what is not ours is refused, never run.
+"""`ArtifactStore`: artifacts shared by all trials. Everything read is verified, and what we did not sign is refused, never run.
 
-From what `--cache` says to a store.
+`open_store` turns the value of `--cache` into a store.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from orchestrator.artifacts.shelf import Shelf, Use
 from orchestrator.artifacts.signing import SigningKey
 
 GRACE = timedelta(hours=1)
-"""How long a content may lie without a manifest before `collect` takes it for rubbish: a publisher writes its manifest last."""
+"""How long `collect` keeps a content without a manifest: a publisher writes its manifest last."""
 
 _TRIES = 3
-"""To publish what a collection takes away meanwhile."""
+"""Attempts to publish contents that a concurrent collection removes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a publish put into the store."""
+    """What a publish added to the store."""
 
     manifest: Manifest
     new_entries: int
-    """Entries whose content was not there before."""
+    """Entries whose content was new to the store."""
     new_bytes: int
-    """Of contents that were not there before."""
+    """Size of contents that were new to the store."""
     all_bytes: int
-    """Of all artifacts, before any was found to be there."""
+    """Size of all artifacts, stored before or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The store's manifests."""
+    """The manifests in a store."""
 
     manifests: tuple[Manifest, ...]
-    """Signed by our key, oldest first."""
+    """Manifests signed with our key, oldest first."""
     refused: tuple[str, ...]
-    """One sentence for each that is not."""
+    """A sentence for each other manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,34 +53,34 @@ class Fetched:
 
     artifacts: tuple[Artifact, ...]
     refused: tuple[str, ...]
-    """One sentence for each entry that may not, or was not there."""
+    """A sentence for each entry that was missing or may not be restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a garbage collection removed and left."""
+    """What a garbage collection removed and kept."""
 
     manifests: int
     blobs: int
     freed_bytes: int
     kept_bytes: int
     unread: int
-    """Manifests that cannot be read, for whose sake every content stayed."""
+    """Manifests that cannot be read; while there are any, every content is kept."""
 
 
 class ArtifactStore:
     """Content-addressed artifacts on a shelf, signed and verified here.
 
     Any process may publish, fetch and collect at any time. A publish writes contents before the manifest that names them, so
-    a manifest that is seen is whole; one that is killed half-way leaves contents that `collect` removes. Nothing is locked:
-    names are digests.
+    a visible manifest is complete; an interrupted publish leaves contents that `collect` removes. Nothing is locked: names are
+    digests.
 
-    Every method raises `CacheError`, in one sentence, if the store does not answer; nothing else. What is wrong with single
-    manifests or entries raises nothing: it is in the result's `refused`, a sentence each.
+    Every method raises `CacheError`, in one sentence, if the store does not answer, and nothing else. Faults of single manifests
+    or entries raise nothing; the result's `refused` has a sentence for each.
 
     Args:
-        shelf: where the bytes are.
-        key: signs what is published; nothing else is trusted.
+        shelf: Where the bytes are.
+        key: Signs what is published; nothing else is trusted.
     """
 
     def __init__(self, shelf: Shelf, key: SigningKey) -> None:
@@ -89,19 +89,19 @@ class ArtifactStore:
 
     @property
     def location(self) -> str:
-        """Where it is, for sentences; without credentials."""
+        """Where the store is, for messages; without credentials."""
         return self._shelf.location
 
     def publish(self, manifest: Manifest, artifacts: Sequence[Artifact]) -> Published:
-        """Adds artifacts, and the manifest that says whose they are.
+        """Adds artifacts, and the manifest that lists them.
 
-        Of a kind and key that the store has for the same facts, the content there serves: compilers write into each
-        artifact how long it took, so that two of the same graph differ in bytes and in nothing else. Not so what is known by
-        a function of the model alone (`OF_FUNCTIONS`), of which each trial has its own.
+        If the store has an artifact of the same kind, key and facts, its content is reused: compilers write into each artifact
+        how long it took, so two artifacts of one graph differ in bytes and in nothing else. The exception are artifacts that are
+        keyed by a function of the model alone (`OF_FUNCTIONS`): each trial keeps its own.
 
         Args:
-            manifest: who made them and under which facts; its entries, time and signature are filled in here.
-            artifacts: the first of each kind and key counts.
+            manifest: Maker and facts; the entries, time and signature are filled in here.
+            artifacts: Only the first of each kind and key is used.
         """
         named: dict[tuple[str, str], Artifact] = {}
         for artifact in artifacts:
@@ -126,8 +126,9 @@ class ArtifactStore:
                 if before is not None:
                     self._shelf.drop_manifests([before.id])
             there, mine = self._shelf.present(wanted), {entry.digest for entry in named_by}
-            # A collection that looked before this manifest was there takes what only manifests named that it removed. So what
-            # was found is relied on only while another manifest names it, and else put there again, which spares it.
+            # A collection that started before this manifest was visible removes contents that only its removed manifests named.
+            # So existing contents are relied on only while another manifest names them; otherwise they are written again, which
+            # protects them.
             if not mine <= put.keys():
                 there &= put.keys() | self._named_by_others(signed.id)
             if there >= mine:
@@ -144,7 +145,7 @@ class ArtifactStore:
         )
 
     def manifests(self) -> Listing:
-        """Every manifest that our key has signed, and a sentence for each other."""
+        """Returns every manifest signed with our key, and a sentence for each other one."""
         manifests, refused = [], []
         for name, manifest in self._read().items():
             if isinstance(manifest, Manifest) and self._problem(manifest) is None:
@@ -155,13 +156,13 @@ class ArtifactStore:
         return Listing(manifests=tuple(manifests), refused=tuple(refused))
 
     def fetch(self, entries: Sequence[Entry], environment: str) -> Fetched:
-        """Artifacts of the entries, verified.
+        """Reads the entries' artifacts and verifies them.
 
-        A content that does not match its digest is removed besides, so that the next publish writes it afresh.
+        A content that does not match its digest is also removed, so that the next publish writes it anew.
 
         Args:
-            entries: of manifests of this store.
-            environment: digest of the facts of the process that is to restore them.
+            entries: Entries of manifests in this store.
+            environment: Digest of the facts of the process that will restore them.
         """
         artifacts, refused, damaged = [], [], set()
         trusted = []
@@ -185,31 +186,31 @@ class ArtifactStore:
         return Fetched(artifacts=tuple(artifacts), refused=tuple(refused))
 
     def note_hits(self, hits: Mapping[str, int]) -> None:
-        """Adds hits to manifests, by id: `list` shows them, and `collect` keeps what is used."""
+        """Adds hits to manifests, by ID: `list` shows them, and `collect` keeps what is used."""
         self._shelf.note_hits({name: count for name, count in hits.items() if count > 0})
 
     def uses(self) -> dict[str, Use]:
-        """Hits so far, by manifest id; those never hit are left out."""
+        """Returns the hits so far, by manifest ID; manifests without hits are left out."""
         return self._shelf.uses()
 
     def remove(self, manifest_ids: Iterable[str]) -> None:
-        """Forgets manifests; `collect` then removes what no other manifest names."""
+        """Removes manifests; `collect` then removes the contents that no other manifest names."""
         self._shelf.drop_manifests(manifest_ids)
 
     def remove_refused(self) -> int:
-        """Forgets every manifest that our key has not signed; returns how many."""
+        """Removes every manifest not signed with our key; returns how many."""
         gone = [name for name, manifest in self._read().items() if self._problem(manifest) is not None]
         self._shelf.drop_manifests(gone)
         return len(gone)
 
     def collect(self, *, max_age: timedelta | None = None, max_bytes: int | None = None, grace: timedelta = GRACE) -> Collected:
-        """Removes what is old or too much, whoever signed it.
+        """Removes old or excess manifests and contents, whoever signed them.
 
         Args:
-            max_age: manifests neither made nor hit for longer go.
-            max_bytes: of contents; the manifests that were longest neither made nor hit go until the rest is no more.
-            grace: contents that never had a manifest stay this long. While there is a manifest that cannot be read, and so may
-                name any of them, all stay.
+            max_age: Manifests that were neither made nor hit for longer than this are removed.
+            max_bytes: Size to shrink the contents to; manifests that were longest neither made nor hit are removed first.
+            grace: How long contents that never had a manifest are kept. While any manifest cannot be read, all contents are kept,
+                because it may name any of them.
         """
         now = datetime.now(UTC)
         uses, found, blobs = self._shelf.uses(), self._read(), self._shelf.blobs()
@@ -239,7 +240,7 @@ class ArtifactStore:
                     held -= blobs[digest].size_bytes if digest in blobs else 0
         let_go = {entry.digest for name in gone for entry in readable[name].entries}
         self._shelf.drop_manifests(gone)
-        left = self._read()  # afresh, since others publish meanwhile
+        left = self._read()  # read again, since others publish in the meantime
         unread = sum(not isinstance(manifest, Manifest) for manifest in left.values())
         named = {entry.digest for manifest in left.values() if isinstance(manifest, Manifest) for entry in manifest.entries}
         untouched = {digest for digest, blob in self._shelf.blobs().items() if blob == blobs.get(digest)}
@@ -255,7 +256,7 @@ class ArtifactStore:
         return manifest if isinstance(manifest, str) else manifest.problem(self._key)
 
     def _entries(self, environment: str) -> dict[tuple[str, str], Entry]:
-        """Every trusted entry made under these facts that serves any trial, the oldest of each kind and key."""
+        """Returns the trusted entries made under these facts that serve any trial, the oldest of each kind and key."""
         entries: dict[tuple[str, str], Entry] = {}
         for manifest in self.manifests().manifests:
             if manifest.environment == environment:
@@ -265,12 +266,12 @@ class ArtifactStore:
         return entries
 
     def _named_by_others(self, manifest_id: str) -> set[str]:
-        """Contents that any manifest names but this one."""
+        """Returns the digests that a manifest other than this one names."""
         others = [one for name, one in self._read().items() if isinstance(one, Manifest) and name != manifest_id]
         return {entry.digest for manifest in others for entry in manifest.entries}
 
     def _read(self) -> dict[str, Manifest | str]:
-        """Every manifest by name, or why it is none."""
+        """Returns every manifest by name, or why it cannot be read."""
         return {name: _read(name, text) for name, text in self._shelf.manifests().items()}
 
 
@@ -283,16 +284,16 @@ def _read(name: str, text: bytes) -> Manifest | str:
 
 
 def open_store(location: str, *, in_cluster: bool = False, key: SigningKey | None = None) -> ArtifactStore:
-    """The store at a folder or URI.
+    """Opens the store at a folder or URI.
 
     Args:
-        location: a folder, `s3://bucket/prefix`, `gs://…`, or any URI that pyarrow knows, or fsspec behind `fsspec+`.
-        in_cluster: with the cluster's memory before it; only where Ray runs. The first to open it decides on which folder
-            the cluster's actor keeps it, and only the actor's host needs to reach that.
-        key: by default the user's, made at first use.
+        location: A folder, `s3://bucket/prefix`, `gs://…`, or any URI that pyarrow knows, or fsspec behind `fsspec+`.
+        in_cluster: Whether to keep contents in the cluster's memory, too; only where Ray runs. The first process to open the
+            store decides which folder the actor uses, and only the actor's host needs to reach it.
+        key: By default the user's key, created at first use.
 
     Raises:
-        CacheError: the location is none, or the key cannot be used.
+        CacheError: The location is not valid, or the key cannot be used.
     """
     key = key or SigningKey.load()
     if in_cluster:
