@@ -1,7 +1,8 @@
 """Append-only logs: one strict JSON object a line, each the fields of one frozen dataclass, and a checksum of them.
 
 A line is written with a single `write` under a lock and fsynced. A writer that is killed within that call, or a power failure,
-can leave part of a line. No line break ends that part, so readers leave it out; the next `append`, or `recover`, sets it aside.
+can leave part of a line: its beginning without a line break, or zeros in its middle if the disk wrote only some of its pages.
+JSON text has no zeros, so both can be recognized. Readers leave such an end out; the next `append`, or `recover`, sets it aside.
 """
 
 from __future__ import annotations
@@ -184,7 +185,11 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
     except OSError as error:
         raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
     *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
-    return list(_records(path, [*lines, rest] if _is_whole(rest) else lines, parse, what))
+    if _is_whole(rest):
+        lines.append(rest)
+    elif not rest and lines and "\0" in lines[-1]:
+        lines.pop()
+    return list(_records(path, lines, parse, what))
 
 
 class Tail(Generic[Record]):
@@ -237,10 +242,10 @@ def _opened(path: Path, flags: int) -> int:
 def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
     """Makes the log end with a line break; the log is locked. Returns what was done."""
     size = os.fstat(descriptor).st_size
-    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
-        return None
     begin = _begin_of_last_line(descriptor, size)
     rest = os.pread(descriptor, size - begin, begin)
+    if not rest or (rest.endswith(b"\n") and b"\0" not in rest):
+        return None
     if _is_whole(rest.decode("utf-8", "replace")):  # only its line break is missing
         os.write(descriptor, b"\n")
         os.fsync(descriptor)
@@ -248,7 +253,7 @@ def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
     aside = path.with_name(path.name + _TORN)
     copy = _opened(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        os.write(copy, rest + b"\n")
+        os.write(copy, rest.removesuffix(b"\n") + b"\n")
         os.fsync(copy)
     finally:
         os.close(copy)
@@ -259,7 +264,7 @@ def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
 
 
 def _begin_of_last_line(descriptor: int, size: int) -> int:
-    end = size
+    end = size - 1  # the line break at its end is its own
     while end > 0:
         begin = max(0, end - _BLOCK_BYTES)
         if (found := os.pread(descriptor, end - begin, begin).rfind(b"\n")) >= 0:

@@ -150,7 +150,7 @@ def test_any_description_is_read_or_one_sentence(folder: Path, described: Any) -
                 said(error)
 
 
-@pytest.mark.parametrize("text", [nested(100_000), nested(100_000, '{"a":', "}"), "1" * 5000, '"\ud800"', "\0"])
+@pytest.mark.parametrize("text", [nested(100_000), nested(100_000, '{"a":', "}"), "1" * 5000, '"\ud800"', "\0\n\0"])
 def test_what_a_reader_chokes_on_is_one_sentence(folder: Path, text: str) -> None:
     content = text.encode("utf-8", "surrogatepass")
     for name in (TRIALS_FILE, SWEEP_FILE):
