@@ -1,4 +1,4 @@
-"""From Ray Train's error to what is known of an attempt's end: whose word counts, and whether its host is still there."""
+"""Converts Ray Train's error to what is known of an attempt's end: which worker's error counts, and which hosts are gone."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from orchestrator.run.trial_spec import TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
 _TAIL_CHARS = 20_000
-"""Of Ray's log, where a traceback is looked for."""
+"""How many characters at the end of Ray's log are searched for a traceback."""
 
 
 def death_of(
     plan: TrialPlan, error: Exception | None, progress: Progress | None, elapsed_s: float, evidence: CrashReport
 ) -> Death:
-    """What is known of an attempt that returned no measurement.
+    """Describes the end of an attempt that returned no measurement.
 
     Args:
-        plan: of the trial.
-        error: what the worker group's trainer raised.
-        progress: how far the progress actor knows it to have been; None if it knows nothing.
-        elapsed_s: seconds since the attempt began, or had a host.
-        evidence: what its logs say.
+        plan: The trial's plan.
+        error: What the worker group's trainer raised.
+        progress: The attempt's progress as the progress actor knows it; None if it knows nothing.
+        elapsed_s: Seconds since the attempt began or got its hosts.
+        evidence: What the attempt's logs say.
     """
     cause = cause_of(error)
-    # What is not Train's word on its workers was raised here: its controller is gone, or its group could not be set up.
+    # An error other than Train's own was raised in this process: the controller is gone, or the group could not be set up.
     own = None if error is None or isinstance(error, TrainingFailedError) else f"{type(error).__module__}.{type(error).__name__}"
     return Death(
         phase=progress.phase if progress else Phase.STARTING,
@@ -55,16 +55,16 @@ def death_of(
 
 
 def startup_error(progress: Progress | None, elapsed_s: float) -> str:
-    """What a worker said that died before its first line, as one that fails at an import does; Ray starts it again and again.
+    """Returns the error of a worker that died before its first line, for example of an import; Ray restarts it endlessly.
 
-    Until a worker has a log of its own, what it says goes to the log of Ray's agent on its host, `raylet.err`.
+    Before a worker has a log of its own, its output goes to the log of Ray's agent on its host, `raylet.err`.
 
     Args:
-        progress: how far the progress actor knows the attempt to have been.
-        elapsed_s: seconds since the attempt began.
+        progress: The attempt's progress as the progress actor knows it.
+        elapsed_s: Seconds since the attempt began.
 
     Returns:
-        The error of the last traceback since then on this host; empty if there is none, or a worker was up.
+        The error of the last traceback since then on this host; empty if there is none, or if a worker has started.
     """
     node = ray._private.worker._global_node
     if node is None or (progress is not None and progress.is_up):
@@ -73,7 +73,7 @@ def startup_error(progress: Progress | None, elapsed_s: float) -> str:
 
 
 def last_error(log: Path, since: float) -> str:
-    """The error of the last traceback in a log, without secrets; empty if nothing was written since, in seconds of the epoch."""
+    """Returns the error of a log's last traceback, without secrets; empty if the log is older than `since` (epoch seconds)."""
     try:
         if log.stat().st_mtime < since:
             return ""
@@ -86,16 +86,16 @@ def last_error(log: Path, since: float) -> str:
 
 
 def waited_s(plan: TrialPlan, progress: Progress | None) -> float:
-    """For how many seconds of an attempt there was no host for it: all of one that is not up; none on the only host there is."""
+    """Returns how long an attempt waited for a host, in seconds: all of it if no worker started; 0 outside a cluster."""
     if progress is None or plan.head is None:
         return 0.0
     return progress.waited_s if progress.is_up else progress.elapsed_s
 
 
 def cause_of(error: BaseException | None) -> MeasurementFailed | None:
-    """The exception a worker of ours raised, out of the worker group's error.
+    """Extracts the exception that one of our workers raised from the worker group's error.
 
-    None if none raised one, or if those who did were only let down by one that died without.
+    Returns None if no worker raised one, or if they failed only because a peer died without raising one.
     """
     failures = list(_failures(error).values())
     raised = [failure for failure in failures if isinstance(failure, MeasurementFailed)]
@@ -106,11 +106,11 @@ def cause_of(error: BaseException | None) -> MeasurementFailed | None:
 
 
 def _innermost(error: BaseException | None) -> BaseException | None:
-    """What Ray Train's error was made of: its own first line only says that there was one."""
+    """Returns the cause of Ray Train's error, whose own first line says only that there was an error."""
     died = [failure for failure in _failures(error).values() if not isinstance(failure, MeasurementFailed)]
     failure = next(iter(died), getattr(error, "controller_failure", error))
     failure = getattr(failure, "health_check_failure", failure)
-    # What a worker raised as it was set up; Ray's own words begin with a line that says nothing of it.
+    # The exception that a worker's setup raised; the first line of Ray's own message does not contain it.
     return failure.cause if isinstance(failure, RayTaskError) and isinstance(failure.cause, BaseException) else failure
 
 
@@ -120,6 +120,6 @@ def _failures(error: BaseException | None) -> Mapping[int, BaseException]:
 
 
 def _lost(hosts: Iterable[str]) -> int:
-    """How many of these nodes the cluster has no more."""
+    """Counts the nodes that the cluster has lost."""
     there = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
     return sum(host not in there for host in hosts)

@@ -2,11 +2,11 @@
 
 Background: importing torch and a workload's packages takes most of the time that a trial needs to start. A fork server
 imports them once, for all trials that run one after the other in its place, and forks a process for each. It compiles
-nothing, runs no thread of Python's and leaves CUDA alone, so what it forks is what a process is that has just made these
-imports itself: "cold" keeps its meaning. A crash of a trial is the exit status of a child; the server goes on.
+nothing, runs no Python threads and never starts CUDA, so a forked process equals a fresh one that has just finished its
+imports: "cold" keeps its meaning. If a trial crashes, a child exits with a status; the server keeps running.
 
-What a user's module does when it is imported is not ours to decide. If it fails, leaves threads, processes or open files behind,
-or makes a forked child unable to compute, each trial imports it anew.
+Importing a user's module may do anything. If the import fails, leaves threads, processes or open files behind, or makes a forked
+child unable to compute, each trial imports the module anew.
 
 This process imports torch only through `orchestrator.run.worker`.
 """
@@ -37,13 +37,13 @@ from compile_sweep.schema.redact import last_line
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 
 _MARKER_CHARS = 120
-"""Room for the marker of an attempt, in the environment that the kernel shows of a forked process."""
+"""Room for an attempt's marker in the environment that the kernel shows of a forked process, in characters."""
 
 _PROBE_S = 60
-"""Seconds after which a forked child that computes a trifle is taken to hang."""
+"""Seconds after which a forked child with a tiny computation counts as hanging."""
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Has `torch.cuda.is_available` ask NVML: CUDA itself cannot be used in children of a process that has asked it anything."""
+"""Makes `torch.cuda.is_available` use NVML: once a process has called CUDA, its children cannot use it."""
 
 _DIE_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
@@ -51,42 +51,42 @@ _DIE_WITH_PARENT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a server prepares. Trials that need another need another server."""
+    """What a server prepares. Trials that need another setup need another server."""
 
     workload: str | None
-    """The workload whose module to import; None to leave that to each trial."""
+    """The workload whose module to import; None if each trial imports its own."""
     python_path: str
-    """Folders to import it from, as `TrialPlan.python_path` has them."""
+    """Folders to import the workload from, as in `TrialPlan.python_path`."""
     use_gpu: bool
     core_shares: tuple[int, int | None] = (1, None)
-    """Into how many shares the host's cores are divided, and the share to prefer, if any."""
+    """Number of shares that the host's cores are divided into, and the share to prefer, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a server is asked to run: one attempt at a trial, in a process of its own."""
+    """One attempt at a trial, for the server to run in a process of its own."""
 
     assignment: Mapping[str, Any]
     """`Assignment.to_dict()`."""
     marker: str
     """Identifies the attempt's processes."""
     environment: Mapping[str, str]
-    """Variables of this attempt alone. What torch reads when it is imported belongs into the server's environment."""
+    """Variables of this attempt alone. Variables that torch reads on import belong in the server's environment."""
     folder: str
     """Where the process writes its progress and its outcome."""
     work_folder: str | None = None
     """The process's current folder; None for the server's."""
     rank: int = 0
     gpu: int | None = None
-    """Index of its GPU among those that it sees; None for the first, or for none."""
+    """Index of the process's GPU among those that it sees; None for the first, or for none."""
 
 
 class ForkServer:
-    """A fork server, from the process that started it and with which it ends.
+    """A handle on a fork server, which ends together with the process that started it.
 
     Args:
-        setup: What it imports.
-        environment: Its environment, with all that torch reads when it is imported.
+        setup: What the server imports.
+        environment: The server's environment, including everything that torch reads on import.
     """
 
     def __init__(self, setup: Setup, environment: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ class ForkServer:
         self._unread, self._is_ready = b"", False
         self._has_closed = False
         self._process = subprocess.Popen(
-            # With -P it imports from exactly these folders, until it comes to the user's code.
+            # With -P, Python imports from exactly these folders until the user's code changes them.
             [sys.executable, "-P", "-m", "orchestrator.run.fork_server", str(os.getpid()), json.dumps(asdict(self.setup))],
             env={
                 **self.environment,
@@ -115,15 +115,15 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take another order."""
+        """Tells whether the server can take another order."""
         return self._process.poll() is None and self._order is None
 
     def start(self, order: Order) -> None:
-        """Has it fork a process for an attempt; the one before must have ended."""
+        """Makes the server fork a process for an attempt; the previous attempt must have ended."""
         self._order, self._pid = order, None
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died, which `wait` sees
-            # Through a pipe and not a file, because the plan may hold the cache's password.
+        with suppress(BrokenPipeError):  # the server has died, which `wait` reports
+            # Through a pipe, not a file, because the plan may contain the cache's password.
             self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -131,8 +131,8 @@ class ForkServer:
         """Waits for the end of the attempt's process.
 
         Returns:
-            Its exit code, negative for a signal; None if it has not ended within `timeout_s`. If the server itself has died, the
-            server's.
+            Its exit code, negative for a signal; None if it has not ended within `timeout_s`. The server's exit code if the
+            server itself has died.
         """
         ends_at = time.monotonic() + timeout_s
         while (answer := self._answer(ends_at)) is not None:
@@ -146,7 +146,7 @@ class ForkServer:
         code = self._process.wait()
         order = self._order
         if not self._is_ready and self.setup.workload is not None and order is not None and code != -signal.SIGKILL:
-            self.close()  # what it died of may be the user's module, which a trial is to meet in its own process
+            self.close()  # the user's module may have killed the server; the trial then imports it in its own process
             self.setup = replace(self.setup, workload=None)
             self._start()
             self.start(order)
@@ -155,7 +155,7 @@ class ForkServer:
 
     @property
     def has_forked(self) -> bool:
-        """Whether the attempt has a process."""
+        """Tells whether the attempt has a process."""
         return self._pid is not None
 
     def kill(self) -> None:
@@ -179,7 +179,7 @@ class ForkServer:
         return last_line(self._output)
 
     def close(self) -> None:
-        """Ends it, and what it forked."""
+        """Ends the server and everything it forked."""
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
@@ -190,7 +190,7 @@ class ForkServer:
         self._order = None
 
     def _answer(self, ends_at: float) -> dict[str, Any] | None:
-        """Returns the next line that it answers; None if there is none by then, or there will be none any more."""
+        """Returns the server's next answer; None if there is none by `ends_at`, or if the server has closed its output."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         self._has_closed = False
@@ -207,8 +207,8 @@ class ForkServer:
 
 
 def how_it_ended(server: ForkServer, returncode: int) -> str:
-    """Returns how an attempt's process ended that left no outcome, as a sentence."""
-    # What fails before a process is forked is told by the server alone.
+    """Describes, in a sentence, how an attempt's process that left no outcome ended."""
+    # If no process was forked, only the server knows why.
     return f"it ended with {exit_text(returncode)}{'' if server.has_forked else server.last_line()}"
 
 
@@ -216,7 +216,7 @@ def main(parent: int, setup: Setup) -> None:
     """Runs a server: reads an order from each line of standard input, and answers on standard output."""
     die_with(parent)
     answers = os.dup(1)
-    os.dup2(2, 1)  # what modules print as they are imported goes to the log of the server
+    os.dup2(2, 1)  # what modules print on import goes to the server's log
     from orchestrator.run import worker
 
     with worker.own_cores(*setup.core_shares) as cpus:
@@ -237,12 +237,12 @@ def _write(descriptor: int, answer: Mapping[str, Any]) -> None:
 
 
 def _preload(setup: Setup, parent: int, answers: int) -> None:
-    """Imports what trials need; starts this process anew, without the workload, if that is not safe."""
+    """Imports what trials need; restarts this process without the workload if importing it is not safe."""
     from orchestrator.run import worker
 
     asks_cuda = _NVML_CHECK not in os.environ
     os.environ.setdefault(_NVML_CHECK, "1")
-    gc.disable()  # what imports make stays; looking through it again and again takes a second and more
+    gc.disable()  # imported objects stay; scanning them again and again takes a second or more
     worker.import_harness()
     why = None if setup.workload is None else _why_not_imported(setup, setup.workload)
     if asks_cuda:
@@ -255,13 +255,13 @@ def _preload(setup: Setup, parent: int, answers: int) -> None:
 
 
 def _why_not_imported(setup: Setup, workload: str) -> str | None:
-    """Imports the workload's module; returns why children cannot go on from there, None if they can."""
+    """Imports the workload's module; returns why forked children cannot use it, or None if they can."""
     from orchestrator.run import worker
 
     files = _open_files()
     try:
         worker.import_workload(workload, setup.python_path)
-    except BaseException as error:  # it may raise anything; a trial will, too, and says so in its record
+    except BaseException as error:  # it may raise anything; the trial will meet the same error and record it
         return f"it fails with {type(error).__name__}"
     if threading.active_count() > 1:
         return "it starts threads"
@@ -277,7 +277,7 @@ def _why_not_imported(setup: Setup, workload: str) -> str | None:
 def _open_files() -> set[str]:
     descriptors = set()
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor of the listing itself
+        with suppress(OSError):  # the descriptor that lists this folder
             descriptors.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
     return {described for described in descriptors if not described.endswith(f"/proc/{os.getpid()}/fd")}
 
@@ -291,7 +291,7 @@ def _children() -> bool:
 
 
 def _a_child_can_compute(*, use_gpu: bool) -> bool:
-    """Whether a forked child can run operations of torch, on all cores and on the GPU: neither OpenMP nor CUDA is in use here."""
+    """Tells whether a forked child can run torch on all cores and the GPU, that is, whether OpenMP and CUDA are unused here."""
     from orchestrator.run import worker
 
     child = _fork()
@@ -306,14 +306,14 @@ def _a_child_can_compute(*, use_gpu: bool) -> bool:
 
 
 def _fork() -> int:
-    """`os.fork`, without Python's warning of threads: those that are left are OpenBLAS's, which are prepared for a fork."""
+    """Calls `os.fork` without Python's warning about threads: the remaining ones are OpenBLAS's, which expect a fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn:
-    """Makes this forked process a trial's, and runs it to its end."""
+    """Turns this forked process into a trial's and runs it to its end."""
     from orchestrator.run import worker
 
     try:
@@ -338,7 +338,7 @@ def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn
 
 
 def _show_marker(marker: str) -> None:
-    """Writes the marker into the environment that the kernel shows of this process, which is that of the server's start."""
+    """Writes the marker into the environment that the kernel shows of this process, which is the one the server started with."""
     find = ctypes.CDLL(None).getenv
     find.restype = ctypes.c_void_p
     place = find(ATTEMPT_MARKER.encode())
@@ -348,8 +348,8 @@ def _show_marker(marker: str) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, even if the parent is killed."""
-    with suppress(OSError, AttributeError):  # no such call on this system
+    """Makes the kernel kill this process when its parent ends, even if the parent is killed."""
+    with suppress(OSError, AttributeError):  # not available on this system
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""One attempt at a trial in a process that a fork server forks: its reports, its outcome, and what it leaves behind.
+"""One attempt at a trial in a process that a fork server forks: reports, outcome and cleanup.
 
 The local runner and the workers of a standing group on Ray both make attempts this way.
 """
@@ -25,18 +25,18 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import OUTCOME, PROGRESS
 
 _REAPER_S = 0.6
-"""Seconds to wait after a worker died silently, for its reaper to note in the log whether the kernel killed it for memory."""
+"""Seconds to wait after a worker died silently, so that its reaper can log whether the kernel killed it for lack of memory."""
 
 _REPORTS = ("worker_started", "enter_phase", "report_early_figures")
-"""What a worker may report: methods of the progress tracker."""
+"""Methods of the progress tracker that a worker may call."""
 
 
 class Servers:
-    """The fork server of trials that run one after the other, started when there is a trial and again when it will not do.
+    """Keeps a fork server for trials that run one after the other: starts it for the first, and again when a trial needs another.
 
     Args:
-        imports_workload: Whether it imports the workload's module, which only several trials are worth.
-        core_shares: Into how many shares the host's cores are divided, and the share to prefer, if any.
+        imports_workload: Whether the server imports the workload's module, which pays off only for several trials.
+        core_shares: Number of shares that the host's cores are divided into, and the share to prefer, if any.
     """
 
     def __init__(self, *, imports_workload: bool, core_shares: tuple[int, int | None] = (1, None)) -> None:
@@ -48,7 +48,7 @@ class Servers:
         """Returns a server that can run a trial.
 
         Args:
-            plan: The trial's.
+            plan: The trial's plan.
             environment: Variables that torch reads when it is imported, besides those of this process.
         """
         setup = Setup(
@@ -64,20 +64,20 @@ class Servers:
         return self._server
 
     def close(self) -> None:
-        """Ends the server."""
+        """Closes the server."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
 
 class ForkedAttempt:
-    """An attempt that a fork server has been told to make."""
+    """An attempt that a fork server is running."""
 
     def __init__(self, server: ForkServer, assignment: Assignment, rank: int, folder: Path, reports: IO[str]) -> None:
         self._server, self._assignment, self._rank, self._folder, self._reports = server, assignment, rank, folder, reports
         self._returncode: int | None = None
         self.outcome: Mapping[str, Any] = {}
-        """What the process left, once it has ended: `figures`, or its error as fields of a `Death`; empty if it left nothing."""
+        """What the process left when it ended: `figures`, or its error as fields of a `Death`; empty if it left nothing."""
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for the outcome or the end of the process; returns whether there is one within `timeout_s`."""
@@ -85,12 +85,12 @@ class ForkedAttempt:
         return self._returncode is not None or (self._folder / OUTCOME).exists()
 
     def reports(self) -> Iterator[tuple[str, ...]]:
-        """Yields what the process has reported since the last call: a method of the progress tracker, and arguments for it."""
+        """Yields the process's reports since the last call, each a method of the progress tracker and its arguments."""
         while True:
             start = self._reports.tell()
             line = self._reports.readline()
             if not line.endswith("\n"):
-                self._reports.seek(start)  # half a line; the rest follows
+                self._reports.seek(start)  # an unfinished line; the rest follows
                 return
             method, *arguments = json.loads(line)
             if method in _REPORTS:
@@ -103,17 +103,17 @@ class ForkedAttempt:
 
     @property
     def ending(self) -> str:
-        """How a process ended that left no outcome, as a sentence."""
+        """Describes, in a sentence, how a process that left no outcome ended."""
         return how_it_ended(self._server, -signal.SIGKILL if self._returncode is None else self._returncode)
 
     def read_outcome(self) -> None:
-        """Reads what the process left."""
+        """Reads the outcome that the process left."""
         written = self._folder / OUTCOME
         self.outcome = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
 
 
 def prepare_log(assignment: Assignment, rank: int) -> None:
-    """Creates a worker's log, if it is not there yet."""
+    """Creates a worker's log if it does not exist yet."""
     path = assignment.log_file(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -130,16 +130,16 @@ def forked_attempt(
     environment: Mapping[str, str] | None = None,
     has_own_work_folder: bool = False,
 ) -> Iterator[ForkedAttempt]:
-    """Has the server fork a process for an attempt, which ends with the block, as do compilers that it started.
+    """Makes the server fork a process for an attempt; ends it and the compilers it started when the block ends.
 
     Args:
-        server: It must have no other attempt under way.
+        server: A server that runs no other attempt.
         assignment: What to measure.
         marker: Identifies the attempt's processes.
-        rank: The worker's, in its trial.
+        rank: Rank of the worker in its trial.
         gpu: Index of its GPU among those that the server sees; None for the first, or for none.
-        environment: Variables for it, beside those that every attempt has.
-        has_own_work_folder: Whether its current folder is one of its own, empty at first, and not the server's.
+        environment: Variables for this attempt, in addition to those of every attempt.
+        has_own_work_folder: Whether its current folder is a new, empty one, instead of the server's.
     """
     with scratch_folder("compile-sweep-trial-") as folder:
         (folder / PROGRESS).touch()

@@ -28,12 +28,12 @@ Watch = Callable[[Progress], None]
 
 
 class LocalRunner:
-    """The runner that needs no Ray: one trial at a time, with one worker, on this host.
+    """A runner without Ray: one trial at a time, with one worker, on this host.
 
     Args:
         config: The sweep's configuration.
         output: The sweep's folder.
-        tracking: Where trials are logged besides.
+        tracking: Trackers that trials are logged to.
     """
 
     def __init__(self, config: SweepConfig, output: Path, tracking: Tracking) -> None:
@@ -161,7 +161,7 @@ def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bo
         folder: Where the log goes.
         workload: A built-in workload's name, or `package.module:Class`.
         size: One of the workload's sizes.
-        seed: Decides weights and data.
+        seed: Seed for weights and data.
         use_gpu: Whether to train on a GPU.
         own: Further fields of `TrialPlan`.
     """

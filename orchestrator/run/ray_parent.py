@@ -1,4 +1,4 @@
-"""What a worker of Ray Train knows of its place, and how it reports to the progress actor on the head."""
+"""How a worker of Ray Train finds out its host, cores and GPU, and how it reports to the progress actor on the head."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import own_cores
 
 STOP_POLL_S = 1.0
-"""How often a worker asks whether its trial is to stop."""
+"""Seconds between a worker's queries whether its trial should stop."""
 
 _TELL_TIMEOUT_S = 20.0
 """Timeout in seconds of a worker's calls, which delay the measurement."""
 
 _STOPPED_EXIT = 75
-"""Exit code of a worker that was told to stop; only for people who look."""
+"""Exit code of a worker that stopped on request; informational only."""
 
 
 class RayParent:
@@ -47,9 +47,9 @@ class RayParent:
         return own_cores(*self.core_shares(plan))
 
     def core_shares(self, plan: TrialPlan) -> tuple[int, int | None]:
-        """Into how many shares this host's cores are divided, and the share to prefer, if any.
+        """Returns the number of shares that this host's cores are divided into, and the share to prefer, if any.
 
-        As many as workers that may run here at once; with GPUs, no more than the host's number of GPUs.
+        There are as many shares as workers that may run here at once; with GPUs, no more than the host has GPUs.
         """
         if not plan.use_gpu:
             return plan.workers_at_once, None
@@ -58,7 +58,7 @@ class RayParent:
         return at_once, int(gpu) if gpu.isdigit() else None
 
     def gpu_index(self) -> int:
-        """Index of this worker's GPU among those that this process sees, which are those of all workers on the host."""
+        """Returns the index of this worker's GPU among those that this process sees, namely those of all workers on the host."""
         (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", gpu).split(",")
         return visible.index(gpu) if gpu in visible else 0
@@ -83,14 +83,14 @@ class RayParent:
             self._tell("report_early_figures", early)
 
     def pass_on(self, method: str, *arguments: Any) -> None:
-        """Reports what a child of this worker did. Where it runs, this process knows better."""
+        """Forwards a report of this worker's child, replacing its location with this worker's."""
         if method == "worker_started":
             self.worker_started()
         else:
             getattr(self, method)(*arguments)
 
     def stop_request(self) -> StopRequest | None:
-        """Asks whether the trial is to stop; without a progress actor nobody stops trials."""
+        """Asks whether the trial should stop; returns None if there is no progress actor."""
         try:
             asked: Any = find_progress_actor().stop_request.remote(self._assignment.trial_id)
             ending: StopRequest | None = ray.get(asked, timeout=10 * STOP_POLL_S)
@@ -99,9 +99,9 @@ class RayParent:
         return ending
 
     def watch_stop_requests(self, log: IO[str]) -> None:
-        """Ends this process if it is worker 0, and with it the trial, on request; the reaper ends compilers it started.
+        """Ends this process, and with it the trial, on request if it is worker 0; the reaper ends the compilers it started.
 
-        A thread, so a compiler that holds the GIL puts it off; the trial's deadlines, which need no GIL, still hold.
+        This runs in a thread, so a compiler that holds the GIL delays it; the trial's deadlines, which need no GIL, still hold.
         """
         if self.rank != 0:
             return
@@ -116,24 +116,24 @@ class RayParent:
         threading.Thread(target=watch, name="stop-requests", daemon=True).start()
 
     def _tell(self, method: str, *arguments: Any) -> None:
-        """Waits until the progress actor has heard. A trial is measured even if that actor is gone."""
+        """Calls the progress actor and waits for its answer. A trial is measured even if that actor is gone."""
         with suppress(ray.exceptions.RayError, ValueError):
             ray.get(getattr(find_progress_actor(), method).remote(self._assignment.trial_id, *arguments), timeout=_TELL_TIMEOUT_S)
 
 
 def _gpus_of_ray() -> int:
-    """How many GPUs Ray has here: more than NVML counts where each is divided (MIG), or where NVML is not to be had."""
+    """Returns the number of GPUs that Ray has on this host: more than NVML counts under MIG or without NVML."""
     here = ray.get_runtime_context().get_node_id()
     return max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == here), default=0)
 
 
 def _waited_s() -> float:
-    """For how long Ray had no hosts for the trial's workers, which it places together."""
+    """Returns how long Ray had no hosts for the trial's workers, which it places together, in seconds."""
     group = get_current_placement_group()
     return float(placement_group_table(group)["stats"]["end_to_end_creation_latency_ms"]) / 1e3 if group else 0.0
 
 
 def _gpu_place() -> str | None:
-    """This worker's GPU as host:index, None if it has none."""
+    """Returns this worker's GPU as host:index; None if it has none."""
     ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     return f"{platform.node()}:{ids[0]}" if ids else None

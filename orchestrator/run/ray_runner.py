@@ -15,17 +15,17 @@ from orchestrator.run.session import Interrupts, ray_session
 from orchestrator.tracking import Tracking
 
 _PROGRESS_TIMEOUT_S = 0.5
-"""How long the live view waits for the progress actor; it asks again soon."""
+"""Seconds that the live view waits for the progress actor; it asks again soon."""
 
 
 class RayRunner:
-    """The runner on Ray. Nothing of Ray is imported before the session, because Ray reads the environment when it is imported.
+    """The runner on Ray. Imports Ray only in `session`, because Ray reads the environment on import.
 
     Args:
         config: The sweep's configuration.
-        environment: The head's.
+        environment: The head's environment.
         output: The sweep's folder.
-        tracking: Where trials are logged besides.
+        tracking: Trackers that trials are logged to.
     """
 
     def __init__(self, config: SweepConfig, environment: Environment, output: Path, tracking: Tracking) -> None:
@@ -37,11 +37,11 @@ class RayRunner:
     def session(self, say: Callable[[str], object], interrupts: Interrupts) -> Iterator[None]:
         """Connects to a cluster or starts Ray here, with the actors that trials need, while the block lasts."""
         with scratch_folder("compile-sweep-tune-") as self._scratch, ray_session(), ExitStack() as stack:
-            stack.enter_context(interrupts.handled())  # inside, because Ray installs a handler for SIGTERM itself
+            stack.enter_context(interrupts.handled())  # after Ray has started, because it installs a SIGTERM handler itself
             from orchestrator.cluster.placement import in_cluster, start_placement_actor, wait_for_host
             from orchestrator.cluster.remote_logs import start_log_actor
 
-            stack.enter_context(start_progress_actor())  # first: a second sweep must not take hosts before it is refused
+            stack.enter_context(start_progress_actor())  # first: a second sweep must be refused before it takes hosts
             if in_cluster():
                 wait_for_host(self._config, self._environment.cores, say, interrupts.asked)
                 stack.enter_context(start_log_actor(self._output))
@@ -63,10 +63,10 @@ class RayRunner:
         )
 
     def running(self) -> Sequence[Progress]:
-        """Asks the progress actor.
+        """Returns the progress of every running trial.
 
         Raises:
-            RayError: It does not answer in time.
+            RayError: The progress actor does not answer in time.
         """
         import ray
 

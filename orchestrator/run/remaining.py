@@ -1,6 +1,6 @@
-"""What a sweep has yet to run: settings without a record, members of the front to be measured cold or started warm. Pure.
+"""Decides what a sweep still has to run: settings without a record, and front members to measure cold or start warm. Pure.
 
-Which trials have to be measured again alone: those a person would choose, or might, had neighbours not disturbed them.
+Also decides which trials to repeat alone: members of the front, or candidates for it, that neighbors disturbed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from orchestrator.config import REDIS, CachePolicy, SweepConfig
 
 
 def counts(config: SweepConfig, record: TrialRecord) -> bool:
-    """Whether a setting was tried: where trials are to be cold, not by a warm one, nor by one that the machines ended."""
+    """Tells whether a record counts as a try of its setting.
+
+    Records of trials that the machines ended do not count, nor do warm trials of a sweep whose trials must be cold.
+    """
     return record.label not in LOST_TO_MACHINES and (config.caches is not CachePolicy.COLD or record.caches is Caches.COLD)
 
 
 def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:
-    """Settings without a record that counts, in order.
+    """Returns the settings without a record that counts, in order.
 
     Args:
-        config: the sweep's.
-        done: its records.
+        config: The sweep's configuration.
+        done: The sweep's records.
     """
     recorded = {record.settings_key for record in done if counts(config, record)}
     return [setting for setting in config.settings if setting.key not in recorded]
 
 
 def warm_members(front: Sequence[str], done: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Members of the front, by their settings keys, whose compile time is only estimated."""
+    """Returns the members of the front, given by settings key, whose compile time is only estimated."""
     records = standing(done)
     return [records[key] for key in front if records[key].caches is Caches.WARM]
 
@@ -39,13 +42,13 @@ def warm_members(front: Sequence[str], done: Sequence[TrialRecord]) -> list[Tria
 def not_started(
     config: SweepConfig, front: Sequence[str], done: Sequence[TrialRecord], starts: Sequence[WarmStart]
 ) -> list[CompileSettings]:
-    """Members of the front that have artifacts to start from, and no warm start yet.
+    """Returns the members of the front that have artifacts to start from, but no warm start yet.
 
     Args:
-        config: the sweep's.
-        front: settings keys.
-        done: the sweep's trials.
-        starts: its warm starts, failed ones included: a start that failed once would again.
+        config: The sweep's configuration.
+        front: Settings keys.
+        done: The sweep's trials.
+        starts: The sweep's warm starts. One that failed by itself counts, because it would fail again.
     """
     if not config.warm_starts or config.cache is None:
         return []
@@ -57,7 +60,7 @@ def not_started(
 
 
 def announced_cold(settings: Sequence[CompileSettings]) -> str:
-    """What is measured again cold and why, as one line."""
+    """Says, in one line, what is measured again cold, and why."""
     names = "; ".join(setting.label for setting in settings)
     return (
         f"measuring {_counted(settings)} again, cold, because restored caches only tell about what a cold compile takes: {names}"
@@ -65,7 +68,7 @@ def announced_cold(settings: Sequence[CompileSettings]) -> str:
 
 
 def announced_starts(settings: Sequence[CompileSettings]) -> str:
-    """What is started again, as one line."""
+    """Says, in one line, what is started again from its artifacts."""
     names = "; ".join(setting.label for setting in settings)
     return f"starting {_counted(settings)} in a fresh process each, from its own artifacts: {names}"
 
@@ -78,13 +81,12 @@ MOST_ROUNDS = 3
 
 
 def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side_by_side: bool) -> list[TrialRecord]:
-    """The record that counts of each member of the front whose figures others on its host or GPU disturbed.
+    """Returns the records of front members whose figures were disturbed by other work on their host or GPU.
 
     Args:
-        front: settings keys of the front there would be if noisy trials were as good as their figures, and those that shared
-            their GPU were on it.
-        done: the sweep's records, in order.
-        side_by_side: whether trials ran beside others; one that is noisy alone would be as noisy again.
+        front: Settings keys of the front, computed as if noisy trials were valid and trials that shared their GPU were eligible.
+        done: The sweep's records, in order.
+        side_by_side: Whether trials ran next to others. A trial that was noisy alone is not repeated.
     """
     records = standing(done)
 
@@ -96,17 +98,17 @@ def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side
 
 
 def _was_repeated(record: TrialRecord, done: Sequence[TrialRecord]) -> bool:
-    """Whether its setting was measured again, and so alone: else only a cold trial repeats what has a record, a warm one."""
+    """Tells whether the record's setting was measured again, and so alone; a cold trial after a warm one does not count."""
     attempts = (other for other in done if other.settings_key == record.settings_key and other.label not in LOST_TO_MACHINES)
     return len(list(dropwhile(lambda other: other.caches is not record.caches, attempts))) > 1
 
 
 def rounds(find: Callable[[], Sequence[CompileSettings]], at_most: int) -> Iterator[list[CompileSettings]]:
-    """Yields settings to run, round by round: a front changes when its members' compile times do. No setting is run twice.
+    """Yields the settings to run, round by round: a front changes when its members' compile times do. No setting runs twice.
 
     Args:
-        find: returns those to run, by the records there are when it is called.
-        at_most: the number of rounds.
+        find: Returns the settings to run, given the records at the time of the call.
+        at_most: Maximum number of rounds.
     """
     run: set[str] = set()
     for _ in range(at_most):
@@ -118,7 +120,7 @@ def rounds(find: Callable[[], Sequence[CompileSettings]], at_most: int) -> Itera
 
 
 def announcement(members: Sequence[TrialRecord]) -> str:
-    """What is measured again and why, as one line."""
+    """Says, in one line, what is measured again, and why."""
     named = "; ".join(f"{CompileSettings.parse(member.settings_key).label} ({_waited(member)})" for member in members)
     count = "1 member" if len(members) == 1 else f"{len(members)} members"
     return f"measuring {count} of the front again, alone, because other trials disturbed the first measurement: {named}"

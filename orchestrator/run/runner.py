@@ -1,6 +1,6 @@
-"""The two ways to run a sweep's trials, on Ray or in local processes, seen by stages and the live view as one `Runner`.
+"""The two ways to run a sweep's trials, on Ray or in local processes, behind one interface, `Runner`.
 
-Here is also what both do alike: choosing the next setting, and deciding which running trials to stop.
+Also contains what both share: choosing the next setting, and deciding which running trials to stop.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from orchestrator.tracking import Tracking
 
 
 class Chooser(Protocol):
-    """Chooses which setting to try next. `search_run.Search` is one."""
+    """Chooses which setting to try next. `search_run.Search` implements it."""
 
     proposer: Proposer
 
     def new_records(self) -> Iterable[TrialRecord]:
-        """Returns the records that the proposer has not been told of."""
+        """Returns the records that the proposer has not seen yet."""
         ...
 
     def why_enough(self) -> str | None:
@@ -44,16 +44,16 @@ class Chooser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Trials that a stage wants run."""
+    """Trials that a stage wants to run."""
 
     settings: Sequence[CompileSettings]
     """What to try in order, or what `search` chooses from."""
     may_start: Callable[[CompileSettings], bool]
     """Asked before each trial; a setting that may not start is skipped."""
     alone: bool = False
-    """One trial at a time, each with the share of the cores it would have beside others, so that compile times compare."""
+    """Runs one trial at a time, with the share of cores it would have next to others, so that compile times are comparable."""
     restores: bool = False
-    """Trials begin with artifacts of earlier trials."""
+    """Trials start with artifacts of earlier trials."""
     warm_start: bool = False
     """Trials only start from their own settings' artifacts, instead of measuring."""
     search: Chooser | None = None
@@ -78,7 +78,7 @@ class Runner(Protocol):
         ...
 
     def run(self, batch: Batch) -> None:
-        """Runs the trials of a batch; returns when none is left or none may start. Needs an open session.
+        """Runs the trials of a batch; returns when none remains or none may start. Needs an open session.
 
         Raises:
             SweepFolderError: A record could not be written.
@@ -96,9 +96,9 @@ def make_runner(config: SweepConfig, environment: Environment, output: Path, tra
 
     Args:
         config: The sweep's configuration.
-        environment: The head's.
+        environment: The head's environment.
         output: The sweep's folder.
-        tracking: Where trials are logged besides.
+        tracking: Trackers that trials are logged to.
     """
     if config.runner is RunnerKind.LOCAL:
         from orchestrator.run.local_runner import LocalRunner
@@ -110,7 +110,7 @@ def make_runner(config: SweepConfig, environment: Environment, output: Path, tra
 
 
 def new_trial_ids(output: Path) -> Iterator[str]:
-    """Yields identifiers that no other attempt in the folder has, numbered from the first free number on."""
+    """Yields IDs that no other trial in the folder has, numbered from the first free number on."""
     for number in count(len(list((output / sweep_folder.LOGS).iterdir())) + 1):
         yield f"{number:03d}-{uuid.uuid4().hex[:6]}"
 
@@ -118,13 +118,13 @@ def new_trial_ids(output: Path) -> Iterator[str]:
 class Proposals:
     """The settings of a batch, one by one.
 
-    Before each proposal the proposer is told of all new records. Records are the only state: they are written before anybody
-    hears that a trial ended, and a resumed sweep tells the proposer of those that are there already.
+    Before each proposal, the proposer sees all new records. Records are the only state: they are written before anything else
+    learns that a trial ended, and a resumed sweep replays the existing ones.
 
     Args:
         proposer: A proposer that has not proposed yet.
         may_start: Asked for each proposal; a setting that may not start is skipped.
-        new_records: Returns records appended since the last call; a proposer that learns nothing needs none.
+        new_records: Returns records appended since the last call; may be omitted for a proposer that does not learn.
         enough: Asked before each proposal whether the search has ended.
     """
 
@@ -139,7 +139,7 @@ class Proposals:
 
     @classmethod
     def of(cls, batch: Batch, is_over: Callable[[], bool]) -> Proposals:
-        """The proposals of a batch, which end when `is_over` says so."""
+        """Returns the proposals of a batch, which end when `is_over` returns true."""
 
         def may_start(setting: CompileSettings) -> bool:
             return not is_over() and batch.may_start(setting)
@@ -160,14 +160,14 @@ class Proposals:
 
 
 LOOK_EVERY_S = 0.5
-"""Seconds between two decisions on which running trials to stop."""
+"""Seconds between two decisions about which running trials to stop."""
 
 
 class EarlyStopping:
-    """Decides which running trials to stop because going on is not worth it.
+    """Decides which running trials to stop because continuing is not worth it.
 
     Args:
-        folder: The sweep's folder; every record in it is told to `pruning` once.
+        folder: The sweep's folder; `pruning` sees each of its records once.
         pruning: Makes the decision for one trial.
     """
 
@@ -178,14 +178,14 @@ class EarlyStopping:
         self._next_look = 0.0
 
     def is_due(self) -> bool:
-        """Whether it is time to decide again; if so, the next time is `LOOK_EVERY_S` later."""
+        """Tells whether it is time to decide again; if so, schedules the next time `LOOK_EVERY_S` later."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_EVERY_S
         return True
 
     def requests(self, running: Iterable[Progress]) -> Mapping[str, StopRequest]:
-        """Returns requests to stop, by trial ID; a trial is asked once."""
+        """Returns requests to stop, by trial ID; each trial is asked only once."""
         for record in self._fresh():
             self._pruning.tell(asdict(record))
         found: dict[str, StopRequest] = {}
@@ -207,12 +207,7 @@ def _sighting(progress: Progress) -> Sighting:
 
 
 def unwritten_error(output: Path, why: str) -> str:
-    """The sentence for a sweep that ended because a record could not be written.
-
-    Args:
-        output: The sweep's folder.
-        why: The operating system's reason.
-    """
+    """Explains that a sweep ended because a record could not be written."""
     return (
         f"a record could not be written to {output} ({why}), so the sweep has ended; what is recorded is "
         "intact: make room and go on with --resume"
@@ -220,7 +215,7 @@ def unwritten_error(output: Path, why: str) -> str:
 
 
 def plan_fields(batch: Batch) -> dict[str, Any]:
-    """The fields of `TrialPlan` that follow from a batch."""
+    """Returns the fields of `TrialPlan` that follow from a batch."""
     return {
         "restores": batch.restores or batch.warm_start,
         "prunes": batch.pruning is not None,

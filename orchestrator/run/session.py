@@ -1,4 +1,4 @@
-"""The Ray session of a sweep, and how it is interrupted."""
+"""The Ray session of a sweep, and the handling of interrupts."""
 
 from __future__ import annotations
 
@@ -26,38 +26,39 @@ _ENVIRONMENT = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # what trials are logged to is ours; Tune's own loggers load tensorboardX
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the sweep has its own
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Tune's own loggers load tensorboardX, and the sweep logs trials itself
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the sweep has its own handler
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's state is disposable
     "TUNE_FORCE_TRIAL_CLEANUP_S": "30",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 
 _OF_A_LOCAL_SESSION = {
-    # Ray's agents wait this long, by default 60 s, for a control service that comes back; here it ends with the driver.
+    # How long Ray's agents wait for a control service to come back, by default 60 s; here it ends with the driver.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-    # After this, by default 60 s, Ray starts a worker process anew that is not up yet: on a host that is busy enough, for ever.
+    # How long Ray waits for a worker process before it starts another, by default 60 s; on a busy host this would never end.
     "RAY_worker_register_timeout_seconds": "600",
-    # Ray's own guard against a host without memory ends whole trials and what waits for them, which ends Tune (ray 2.60); the
-    # kernel's ends the process that takes the most, and of those Ray has told it to end workers first.
+    # Ray's own guard against running out of memory ends whole trials and everything that waits for them, which ends Tune (ray
+    # 2.60). The kernel's ends the process that takes the most memory, and Ray has told it to end workers first.
     "RAY_memory_monitor_refresh_ms": "0",
-    # A process for each trial that waits for a cloud's notice of preemption, 1.4 s of CPU time to start; nobody gives it here.
+    # Starts a process per trial that waits for a cloud's preemption notice, which costs 1.4 s of CPU time; no cloud sends one
+    # here.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 
 _LEAVING_S = 5.0
-"""How long Ray's processes have to end themselves once the session has."""
+"""Seconds that Ray's processes may take to end after the session."""
 
 _SAME_S = 1.0
-"""Within which a second signal is the first once more: `timeout` sends one to the command and one to its whole group."""
+"""Seconds within which a second signal counts as the first: `timeout` signals both the command and its process group."""
 
 
 @contextmanager
 def ray_session() -> Iterator[None]:
-    """Connects to the cluster that `RAY_ADDRESS` names, or runs Ray here, on 127.0.0.1 alone, while the block lasts.
+    """Connects to the cluster in `RAY_ADDRESS`, or runs Ray on this host, on 127.0.0.1 only, while the block lasts.
 
     Raises:
-        SessionError: Ray does not start or answer, or the address is none of a cluster that this host is in.
+        SessionError: Ray does not start or answer, or the address is not that of a cluster that includes this host.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address == "local" or address.startswith("ray://"):
@@ -69,7 +70,7 @@ def ray_session() -> Iterator[None]:
     with _kept_environment(*environment):
         for name, value in environment.items():
             os.environ.setdefault(name, value)
-        import ray  # only here: Ray reads some of these when it is imported
+        import ray  # only here: Ray reads some of these variables on import
 
         own = ExitStack()
         try:
@@ -83,7 +84,7 @@ def ray_session() -> Iterator[None]:
 
 @contextmanager
 def _kept_environment(*names: str) -> Iterator[None]:
-    """Puts these variables back as they were before the block."""
+    """Restores these environment variables after the block."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield
@@ -99,7 +100,7 @@ def _connect(own: ExitStack) -> None:
     """Connects to the cluster, or starts Ray with a folder that `own` removes.
 
     Raises:
-        SessionError: it does not start, or does not answer.
+        SessionError: Ray does not start, or does not answer.
     """
     import ray
     from ray._private import ray_constants
@@ -112,17 +113,18 @@ def _connect(own: ExitStack) -> None:
             return
         folder = own.enter_context(_own_folder())
         session = own.enter_context(_nothing_left())
-        ray_constants.ENABLE_RAY_CLUSTER = False  # as the variable above, for a process that has imported Ray already
+        # The equivalent of the variable above, for a process that has imported Ray already.
+        ray_constants.ENABLE_RAY_CLUSTER = False
         with (
             _apart(),
             _kept_environment(SESSION_MARKER),
-        ):  # Ray's processes inherit it, and not what a tracker's library starts later
+        ):  # Ray's processes inherit these variables, but processes that a tracker's library starts later do not
             os.environ[SESSION_MARKER] = session
             ray.init(
                 address="local",
                 num_cpus=len(os.sched_getaffinity(0)),
-                num_gpus=fingerprint().num_gpus,  # Ray takes the parts of a GPU for one, and counts what CUDA does not see
-                resources={"host": 1.0},  # as each host of a cluster has, see placing.py
+                num_gpus=fingerprint().num_gpus,  # Ray counts each part of a divided GPU as one, and GPUs that CUDA does not see
+                resources={"host": 1.0},  # like each host of a cluster, see placement.py
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -131,7 +133,7 @@ def _connect(own: ExitStack) -> None:
             )
     except SessionError:
         raise
-    except Exception as error:  # Ray has no common class for these, and says in some of them only "Exception"
+    except Exception as error:  # Ray's errors have no common class, and the message of some is just "Exception"
         what = f"no Ray cluster answers at RAY_ADDRESS={address}" if address else "Ray did not start on this host"
         advice = "start one or unset it" if address else "if the host is very busy, try again when it is less so"
         if not address and isinstance(error, OSError) and str(error.filename).startswith(str(Path.home())):
@@ -143,9 +145,10 @@ def _connect(own: ExitStack) -> None:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Has Ray start its processes out of this one's group, all of which `timeout` signals; only the sweep is to act on that.
+    """Makes Ray start its processes outside this process group: `timeout` signals the group, and only the sweep should react.
 
-    They end with this process all the same, by the kernel. A Ray that starts them otherwise than 2.60 loses only this.
+    The kernel still ends Ray's processes with this one. A version of Ray other than 2.60 that starts processes differently loses
+    only this protection.
     """
     from ray._private import services
 
@@ -161,14 +164,14 @@ def _apart() -> Iterator[None]:
 
 
 def _refuse_elsewhere(address: str) -> None:
-    """Refuses a host that is not the head, where trials write what the command reads, each in the sweep's folder.
+    """Raises an error if this host is not the cluster's head, where trials write to the sweep's folder.
 
     Raises:
-        SessionError: this is another.
+        SessionError: This is another host.
     """
     import ray
 
-    from orchestrator.cluster.head_actors import HEAD_RESOURCE  # which imports Ray
+    from orchestrator.cluster.head_actors import HEAD_RESOURCE  # imports Ray
 
     here = ray.get_runtime_context().get_node_id()
     heads = {
@@ -184,10 +187,10 @@ def _refuse_elsewhere(address: str) -> None:
 
 @contextmanager
 def _nothing_left() -> Iterator[str]:
-    """Ends what Ray started in the block and left behind, by the marker it yields; what else this process started may go on.
+    """Ends what Ray started in the block and left behind, found by the marker that this yields; other children stay.
 
-    Ray's processes end when their session does. One that is just ending itself may wait for ever for a lock that it holds, where
-    Ray's core gives up its publisher (ray 2.60), and nobody knows of it any more.
+    Ray's processes end with their session. But one that is exiting can wait forever for a lock that it holds itself, where Ray's
+    core gives up its publisher (ray 2.60), and nothing else ends it.
     """
     session = uuid.uuid4().hex
     try:
@@ -201,10 +204,10 @@ def _nothing_left() -> Iterator[str]:
 
 @contextmanager
 def _own_folder() -> Iterator[str]:
-    """A folder for Ray's sockets, logs and state that is nobody else's to read or write, and goes with the session.
+    """Creates a private folder for Ray's sockets, logs and state, and removes it with the session.
 
-    Ray's own, /tmp/ray, anybody may write to, and it keeps every session for ever. A socket's path has 107 bytes at most, of
-    which Ray needs 62 and what Ray calls a session's date may need more.
+    Anybody can write to Ray's default, /tmp/ray, which also keeps every session forever. A socket's path has at most 107 bytes,
+    of which Ray needs 62, or more for a longer session date.
     """
     base = Path(tempfile.gettempdir())
     with scratch_folder("ray-", base if len(str(base)) <= 24 else Path("/tmp")) as made:
@@ -212,14 +215,14 @@ def _own_folder() -> Iterator[str]:
 
 
 def _keep_token() -> None:
-    """Takes from others the right to read the token that Ray made for this user: whoever has it may run code in the session."""
+    """Makes Ray's token for this user readable by its owner only, because anyone with the token can run code in the session."""
     with suppress(OSError):
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
 @contextmanager
 def _no_echo() -> Iterator[None]:
-    """Keeps Ray from writing a paragraph into the view for each worker that dies; records say it, and why, once."""
+    """Keeps Ray from printing a paragraph into the view for each worker that dies; records say once that it died and why."""
     from ray._private import worker
 
     echo = worker.print_to_stdstream
@@ -231,7 +234,7 @@ def _no_echo() -> Iterator[None]:
 
 
 class Interrupts:
-    """Ctrl-C once asks for a clean finish; twice stops now, by `KeyboardInterrupt`. SIGTERM and SIGHUP count as Ctrl-C."""
+    """Ctrl-C once asks for a clean finish; twice stops now with `KeyboardInterrupt`. SIGTERM and SIGHUP count as Ctrl-C."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -239,16 +242,16 @@ class Interrupts:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handles the signals while the block lasts; must be entered by the main thread."""
+        """Handles the signals while the block lasts; call it in the main thread."""
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
             numbers.append(signal.SIGHUP)
         kept = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:
             for number, handler in kept.items():
-                with suppress(TypeError):  # a handler that Python did not install cannot be put back
+                with suppress(TypeError):  # a handler that was not installed from Python cannot be restored
                     signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The stages of a sweep, in order: what is left, the front cold, what neighbors disturbed alone, warm starts of the front."""
+"""The stages of a sweep, in order: remaining settings, the front cold, disturbed trials alone, warm starts of the front."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from orchestrator.view import printed
 from orchestrator.view.live import BaselineOf, LiveView
 
 FrontOf = Callable[[Path], list[str]]
-"""Settings keys of a folder's present front."""
+"""Returns the settings keys of a folder's current front."""
 
 
 class Fronts(NamedTuple):
-    """Where fronts come from; the analysis is downstream of what is here."""
+    """Functions that compute fronts, passed in because this package must not import the analysis."""
 
     present: FrontOf
     hopeful: FrontOf
-    """The front there would be if noisy trials were as good as their figures, and those that shared their GPU were usable."""
+    """The front if noisy trials were valid and trials that shared their GPU were eligible."""
     baseline: BaselineOf
-    """Finds what is run today, which gains are over."""
+    """Finds the setting that is run today, which gains are relative to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +46,15 @@ class Stage:
     """One stage: what is left of it, what that costs, and how it runs."""
 
     find: Callable[[], list[CompileSettings]]
-    """Returns what is left to run, by the records there are when it is called."""
+    """Returns the settings that remain, given the records at the time of the call."""
     expected_s: Callable[[CompileSettings], float]
-    """Seconds that one of these will probably take."""
+    """Estimated seconds for one of these settings."""
     undone: Callable[[int], str]
-    """Says that so many of them did not run."""
+    """Says that this many settings did not run."""
     announcement: Callable[[Sequence[CompileSettings]], str] | None = None
-    """Says what runs and why; None for the first stage, which the live view knows of from the beginning."""
+    """Says what runs and why; None for the first stage, which the live view shows from the beginning."""
     most_rounds: int = 1
-    """How often to look again for what is left, because the front may have changed."""
+    """How often to compute the remaining settings again, because the front may have changed."""
     alone: bool = False
     restores: bool = False
     warm_start: bool = False
@@ -71,19 +71,19 @@ class Stages:
     """The sweep's folder."""
     fronts: Fronts
     max_length: int
-    """Of the workload, in tokens."""
+    """Maximum length in the workload, in tokens."""
     environment: Environment
-    """Of the head."""
+    """The head's environment."""
     min_length: int = 1
-    """Of the workload, in tokens."""
+    """Minimum length in the workload, in tokens."""
     tokens: Callable[[CompileSettings], float] | None = None
-    """That batches are padded to under a setting, in the mean; None where they all have one shape."""
+    """Mean number of tokens that batches are padded to under a setting; None if they all have one shape."""
     regional_share: float | None = None
-    """Of the model; None if that is not known."""
+    """`WorkloadFacts.regional_share` of the model; None if it is not known."""
     learned: Learned = field(default_factory=Learned)
-    """What earlier sweeps teach its search."""
+    """What earlier sweeps teach the search."""
     tracking: Tracking = field(default_factory=Tracking)
-    """What trials are logged to besides."""
+    """Trackers that trials are logged to."""
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _fresh: Callable[[], list[TrialRecord]] = field(init=False)
     _records: list[TrialRecord] = field(default_factory=list, init=False)
@@ -92,10 +92,10 @@ class Stages:
         self._fresh = record.follow(self.output).fresh
 
     def stages(self, *, interrupted: bool = False) -> list[Stage]:
-        """All stages, in order; a stage that the configuration leaves out finds nothing.
+        """Returns all stages, in order; a stage that the configuration disables has no settings.
 
         Args:
-            interrupted: whether a person stopped the sweep, which is then why settings did not run.
+            interrupted: Whether a person stopped the sweep, which then explains why settings did not run.
         """
         caches, num_settings = self.config.caches, len(self.config.settings)
         ran_out = "the time budget did not suffice for them" if self.config.time_budget_s else "machines failed"
@@ -135,11 +135,11 @@ class Stages:
         ]
 
     def left(self) -> list[CompileSettings]:
-        """Settings that no record counts for; of a search, those it may still propose."""
+        """Returns the settings without a record that counts; in a search, those it may still propose."""
         return remaining.left(self.config, self._done())
 
     def undone(self, *, interrupted: bool) -> str | None:
-        """What another run would do first, and why this one did not; None if nothing. Of its settings a search tells itself."""
+        """Says what another run would do first, and why this one did not; None if nothing. A search reports its own settings."""
         for stage in self.stages(interrupted=interrupted):
             if stage.is_search and self.config.search.searcher is not None:
                 continue
@@ -148,7 +148,7 @@ class Stages:
         return None
 
     def search(self) -> Search | None:
-        """What chooses among the settings, told of the records there are; None where they are tried in order."""
+        """Returns the search, after it has seen the existing records; None if settings run in order."""
         if self.config.search.searcher is None:
             return None
         stopping = self._interrupts.asked.is_set
@@ -158,11 +158,11 @@ class Stages:
         return search
 
     def run(self, console: Console, search: Search | None = None) -> bool:
-        """Runs all stages, as far as the budgets go; returns whether a person stopped them.
+        """Runs all stages as far as the budgets allow; returns whether a person stopped them.
 
         Args:
-            console: where to write.
-            search: what `search` returned.
+            console: Where to print.
+            search: The result of `search`.
         """
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
 
@@ -183,7 +183,8 @@ class Stages:
                 return []
             settings = stage.find()
             fitting = [setting for setting in settings if fits(stage, setting)]
-            return settings if fitting and stage.is_search else fitting  # there, what does not fit yet may fit later
+            # In a search, a setting that does not fit now may fit later.
+            return settings if fitting and stage.is_search else fitting
 
         stages = self.stages()
         if not any(map(affordable, stages)):
@@ -214,7 +215,7 @@ class Stages:
                             search.catch_up()
         except KeyboardInterrupt:
             if search is not None:
-                search.catch_up()  # with trials that ended since it was last asked
+                search.catch_up()  # with trials that ended since the search was last asked
             return True
         return self._interrupts.asked.is_set()
 
@@ -233,14 +234,14 @@ class Stages:
         )
 
     def _to_measure_cold(self) -> list[CompileSettings]:
-        """Members of the front whose cold compile time is only estimated, where it has to be measured."""
+        """Returns the members of the front whose cold compile time is only estimated, if the sweep has to measure it."""
         if self.config.caches is not CachePolicy.AUTO:
             return []
         members = remaining.warm_members(self.fronts.present(self.output), self._done())
         return [CompileSettings.parse(member.settings_key) for member in members]
 
     def _disturbed(self) -> list[TrialRecord]:
-        """Members of the front, those that noise alone keeps off it included, that have to be measured again alone."""
+        """Returns the members of the front, including those that only noise keeps off it, that must be measured again alone."""
         if not self.config.confirm:
             return []
         front = self.fronts.hopeful(self.output)
@@ -251,7 +252,7 @@ class Stages:
         return remaining.announcement([member for member in self._disturbed() if member.settings_key in keys])
 
     def _to_start(self) -> list[CompileSettings]:
-        """Members of the front that have not been started from their own artifacts."""
+        """Returns the members of the front that have not been started from their own artifacts."""
         front = self.fronts.present(self.output)
         return remaining.not_started(self.config, front, self._done(), record.read_warm_starts(self.output))
 
@@ -264,7 +265,7 @@ class Stages:
         return Pruning(Candidates(self.config.settings), search.aims, **lengths, patience=patience)
 
     def _done(self) -> list[TrialRecord]:
-        """The folder's records; only what was added since the last call is read, because this is asked for every setting."""
+        """Returns the folder's records. Reads only those added since the last call, because this is called for every setting."""
         self._records += self._fresh()
         return self._records
 
@@ -272,7 +273,7 @@ class Stages:
         return self._at_most_s(setting, cold=self.config.caches is CachePolicy.COLD)
 
     def _expected_again_s(self, setting: CompileSettings) -> float:
-        """Of a member of the front that is measured again: cold, unless trials share artifacts to the end."""
+        """Estimates the seconds for measuring a front member again: cold, unless trials share artifacts to the end."""
         return self._at_most_s(setting, cold=self.config.caches is not CachePolicy.SHARED)
 
     def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:

@@ -1,10 +1,9 @@
-"""A worker group of Ray Train that stays from trial to trial, so that a trial on one host starts at once.
+"""A Ray Train worker group that persists from trial to trial, so that a trial on one host starts at once.
 
-Background: for every run Ray Train starts a controller and several helpers besides the workers, and each worker imports torch
-anew; together that takes most of the time that a short trial has. Here one run of a trainer lasts as long as Tune reuses the
-trial's process. Its workers measure nothing themselves: each has a fork server, which forks a fresh process for every attempt.
-A crash is then the end of a child, and the group goes on. What ends a worker itself ends the group, and the next attempt
-starts another.
+Background: for every run, Ray Train starts a controller and several helpers besides the workers, and each worker imports torch
+anew. Together that takes most of the time of a short trial. Here one run of a trainer lasts as long as Tune reuses the trial's
+process. Its workers measure nothing themselves: each has a fork server, which forks a fresh process for every attempt. A crash
+then ends a child, and the group continues. If a worker itself ends, so does the group, and the next attempt starts another.
 
 In a cluster every attempt has a group of its own, because hosts are chosen anew for every trial.
 """
@@ -37,37 +36,37 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
 _POLL_S = 0.2
-"""How often a worker looks at its child, and the trial's process at the group."""
+"""Seconds between a worker's checks of its child, and between those of the group by the trial's process."""
 
 _ORDER_POLL_S = 0.05
-"""How often a worker that has nothing to do looks for an order."""
+"""Seconds between an idle worker's checks for an order."""
 
 _CLOSE_S = 10.0
-"""How long a group has to end itself."""
+"""Seconds that a group may take to end itself."""
 
 
 class WorkerDied(Exception):
-    """The child of a worker ended without a result."""
+    """A worker's child ended without a result."""
 
 
 class Mailbox:
-    """Carries attempts from a trial's process to the workers of its group, and what became of them back, as files.
+    """Carries attempts from a trial's process to the workers of its group, and outcomes back, as files.
 
-    A file appears with all of its text, and the first failure stands: what other workers say after it is its consequence.
+    Files appear atomically. The first failure stands, because failures that other workers report later follow from it.
 
     Args:
-        folder: Where the files are. Nobody else may read or write it.
-        num_workers: Of the group.
+        folder: Where the files are. It must be private to this user.
+        num_workers: Number of workers in the group.
     """
 
     def __init__(self, folder: Path, num_workers: int) -> None:
         self._folder, self._num_workers = folder, num_workers
 
     def post(self, number: int, order: Mapping[str, Any] | None) -> None:
-        """Hands every worker an order.
+        """Posts an order for every worker.
 
         Args:
-            number: Orders are numbered from 0 on.
+            number: Number of the order, from 0.
             order: The assignment and the attempt's marker; None to end the group.
         """
         self._write(f"{number}.order", order)
@@ -80,23 +79,23 @@ class Mailbox:
         return order
 
     def finish(self, number: int, rank: int, outcome: Mapping[str, Any]) -> None:
-        """Leaves a worker's outcome. It is a failure if it has no `figures`."""
+        """Records a worker's outcome, which is a failure if it has no `figures`."""
         self._write(f"{number}.{rank}" if "figures" in outcome else f"{number}.failure", {"rank": rank, "outcome": outcome})
 
     def is_over(self, number: int) -> bool:
-        """Whether the children of all workers may be killed: every worker has finished, or one has failed."""
+        """Tells whether the children of all workers may be killed: every worker has finished, or one has failed."""
         return (self._folder / f"{number}.failure").exists() or len(self._finished(number)) == self._num_workers
 
     def leave(self, number: int, rank: int) -> None:
-        """Notes that a worker's child is gone."""
+        """Records that a worker's child is gone."""
         self._write(f"{number}.{rank}.gone", None)
 
     def are_gone(self, number: int) -> bool:
-        """Whether all children are gone."""
+        """Tells whether all children are gone."""
         return all((self._folder / f"{number}.{rank}.gone").exists() for rank in range(self._num_workers))
 
     def outcomes(self, number: int) -> dict[int, Mapping[str, Any]]:
-        """Returns outcomes by rank: all of them, or that of the first worker that failed with those before it."""
+        """Returns outcomes by rank: all of them, or those up to and including the first failure."""
         failure = self._folder / f"{number}.failure"
         found = [json.loads(path.read_text(encoding="utf-8")) for path in [*self._finished(number), failure] if path.exists()]
         return {one["rank"]: one["outcome"] for one in found}
@@ -113,12 +112,12 @@ class Mailbox:
 
 
 class StandingGroup:
-    """A group, from the trial's process. It ends with this process, or when it is closed.
+    """A group, seen from the trial's process. It ends with this process, or when it is closed.
 
     Args:
-        plan: The plan of its trials.
-        make_trainer: Makes its trainer; `worker_group.make_trainer`.
-        storage: A folder for Ray Train's state, which is of no use afterwards.
+        plan: Plan of the group's trials.
+        make_trainer: `worker_group.make_trainer`.
+        storage: A folder for Ray Train's state, which can be deleted afterwards.
     """
 
     def __init__(self, plan: TrialPlan, make_trainer: Callable[..., Any], storage: str) -> None:
@@ -135,12 +134,12 @@ class StandingGroup:
     def _fit(self, trainer: Any) -> None:
         try:
             trainer.fit()
-        except Exception as error:  # whatever ends a worker group: a result of the attempt under way
+        except Exception as error:  # whatever ends a worker group is a result of the current attempt
             self._error = error
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can make an attempt."""
+        """Tells whether the group can make an attempt."""
         return self._thread.is_alive()
 
     def run(self, assignment: Assignment, marker: str) -> Mapping[str, Any]:
@@ -148,7 +147,7 @@ class StandingGroup:
 
         Raises:
             WorkerGroupError: A worker's child failed.
-            Exception: What ended the group, as Ray Train raises it.
+            Exception: The error that ended the group, as raised by Ray Train.
         """
         number = next(self._numbers)
         self._mailbox.post(number, {"assignment": assignment.to_dict(), "marker": marker})
@@ -170,7 +169,7 @@ class StandingGroup:
 
 
 def _failure(assignment: Assignment, rank: int, outcome: Mapping[str, Any]) -> Exception:
-    """The exception that a worker's outcome stands for."""
+    """Returns the exception that a worker's outcome represents."""
     if "error_type" not in outcome:
         return WorkerDied(outcome["ending"])
     log = str(assignment.log_file(rank))
@@ -178,7 +177,7 @@ def _failure(assignment: Assignment, rank: int, outcome: Mapping[str, Any]) -> E
 
 
 class ApartConfig(BackendConfig):
-    """A back-end that connects nothing: the workers' children find each other."""
+    """A back-end that connects nothing: the workers' children connect to each other."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -189,14 +188,14 @@ class _Apart(Backend):
     share_cuda_visible_devices = True
 
 
-# What follows runs in workers, which never load torch.
+# Everything below runs in workers, which never load torch.
 
 
 def serve_attempts(values: Mapping[str, Any]) -> None:
-    """What each worker does until the group is closed. Ray Train's `train_loop_per_worker`.
+    """Serves attempts in a worker until the group is closed. Ray Train's `train_loop_per_worker`.
 
     Args:
-        values: `mailbox`, the group's.
+        values: `mailbox`, the group's mailbox.
     """
     mailbox: Mailbox = values["mailbox"]
     rank = ray.train.get_context().get_world_rank()
@@ -216,7 +215,7 @@ def serve_attempts(values: Mapping[str, Any]) -> None:
 
 
 def _with_credentials(assignment: Assignment) -> Assignment:
-    """The assignment with the cache's full address, which a child cannot look up in the cluster's memory."""
+    """Returns the assignment with the cache's credentials, which a child cannot look up in the cluster's memory."""
     plan = assignment.plan
     if plan.cache is None:
         return assignment
@@ -224,7 +223,7 @@ def _with_credentials(assignment: Assignment) -> Assignment:
 
 
 def _serve(assignment: Assignment, marker: str, servers: Servers, parent: RayParent, mailbox: Mailbox, number: int) -> None:
-    """Makes an attempt, of which the progress actor and the mailbox hear."""
+    """Makes an attempt and reports it to the progress actor and the mailbox."""
     plan = assignment.plan
     prepare_log(assignment, parent.rank)
     ranks = {"RANK": parent.rank, "LOCAL_RANK": parent.rank}  # all workers are on this host
@@ -236,7 +235,7 @@ def _serve(assignment: Assignment, marker: str, servers: Servers, parent: RayPar
         rank=parent.rank,
         gpu=parent.gpu_index() if plan.use_gpu else None,
         environment={name: str(number) for name, number in {**ranks, **sizes}.items()},
-        has_own_work_folder=True,  # the worker's own, which Ray Train made, stays from attempt to attempt
+        has_own_work_folder=True,  # the worker's own folder, which Ray Train made, is kept from attempt to attempt
     ) as forked:
         has_finished, asks_again_at = False, 0.0
         while not mailbox.is_over(number):

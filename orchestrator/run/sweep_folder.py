@@ -1,13 +1,12 @@
-"""The sweep's folder: made for a new sweep, or taken up again for a resumed one.
+"""The sweep's folder: created for a new sweep, or reopened for a resumed one.
 
-`sweep.json` holds the configuration and the environment of the latest run, and when each earlier one started, of which commit.
+`sweep.json` holds the configuration and environment of the latest run, and when and from which commit each earlier one started.
+The stored configuration of a resumed sweep is validated before use, since anybody may have written it.
 
-The configuration of a sweep that is taken up again, checked before anything goes by it: anybody may have written it.
-
-Settings during which a sweep died are counted, so that none takes a host down at every resume. A trial that ends its own process
-is recorded. One that ends what would record it (the driver, Ray's raylet, the host) leaves nothing, and would be the first to run
-again. So a line in `starts.jsonl` is made durable before a trial's first attempt. If a sweep did not end in order, each start
-without a record counts; after two the setting is recorded and skipped.
+Settings during which a sweep died are counted, so that none crashes a host at every resume. A trial that ends its own process is
+recorded. But one that ends what would record it (the driver, Ray's raylet, the host) leaves no record and would run first after a
+resume. So before a trial's first attempt, a line is durably written to `starts.jsonl`. If a sweep did not end properly, each
+start without a record counts; a setting with two of them is recorded as failed and skipped.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from orchestrator.guard.log_bounds import bound_logs
 SCHEMA_VERSION = 2
 LOGS = "logs"
 TRAIN_STATE = ".train-"
-"""How folders of a running trial's Ray Train state begin; a killed driver leaves them."""
+"""Prefix of folders with a running trial's Ray Train state; a killed driver leaves them behind."""
 STARTS_FILE = "starts.jsonl"
 MAX_ENDS = 2
-"""Times that a sweep may die while a setting runs. The first may be chance: a power failure, a job's time limit."""
+"""How many times a sweep may die while a setting runs. The first time may be chance: a power failure, or a job's time limit."""
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keeps other drivers of this host out of the folder, which is made, while the block lasts or until this process dies.
+    """Creates the folder and locks it against other drivers on this host, until the block or this process ends.
 
     Raises:
-        SweepFolderError: one is at work in it, or it cannot be written.
+        SweepFolderError: Another driver uses the folder, or it is not writable.
     """
     _make_writable(folder)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -56,34 +55,35 @@ def held(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise SweepFolderError(f"a sweep is running in {folder}; wait until it has ended, or name another --output") from None
         except OSError:
-            pass  # a file system that locks no folders
+            pass  # a file system that cannot lock folders
         yield
     finally:
         os.close(descriptor)
 
 
 def begin(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
-    """Makes the folder for a new sweep. There are no records yet.
+    """Creates the folder for a new sweep and returns its records, of which there are none yet.
 
     Raises:
-        SweepFolderError: the folder holds a sweep already, or cannot be written.
+        SweepFolderError: The folder already holds a sweep, or is not writable.
     """
     refuse(folder, config, environment, to_resume=False)
     _make_writable(folder)
     with _in_a_sentence(folder):
         write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
-        (folder / record.TRIALS_FILE).touch()  # second: without sweep.json it would look like a sweep that cannot be resumed
+        # Second: without sweep.json, the folder would look like a sweep that cannot be resumed.
+        (folder / record.TRIALS_FILE).touch()
         journal.sync_folder(folder)
         journal.sync_folder(folder.absolute().parent)
     return []
 
 
 def resume(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
-    """Takes the folder up again and returns what is recorded; a folder without a sweep is begun.
+    """Reopens the folder and returns its records; a folder without a sweep is begun.
 
     Raises:
-        SweepFolderError: another sweep's folder, or one begun in an environment whose figures cannot be compared.
-        RecordsError: a damaged sweep.json or trials.jsonl.
+        SweepFolderError: The folder holds another sweep, or one begun in an environment whose figures are not comparable.
+        RecordsError: sweep.json or trials.jsonl is damaged.
     """
     if not _holds(folder, record.SWEEP_FILE):
         return begin(folder, config, environment, commit)
@@ -94,7 +94,7 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
         shutil.rmtree(left_behind, ignore_errors=True)
     recorded = {trial.trial_id for trial in done} | {start.trial_id for start in record.read_warm_starts(folder)}
     for logs in (folder / LOGS).iterdir():
-        if logs.name not in recorded:  # its trial went with the driver, before it could do so itself
+        if logs.name not in recorded:  # the driver died with the trial, before it could remove the folder
             bound_logs(logs)
             redact.redact_logs(logs)
     runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
@@ -104,10 +104,10 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
 
 
 def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_resume: bool) -> list[record.TrialRecord]:
-    """Refuses a folder that `begin`, or `resume`, would; returns what is recorded, and writes nothing.
+    """Raises the error that `begin` or `resume` would raise, without writing; returns the folder's records.
 
     Raises:
-        SweepFolderError, RecordsError: as those do.
+        SweepFolderError, RecordsError: For the reasons of `begin` or `resume`.
     """
     if not (to_resume and _holds(folder, record.SWEEP_FILE)):
         if _holds(folder, record.SWEEP_FILE) or _holds(folder, record.TRIALS_FILE):
@@ -132,7 +132,7 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
                 "so name another --output"
             )
     done = record.read(folder)
-    if not (os.environ.get("RAY_ADDRESS") or only_drives(config, environment)):  # the hosts of a cluster may differ
+    if not (os.environ.get("RAY_ADDRESS") or only_drives(config, environment)):  # hosts of a cluster may differ
         _refuse_records_from_elsewhere(folder, done, environment)
     return done
 
@@ -148,19 +148,19 @@ def _refuse_records_from_elsewhere(folder: Path, done: Sequence[record.TrialReco
 
 
 def only_drives(config: SweepConfig, environment: Environment) -> bool:
-    """Whether this host measures nothing itself: the head of a cluster that has the GPUs elsewhere."""
+    """Tells whether this host measures nothing itself, as the head of a cluster whose GPUs are on other hosts."""
     return config.device is Device.CUDA and environment.gpu is None
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """What `sweep.json` holds.
+    """Reads `sweep.json`.
 
     Raises:
-        RecordsError: it is damaged or of another version.
+        RecordsError: The file is damaged or of another version.
     """
     path = folder / record.SWEEP_FILE
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError("it is not a file")
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["schema_version"] != SCHEMA_VERSION:
@@ -178,7 +178,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Publishes a JSON file whole or not at all, without secrets."""
+    """Writes a JSON file atomically, without secrets."""
     text = json.dumps(redact.redact_json(values), indent=2, allow_nan=False) + "\n"
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
         try:
@@ -194,10 +194,10 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def make_room(path: Path) -> None:
-    """Makes the folder that a file will be written to, before what goes into it is worked out.
+    """Creates a file's folder before its content is computed.
 
     Raises:
-        SweepFolderError: it cannot be made.
+        SweepFolderError: The folder cannot be created.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def make_room(path: Path) -> None:
 
 
 def now(seconds_ago: float = 0.0) -> str:
-    """ISO 8601 with its UTC offset, to the second."""
+    """Returns the time in ISO 8601 with its UTC offset, to the second."""
     return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
 
 
@@ -234,7 +234,7 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
 def _holds(folder: Path, name: str) -> bool:
     try:
         return (folder / name).exists()
-    except OSError as error:  # a folder that lets nobody in, a name too long
+    except OSError as error:  # the folder is not accessible, or the name is too long
         raise SweepFolderError(f"{folder} cannot be read ({error.strerror}); name another --output") from None
 
 
@@ -254,16 +254,16 @@ def _in_a_sentence(folder: Path) -> Iterator[None]:
 
 
 def stored_config(output: Path) -> SweepConfig | None:
-    """What `sweep.json` in the folder says the sweep was asked for; None if there is none.
+    """Reads the sweep's configuration from `sweep.json`; None if there is none.
 
     Raises:
-        RecordsError: it cannot be read, or is not a sweep that this version or an earlier one wrote.
+        RecordsError: The file cannot be read, or neither this version nor an earlier one wrote it.
     """
     path = output / record.SWEEP_FILE
     try:
         if not path.exists():
             return None
-    except OSError as error:  # a folder that lets nobody in, a name too long
+    except OSError as error:  # the folder is not accessible, or the name is too long
         raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
     try:
         return SweepConfig.from_dict(read_sweep(output)["config"])
@@ -272,7 +272,7 @@ def stored_config(output: Path) -> SweepConfig | None:
 
 
 def note_start(folder: Path, trial_id: str, settings_key: str) -> None:
-    """Counts a trial that is about to start. A log that cannot be written counts nothing, and keeps no trial from running."""
+    """Counts a trial that is about to start. If the log cannot be written, the trial still runs, uncounted."""
     with suppress(OSError, RecordsError):
         if trial_id not in _starts(folder):
             journal.append(folder / STARTS_FILE, json.dumps({"trial_id": trial_id, "settings_key": settings_key}))
@@ -280,7 +280,7 @@ def note_start(folder: Path, trial_id: str, settings_key: str) -> None:
 
 @contextmanager
 def withdrawn_if_ended_in_order(folder: Path) -> Iterator[None]:
-    """Forgets what was in flight when the sweep ends by itself or is stopped, and remembers it if what runs the trials failed."""
+    """Withdraws the counted starts if the sweep ends by itself or is stopped; keeps them if what runs the trials failed."""
     try:
         yield
     except SessionError:
@@ -292,11 +292,11 @@ def withdrawn_if_ended_in_order(folder: Path) -> Iterator[None]:
 
 
 def record_poison(folder: Path, config: SweepConfig) -> list[str]:
-    """Records each setting during which the sweep died too often, so that it does not run again; returns a sentence for each.
+    """Records each setting during which the sweep died too often, so that it is skipped; returns a sentence for each.
 
     Raises:
-        RecordsError: the folder's records are damaged.
-        OSError: a record cannot be written.
+        RecordsError: The folder's records are damaged.
+        OSError: A record cannot be written.
     """
     recorded = {trial.trial_id for trial in record.read(folder)}
     ends: dict[str, list[str]] = {}
@@ -333,7 +333,7 @@ def record_poison(folder: Path, config: SweepConfig) -> list[str]:
 
 
 def _starts(folder: Path) -> dict[str, str]:
-    """Settings' key of each start that was not withdrawn, by trial_id."""
+    """Returns the settings key of each start that was not withdrawn, by trial ID."""
     found: dict[str, str] = {}
     for line in journal.read(folder / STARTS_FILE, _parsed, "start"):
         if line.get("withdrawn"):

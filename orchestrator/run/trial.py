@@ -1,6 +1,6 @@
-"""A trial from its assignment to its record: makes attempts, repeats those that the machines ended, and records the result.
+"""Runs a trial from its assignment to its record: makes attempts, repeats those that the machines ended, and records the result.
 
-What makes an attempt (a worker group on Ray, or a local process) is passed in, and so is the way to call the progress tracker.
+The functions that make an attempt (in a worker group on Ray, or in a local process) and call the progress tracker are arguments.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from orchestrator.run.sweep_folder import note_start
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 GRACE_S = 15.0
-"""Past the trial's deadline, until workers that have not ended themselves are killed."""
+"""Seconds past the trial's deadline until workers that have not ended themselves are killed."""
 
 RECORD_PATIENCE_S = 30.0
-"""How long a finished trial waits for room to write its record."""
+"""Seconds that a finished trial waits for disk space to write its record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str,
         The record's status, and why the record could not be written, if it could not.
     """
     folder = Path(assignment.plan.folder)
-    if is_recorded(folder, assignment.trial_id):  # by an earlier process, which died or was given up before it could report
+    if is_recorded(folder, assignment.trial_id):  # by an earlier process, which died or was abandoned before it could report
         return "recorded", None
     if not assignment.plan.warm_start:
         note_start(folder, assignment.trial_id, assignment.settings.key)
@@ -102,7 +102,7 @@ def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str,
 
 
 def is_recorded(folder: Path, trial_id: str) -> bool:
-    """Whether the folder holds a trial's record."""
+    """Tells whether the folder holds a trial's record."""
     trials, starts = records.read(folder), records.read_warm_starts(folder)
     return trial_id in {trial.trial_id for trial in trials} | {start.trial_id for start in starts}
 
@@ -113,11 +113,11 @@ def new_marker(assignment: Assignment) -> str:
 
 
 def _tried(assignment: Assignment, attempt: Attempts, ask: Ask) -> TrialRecord | WarmStart:
-    """The record of an assignment, tried again for as long as only the machines or `--precompile` may be at fault."""
+    """Returns an assignment's record, after retries for as long as only the machines or `--precompile` may be at fault."""
     failed: list[str] = ask("failures", assignment.trial_id) or []
     first_began = time.monotonic()
-    waits_s: list[float] = []  # of each try, for a host
-    if failed:  # in a process that died of it
+    waits_s: list[float] = []  # time that each try waited for a host
+    if failed:  # in a process that crashed
         time.sleep(backoff_s(Label.TRIAL_DIED, failed[:-1]) or 0.0)
     while True:
         assignment = assignment.after(failed)
@@ -159,7 +159,7 @@ def _tried(assignment: Assignment, attempt: Attempts, ask: Ask) -> TrialRecord |
 
 
 def _append(folder: Path, record: TrialRecord | WarmStart) -> str | None:
-    """Writes the record, waiting for room if there is none; returns why it could not be written, if it could not."""
+    """Writes the record, waiting for disk space if there is none; returns why it could not be written, if it could not."""
     ends_at = time.monotonic() + RECORD_PATIENCE_S
     while True:
         try:
@@ -173,19 +173,19 @@ def _append(folder: Path, record: TrialRecord | WarmStart) -> str | None:
 
 
 def environment_at_import(assignment: Assignment) -> dict[str, str]:
-    """Variables for an attempt's workers that torch reads when it is imported: which remote caches are asked."""
+    """Returns variables for an attempt's workers that torch reads on import: which remote caches it uses."""
     plan = assignment.plan
     remote: dict[str, str] = {}
     if assignment.restores and str(plan.cache).startswith(REDIS):
-        # A workload may switch back-ends of attention, which torch's keys leave out like these settings.
+        # A workload may switch attention back-ends, which torch's keys leave out, like these settings.
         apart = {"workload": plan.workload, "size": plan.size, "sealed": "1", **kept_apart(assignment.settings)}
-        # The worker itself sets the address, which Ray would log, once what comes from there is verified.
+        # The worker sets the address itself, once the values from there are verified; Ray would log it.
         remote = environment_for(NOBODY, tag=hashlib.sha256(json.dumps(apart, sort_keys=True).encode()).hexdigest()[:16])
     return {**NO_SERVER, **remote}
 
 
 def environment_of_attempt(marker: str) -> dict[str, str]:
-    """Variables for the workers of one attempt: empty caches of its own, and the marker that their children inherit."""
+    """Returns variables for the workers of one attempt: empty caches of its own, and the marker that their children inherit."""
     return {ATTEMPT_MARKER: marker, **scratch_folders.compile_cache_env(scratch_folders.attempt_folder(marker))}
 
 
@@ -204,12 +204,12 @@ def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: P
 
 
 def _gpus(progress: Progress | None) -> dict[str, Any]:
-    """Where it ran, whatever became of it."""
+    """Returns where the attempt ran, whatever its outcome."""
     return {"gpus": list(progress.gpus)} if progress else {}
 
 
 def _phases(progress: Progress | None, wall_s: float) -> dict[str, Any]:
-    """What it spent its seconds on. What comes after the last word of its worker belongs to the last phase."""
+    """Returns the seconds spent in each phase. Time after the worker's last report counts toward the last phase."""
     if progress is None:
         return {}
     phases_s = {**progress.phases_s, Phase.STARTING: progress.phases_s.get(Phase.STARTING, 0.0) - progress.waited_s}
@@ -219,6 +219,6 @@ def _phases(progress: Progress | None, wall_s: float) -> dict[str, Any]:
 
 
 def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:
-    """What is known of a trial that was stopped."""
+    """Returns what is known of a trial that was stopped."""
     ending = progress.stop_request if progress else None
     return {"bounds": dict(ending.bounds)} if ending and verdict.reason == ending.reason else {}

@@ -1,4 +1,4 @@
-"""What a trial is told to do, and the record it ends with. It crosses processes as plain values."""
+"""What a trial is asked to do, and the record it ends with. Crosses processes as plain values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from orchestrator.config import Device, SweepConfig
 from orchestrator.run.sweep_folder import LOGS
 
 _TIMED_SHARE = 1 / 20
-"""Of a sweep's time budget, that one trial may go on timing steps after its first pass."""
+"""Fraction of a sweep's time budget that one trial may spend on timing steps after its first pass."""
 
 
 def log_file_name(rank: int) -> str:
-    """Name of a worker's log."""
+    """Returns the name of a worker's log."""
     return f"worker-{rank}.log"
 
 
@@ -29,55 +29,55 @@ class TrialPlan:
     """What all trials of a sweep have in common."""
 
     folder: str
-    """The sweep's, absolute."""
+    """Absolute path of the sweep's folder."""
     workload: str
     size: str
     seed: int
     num_workers: int
     use_gpu: bool
     pipeline: str
-    """resident or real."""
+    """Input pipeline: resident or real."""
     compile_deadline_s: float
     trial_deadline_s: float
     workers_at_once: int = 1
-    """Workers of all trials that may run at the same time, into which a host's cores are divided."""
+    """Number of workers, over all trials, that may run at once; a host's cores are divided by it."""
     claimed_cpus: float = 0.0
-    """What a worker claims of Ray's CPUs, so that no more trials start than there are cores for."""
+    """CPUs that a worker claims from Ray, so that no more trials start than there are cores for."""
     cache: str | None = None
-    """Where artifacts are kept; None for nowhere."""
+    """Where artifacts are stored; None for nowhere."""
     cache_in_cluster: bool = False
-    """Whether the cluster's memory stands before it."""
+    """Whether the cluster's memory caches the store."""
     precompile: bool = False
-    """Whether what Dynamo traced is kept too."""
+    """Whether Dynamo's traces are stored, too."""
     restores: bool = False
-    """Whether a trial begins with what others left there."""
+    """Whether a trial starts with artifacts of other trials."""
     prunes: bool = False
-    """Whether a trial may be told to stop early."""
+    """Whether a trial may be stopped early."""
     warm_start: bool = False
     """Whether a trial only starts from its setting's own artifacts, instead of measuring it."""
     placement: str = "pack"
-    """pack or spread."""
+    """Placement policy: pack or spread."""
     head: str | None = None
-    """Ray's name of the host that has the folder, where there may be others; None where there is one host."""
+    """Ray's name of the host with the sweep's folder, in a cluster; None on a single host."""
     python_path: str = ""
-    """Folders that workers import from before others, where their hosts have them; written like PYTHONPATH, absolute."""
+    """Absolute folders that workers import from first, where their hosts have them; separated as in PYTHONPATH."""
     script: Mapping[str, Any] | None = None
-    """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
+    """A person's script instead of a workload, as `ScriptJob.to_dict` writes it."""
     protocol: Mapping[str, float] = field(default_factory=dict)
     """Fields of the harness's `Protocol` that differ from its defaults."""
     bisects: bool = False
-    """Whether an attempt looks for the module that is wrong, instead of measuring."""
+    """Whether an attempt looks for the module with wrong numbers, instead of measuring."""
     names_targets: bool = False
-    """Whether the figures also name, as `targets`, the modules that are compiled one by one."""
+    """Whether the figures also contain `targets`, the names of modules that are compiled one by one."""
 
     @classmethod
     def of(cls, config: SweepConfig, folder: Path, **own: Any) -> TrialPlan:
-        """The plan of a sweep's trials.
+        """Returns the plan of a sweep's trials.
 
         Args:
-            config: the sweep's.
-            folder: the sweep's.
-            own: what the runner and the stage decide.
+            config: The sweep's configuration.
+            folder: The sweep's folder.
+            own: Fields that the runner and the stage decide.
         """
         return cls(
             folder=str(folder.resolve()),
@@ -98,10 +98,10 @@ class TrialPlan:
 
 
 def users_python_path(workload: str) -> str:
-    """Folders of the user's that a workload is imported from, as `TrialPlan.python_path` holds them.
+    """Returns the user's folders that a workload is imported from, in the form of `TrialPlan.python_path`.
 
     Args:
-        workload: its name. One that is named as it would be imported from the current folder is imported from there first.
+        workload: Name of the workload. If the current folder contains it under that name, the current folder comes first.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     here = [os.getcwd()] if is_in_users_folder(workload) else []
@@ -110,7 +110,7 @@ def users_python_path(workload: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One trial: the plan and what is its own."""
+    """One trial: the plan, and what is specific to this trial."""
 
     plan: TrialPlan
     trial_id: str
@@ -118,49 +118,49 @@ class Assignment:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
-        """The assignment that `to_dict` made these values of."""
+        """Restores an assignment from the result of `to_dict`."""
         settings = CompileSettings.parse(values["settings_key"])
         return cls(plan=TrialPlan(**values["plan"]), trial_id=values["trial_id"], settings=settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as Tune's and Train's configurations are."""
+        """Converts to plain values, as Tune's and Train's configurations require."""
         return {"plan": asdict(self.plan), "trial_id": self.trial_id, "settings_key": self.settings.key}
 
     def after(self, failed: Sequence[str]) -> Assignment:
-        """What is tried after attempts that failed for these reasons: no traced functions are kept if that ended one."""
+        """Returns the assignment for the next attempt, without Dynamo's traces if those ended one of the failed attempts."""
         lost = self.plan.precompile and was_lost_to_precompile(failed)
         return replace(self, plan=replace(self.plan, precompile=False)) if lost else self
 
     @property
     def compiles(self) -> bool:
-        """Whether there is anything a cache could hold."""
+        """Tells whether there is anything a cache could hold."""
         return self.settings.scope is not Scope.EAGER
 
     @property
     def restores(self) -> bool:
-        """Whether it begins with artifacts."""
+        """Tells whether the trial starts with artifacts."""
         return self.plan.restores and self.plan.cache is not None and self.compiles
 
     @property
     def log_folder(self) -> Path:
-        """Where the trial's own output goes."""
+        """Returns the folder of the trial's own output."""
         return Path(self.plan.folder) / LOGS / self.trial_id
 
     def log_file(self, rank: int) -> Path:
-        """The part of it that one worker writes."""
+        """Returns the path of one worker's log."""
         return self.log_folder / log_file_name(rank)
 
     def record(
         self, verdict: Verdict, *, phase: str | None, started_at: str, wall_s: float, figures: Mapping[str, Any] | None = None
     ) -> TrialRecord | WarmStart:
-        """The record of an attempt at this assignment.
+        """Returns the record of an attempt at this assignment.
 
         Args:
-            verdict: what became of it.
-            phase: the last one reached, if any was.
-            started_at: ISO 8601.
-            wall_s: seconds it took.
-            figures: what a worker measured, if it did; what the record has no field for is left out. If they cannot be true, the
+            verdict: Judgment on the attempt.
+            phase: Last phase that the attempt reached, if any.
+            started_at: Start time in ISO 8601.
+            wall_s: Duration in seconds.
+            figures: Measured figures, if any; those that the record has no field for are dropped. If they cannot be true, the
                 record has none of them and says why.
         """
         kind = WarmStart if self.plan.warm_start else TrialRecord
@@ -179,7 +179,7 @@ class Assignment:
             "wall_s": wall_s,
             "pipeline": self.plan.pipeline,
             "precompile": self.plan.precompile,
-            # Of one that died it is not known whether there was anything to restore, so it is not called cold.
+            # A trial that died may or may not have restored artifacts, so it is not called cold.
             "caches": Caches.WARM if self.restores else Caches.COLD,
             **(figures or {}),
         }

@@ -1,18 +1,14 @@
-"""Hands trials to Ray Tune.
+"""Runs trials on Ray Tune: a thin searcher around proposals, and three callbacks.
 
-A thin Tune searcher around proposals.
+`DeadTrials` keeps one trial's death from costing the sweep: it writes the record and frees the resources.
 
-A Tune callback that keeps one trial's death from costing the sweep: its record, and the resources it held.
+`StopTrials` stops trials early: it asks the progress actor how far trials are and makes it tell the workers, which poll. Tune's
+own schedulers see a trial only when it reports, rank one metric, and end a trial by killing its process, which leaks its worker
+group's resources (ray 2.60) and leaves no record. Here a trial's worker ends itself, and the trial records why.
 
-A Tune callback that stops trials early: it asks the progress actor how far trials are, and has it tell the workers, which poll.
-
-Tune's own schedulers see a trial only when it reports, rank one metric, and end a trial by killing its process, which leaks
-its worker group's resources (ray 2.60) and leaves no record. Here a trial's worker ends itself, and the trial records why.
-
-The Tune callback through which finished trials reach the trackers.
-
-Tune's own callbacks for MLflow, W&B and TensorBoard log a trial's configuration and what it reported. Here the one says how to
-run it and the other only that it ended; what was measured is in its record, which is durable before Tune hears of it.
+`LogTrials` passes finished trials to the trackers. Tune's own callbacks for MLflow, W&B and TensorBoard log a trial's
+configuration and its reports. Here a configuration only says how to run the trial and a report only that it ended; the
+measurements are in its record, which is durable before Tune learns of it.
 """
 
 from __future__ import annotations
@@ -56,12 +52,12 @@ from orchestrator.tracking import Tracking
 
 
 class ProposingSearcher(Searcher):
-    """Has Tune try what a batch proposes.
+    """A Tune searcher that suggests what a batch proposes.
 
     Args:
         proposals: What to try next.
         plan: What all trials have in common.
-        new_trial_id: Makes an identifier that no other attempt in the folder has.
+        new_trial_id: Returns an ID that no other trial in the folder has.
     """
 
     def __init__(self, proposals: Proposals, plan: TrialPlan, new_trial_id: Callable[[], str]) -> None:
@@ -69,23 +65,23 @@ class ProposingSearcher(Searcher):
         self._proposals, self._plan, self._new_trial_id = proposals, plan, new_trial_id
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Returns the next trial's assignment, or that there is none."""
+        """Returns the next trial's assignment, or `FINISHED` if there is none."""
         if (setting := self._proposals.next()) is None:
-            return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune tells apart; its types do not
+            return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune's types do not allow for
         return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings=setting).to_dict()
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Its record is read before the next proposal."""
+        """Does nothing: the trial's record is read before the next proposal."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles a searcher to resume with it, which nobody does here; what it holds need not pickle."""
+        """Drops all state: Tune pickles a searcher in order to resume it, which is not used here."""
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing to save."""
+        """Does nothing: there is nothing to save."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore."""
+        """Does nothing: there is nothing to restore."""
 
 
 _SWEEP_EVERY_S = 2.0
@@ -93,30 +89,30 @@ _PROGRESS_TIMEOUT_S = 30.0
 
 
 class DeadTrials(Callback):
-    """Records trials whose own process died, and frees placement groups nobody will free.
+    """Records trials whose own process died, and frees placement groups that nothing else frees.
 
     Args:
-        folder: the sweep's.
+        folder: The sweep's folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._next = 0.0
         self.unwritten: str | None = None
-        """Why a record could not be written, if one could not; no further trial is of use then."""
+        """Why a record could not be written, if one could not; no further trial should start then."""
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Frees what dead trials left."""
+        """Frees what dead trials left behind."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _SWEEP_EVERY_S
             remove_orphaned_placement_groups()
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Notes that a trial could not write its record."""
+        """Records that a trial could not write its record."""
         self.unwritten = self.unwritten or (trial.last_result or {}).get(UNWRITTEN)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Tune starts the trial again. If it is not to be, a record keeps it from measuring anything."""
+        """Runs before Tune restarts a trial; if it should not run again, writes a record, which keeps it from measuring."""
         assignment = Assignment.from_dict(trial.config)
         verdict, progress = self._judge(assignment, trial)
         with suppress(ray.exceptions.RayError):
@@ -131,7 +127,7 @@ class DeadTrials(Callback):
         self._write(assignment, verdict, progress)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Writes the record the trial could not write itself."""
+        """Writes the record that the trial could not write itself."""
         assignment = Assignment.from_dict(trial.config)
         self._write(assignment, *self._judge(assignment, trial))
 
@@ -170,13 +166,14 @@ class DeadTrials(Callback):
 def remove_orphaned_placement_groups() -> int:
     """Removes placement groups whose creator, an actor, is dead; returns how many.
 
-    Ray frees a Train worker group's placement group only where its dashboard runs, and not even there when a worker dies
-    before its function starts; the next trial would wait for the resources for ever (ray 2.60).
+    Ray frees the placement group of a Train worker group only where its dashboard runs, and not even there if a worker dies
+    before its function starts. The next trial would wait for the resources forever (ray 2.60).
     """
     removed = 0
     for table in _placement_groups():
         alive = table.state != PlacementGroupTableData.REMOVED
-        by_actor = not ray.ActorID(table.creator_actor_id).is_nil()  # a driver's own count as "actor dead" from the start
+        # A driver's own placement groups count as "actor dead" from the start.
+        by_actor = not ray.ActorID(table.creator_actor_id).is_nil()
         if alive and by_actor and table.creator_actor_dead and not table.is_detached:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(table.placement_group_id)))
             removed += 1
@@ -189,56 +186,56 @@ def _placement_groups() -> Sequence[Any]:
 
 
 class StopTrials(Callback):
-    """Asks trials to stop that are not worth going on with; a trial's worker polls for that.
+    """Requests that trials stop when continuing is not worth it; a trial's worker polls for the request.
 
     Args:
-        decisions: Decides which.
+        decisions: Decides which trials to stop.
     """
 
     def __init__(self, decisions: EarlyStopping) -> None:
         self._decisions = decisions
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Looks at the trials under way."""
+        """Decides about the running trials."""
         if not self._decisions.is_due():
             return
         progress_actor = find_progress_actor()
         running: list[Progress] = []
-        with suppress(ray.exceptions.GetTimeoutError):  # a busy head; the next look is soon
+        with suppress(ray.exceptions.GetTimeoutError):  # the head is busy; the next decision is soon
             running = ray.get(progress_actor.running.remote(), timeout=10)
         for stopped, request in self._decisions.requests(running).items():
             ray.get(progress_actor.request_stop.remote(stopped, request))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles callbacks to resume with them, which nobody does here."""
+        """Drops all state: Tune pickles callbacks in order to resume them, which is not used here."""
         return {}
 
 
 class LogTrials(Callback):
-    """Has every trial logged once it has ended, however it did. Stands after what records trials that died.
+    """Logs every trial once it has ended, for whatever reason. Must come after the callback that records dead trials.
 
     Args:
-        tracking: where to.
+        tracking: Trackers to log to.
     """
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Logs what was recorded since."""
+        """Logs the records since the last call."""
         self._tracking.catch_up()
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Likewise, where the trial's own process died."""
+        """Logs the record of a trial whose own process died."""
         self._tracking.catch_up()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles callbacks to resume with them, which nobody does here."""
+        """Drops all state: Tune pickles callbacks in order to resume them, which is not used here."""
         return {}
 
 
 _TUNE_GAVE_UP = "Caught unexpected exception"
-"""How Tune's complaint begins about an actor that ended in a way it does not know (ray 2.60)."""
+"""Start of Tune's complaint about an actor that ended in an unknown way (ray 2.60)."""
 
 
 def run_trials(
@@ -251,30 +248,30 @@ def run_trials(
     new_trial_id: Callable[[], str],
     tracking: Tracking,
 ) -> None:
-    """Runs a batch; returns when no trial is left or none may start. Needs an initialized Ray and a progress actor.
+    """Runs a batch; returns when no trial remains or none may start. Needs an initialized Ray and a progress actor.
 
     Args:
         config: The sweep's configuration.
         batch: What to run.
-        environment: The head's.
+        environment: The head's environment.
         output: The sweep's folder, to which trials append their records.
-        scratch: A folder for Tune's own state, which is of no use afterwards.
-        new_trial_id: Makes an identifier that no other attempt in the folder has.
-        tracking: Where trials are logged besides.
+        scratch: A folder for Tune's own state, which can be deleted afterwards.
+        new_trial_id: Returns an ID that no other trial in the folder has.
+        tracking: Trackers that trials are logged to.
 
     Raises:
         SweepFolderError: A record could not be written.
         SessionError: Ray or Tune failed.
     """
     for name in ("ray.tune", "ray.train"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told by records, once
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # records report failures already
     plan = TrialPlan.of(
         config,
         output,
         workers_at_once=placement.workers_per_host(config),
         claimed_cpus=placement.cpus_per_worker(config, environment.cores),
         cache=None if config.cache is None else store_credentials(config.cache),
-        cache_in_cluster=placement.in_cluster(),  # on one host its folder is as near as the cluster's memory
+        cache_in_cluster=placement.in_cluster(),  # on one host, the store's folder is as close as the cluster's memory
         head=ray.get_runtime_context().get_node_id() if placement.in_cluster() else None,
         python_path=users_python_path(config.workload),
         **plan_fields(batch),
@@ -283,7 +280,7 @@ def run_trials(
 
     proposals = Proposals.of(batch, is_over=lambda: dead_trials.unwritten is not None)
     tuner = tune.Tuner(
-        # A trial only waits for its workers, which could not start for ever if it held a core that they need.
+        # The trial's process only waits for its workers, which could never start if it held a core that they need.
         tune.with_resources(run_trial, PlacementGroupFactory([head_actors.HEAD_CLAIM])),
         tune_config=tune.TuneConfig(
             search_alg=ProposingSearcher(proposals, plan, new_trial_id),
@@ -292,7 +289,7 @@ def run_trials(
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(
-            name=uuid.uuid4().hex,  # of several in one folder
+            name=uuid.uuid4().hex,  # the folder may hold several experiments
             storage_path=str(scratch),
             verbose=0,
             callbacks=[
@@ -300,7 +297,7 @@ def run_trials(
                 *([StopTrials(EarlyStopping(output, batch.pruning))] if batch.pruning else []),
                 LogTrials(tracking),
             ],
-            failure_config=tune.FailureConfig(max_failures=Label.TRIAL_DIED.tries - 1),  # of a trial's own process
+            failure_config=tune.FailureConfig(max_failures=Label.TRIAL_DIED.tries - 1),  # restarts of a trial's own process
         ),
     )
     try:
@@ -315,6 +312,6 @@ def run_trials(
 
 
 def gist(error: Exception) -> str:
-    """The line of an error that says most: of a traceback the last, otherwise the first."""
+    """Returns the most informative line of an error: the last of a traceback, otherwise the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1 if lines[0].startswith("Traceback") else 0][:300]

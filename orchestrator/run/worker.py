@@ -1,10 +1,10 @@
 """What a trial's worker does: in a fresh process, measures one setting or starts it warm, and returns plain values.
 
-On one host a fork server (`fork_server.py`) forks the process; it writes its progress and the outcome to files. On the hosts of a
-cluster it is a process that Ray Train starts (`worker_group.py`).
+On one host, a fork server (`fork_server.py`) forks the process, which writes its progress and outcome to files. On the hosts of a
+cluster, Ray Train starts it (`worker_group.py`).
 
-A person's script runs in processes of its own, which the worker starts, watches and ends. Workers that train together start one
-each; these find each other as under torchrun, at an address that worker 0 names anew for every run.
+A person's script runs in further processes, which the worker starts, watches and ends. If several workers train together, each
+starts one; these connect as under torchrun, at an address that worker 0 chooses for every run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from orchestrator.run.fork_server import Order
 
 PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
-"""Files in a local worker's folder: its progress (one JSON array a line), and its result or error."""
+"""Files in a local worker's folder: its progress (one JSON array per line), and its result or error."""
 
 _PORT = "port"
 """File in an attempt's folder: the port at which its workers meet."""
@@ -50,21 +50,22 @@ _PORT = "port"
 _PORT_POLL_S = 0.02
 _LOOPBACK = "127.0.0.1"
 _GROUP_TIMEOUT_S = 1800.0
-"""For each operation of the group of a trial's workers."""
+"""Timeout in seconds of each operation of the workers' process group."""
 
 _LEAVING_S = 10.0
-"""How long a worker waits for processes of others, a killed trial's say, to leave its GPU, which may take seconds."""
+"""Seconds that a worker waits for other processes, such as those of a killed trial, to leave its GPU."""
 
 REFERENCES = "script"
-"""Folder of a sweep that holds what eager runs of its script did."""
+"""Folder of a sweep with the results of its script's eager runs."""
 
 LET_DOWN_PATIENCE_S = 8.0
-"""How long a worker whose peer is gone holds its tongue. Ray ends the group at the first failure it hears of, within a second of
-it, and that one should be the peer's."""
+"""Seconds that a worker delays the error when its peer is gone. Ray ends the group at the first failure it learns of, within a
+second, and that should be the peer's.
+"""
 
 
 class MeasurementFailed(Exception):
-    """A worker's exception in a form that pickles anywhere: foreign exceptions often do not."""
+    """An exception of a worker in a form that can be pickled anywhere, unlike many foreign exceptions."""
 
     def __init__(self, error_type: str, text: str, from_compiler: bool, log: str) -> None:
         super().__init__(error_type, text, from_compiler, log)
@@ -85,11 +86,11 @@ class Parent(Protocol):
         ...
 
     def cores(self, plan: TrialPlan) -> AbstractContextManager[tuple[int, ...]]:
-        """Binds this process to its share of the host's cores, which is its own while the block lasts."""
+        """Binds this process to its share of the host's cores, and holds the share while the block lasts."""
         ...
 
     def connect(self, plan: TrialPlan) -> None:
-        """Chooses this process's GPU, and connects it with the other workers of its trial, if that has not been done."""
+        """Chooses this process's GPU, and connects it to the other workers of its trial unless that has been done."""
         ...
 
     def worker_started(self) -> None:
@@ -113,18 +114,19 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
     """Measures one assignment, or starts it warm.
 
     Args:
-        assignment: what to do.
-        parent: the process that started this one; the environment contains the attempt's marker.
-        said: what was printed on behalf of this process before it had a log.
+        assignment: What to measure.
+        parent: The process that started this one; the environment contains the attempt's marker.
+        said: What was printed for this process before it had a log.
 
     Returns:
         Figures of a `TrialRecord` or, for a warm start, of a `WarmStart`; the trial uses worker 0's.
 
     Raises:
-        MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
+        MeasurementFailed: Any failure; the traceback is in the trial's log.
     """
     own = scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER])
-    os.environ.update(scratch_folders.compile_cache_env(own))  # of this host, before Dynamo is loaded and reads them
+    # This host's caches; Dynamo reads these variables when it is loaded.
+    os.environ.update(scratch_folders.compile_cache_env(own))
     with parent.log_file() as path, _own_log(path) as log:
         log.write(said)
         watchdog.log_crashes(log)
@@ -133,14 +135,14 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
         watchdog.set_deadline(assignment.plan.trial_deadline_s, log)
         try:
             scratch_folders.check_temp_folder()
-            with parent.cores(assignment.plan) as cpus:  # shared out by files that all trials of the host see
+            with parent.cores(assignment.plan) as cpus:  # uses lock files that all trials on the host see
                 return _measure(assignment, parent, cpus, deadline, log, own)
-        except BaseException as error:  # a workload may raise anything; whatever it is ends this attempt and no more
+        except BaseException as error:  # a workload may raise anything, which ends only this attempt
             traceback.print_exc(file=log)
             error_type, text = f"{type(error).__module__}.{type(error).__qualname__}", _text_of(error)
             if assignment.plan.num_workers > 1 and is_let_down(error_type, text):
                 time.sleep(LET_DOWN_PATIENCE_S)
-            told = redact.redact_text(text)  # Ray writes it into its own logs, too
+            told = redact.redact_text(text)  # Ray writes the text to its own logs, too
             raise MeasurementFailed(error_type, told, _from_compiler(error), str(assignment.log_file(parent.rank))) from None
         finally:
             watchdog.clear_deadline()
@@ -148,10 +150,10 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
 
 @contextmanager
 def own_cores(num_shares: int, preferred: int | None) -> Iterator[tuple[int, ...]]:
-    """Binds this process to a share of the host's cores, which is its own while the block lasts.
+    """Binds this process to a share of the host's cores, and holds the share while the block lasts.
 
     Args:
-        num_shares: Into how many shares they are divided.
+        num_shares: Number of shares that the cores are divided into.
         preferred: The share to take, if any.
     """
     with cores.hold_slot(num_shares, preferred) as slot:
@@ -161,7 +163,7 @@ def own_cores(num_shares: int, preferred: int | None) -> Iterator[tuple[int, ...
 
 
 def import_harness() -> None:
-    """Imports what measures, and with it torch."""
+    """Imports the measuring code, and with it torch."""
     import torch  # noqa: F401  # not at the head of the module: the trial and Train's controller import it too, and need no torch
 
     import compile_sweep.contract.base
@@ -176,7 +178,7 @@ def import_workload(name: str, python_path: str) -> type[Workload]:
     """Imports a workload's module.
 
     Args:
-        name: The workload's.
+        name: Name of the workload.
         python_path: Folders to put first, so that the user's own imports win; `own_packages` finds ours all the same.
 
     Raises:
@@ -190,7 +192,7 @@ def import_workload(name: str, python_path: str) -> type[Workload]:
 
 
 def compute_something(*, use_gpu: bool) -> None:
-    """Runs an operation of torch on all cores of this process, and one on the GPU."""
+    """Runs a torch operation on all cores of this process, and one on the GPU."""
     import torch
 
     torch.ones(1 << 20).add_(1).sum().item()
@@ -204,11 +206,11 @@ def _measure(
     plan = assignment.plan
     place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}, as process {os.getpid()}"
     log.write(f"{now()} worker {parent.rank} of {plan.num_workers} is up on {place}\n")
-    gc.disable()  # what imports make stays; looking through it again and again takes a second and more
+    gc.disable()  # imported objects stay; scanning them again and again takes a second or more
     import_harness()
     import torch
 
-    torch.set_num_threads(len(cpus))  # Ray Train has loaded it, with the number of threads that Ray thought right
+    torch.set_num_threads(len(cpus))  # Ray Train has loaded torch already, with Ray's choice for the number of threads
 
     from compile_sweep.harness.measure import measure
     from compile_sweep.harness.measurement import Protocol, told_by_all
@@ -221,7 +223,7 @@ def _measure(
         warm_cpp_headers()
     elif assignment.settings.mode is not None:
         start_compile_workers()
-    headers = cpp_header_folder()  # the host's, which all trials share
+    headers = cpp_header_folder()  # the host's folder, which all trials share
     scratch_folders.use_own_temp_folder(scratch)
     link_cpp_headers(headers)
     parent.connect(plan)
@@ -271,7 +273,7 @@ def _measure(
         }
     workload = import_workload(plan.workload, plan.python_path)(plan.size, plan.seed)
     gc.enable()
-    gc.collect()  # once, so that a compile finds the heap as it is long after imports
+    gc.collect()  # once, so that a compile finds the heap in the same state as long after the imports
     sharing = Sharing(assignment, workload, parent.rank)
     sharing.restore(deadline - time.monotonic())
     protocol = Protocol(**plan.protocol) if plan.protocol else None  # type: ignore[arg-type]  # its whole numbers, too
@@ -291,8 +293,8 @@ def _measure(
                 on_phase=on_phase,
                 on_early=parent.report_early_figures,
             )
-    sys.stdout = sys.stderr = log  # the workload may have closed what was there, or put None in its place
-    neighbors = told_by_all(gpu_neighbours)  # a stranger on any worker's GPU slows them all
+    sys.stdout = sys.stderr = log  # the workload may have closed these streams or replaced them with None
+    neighbors = told_by_all(gpu_neighbours)  # a process on any worker's GPU slows all workers
     return {
         **measured.to_dict(),
         **sharing.figures(measured),
@@ -318,10 +320,10 @@ def _measure_script(
     """Measures the plan's script under the assignment's settings; returns figures of a record.
 
     Raises:
-        ScriptError: it gave none; says what to do.
+        ScriptError: The script produced no figures; the message says what to do.
     """
     from compile_sweep.harness.distributed import agreed, by_rank
-    from compile_sweep.script.trial import RunFailed, ScriptTrial  # in workers alone, because it needs torch
+    from compile_sweep.script.trial import RunFailed, ScriptTrial  # imported in workers only, because it needs torch
 
     plan = assignment.plan
     assert plan.script is not None
@@ -362,7 +364,7 @@ def _measure_script(
 
 
 def _free_port() -> tuple[str, int]:
-    """This host's address as other workers see it, and a port that is free there."""
+    """Returns this host's address as other workers see it, and a free port there."""
     import ray
 
     address = str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"
@@ -372,7 +374,7 @@ def _free_port() -> tuple[str, int]:
 
 
 def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:
-    """Which module is wrong under the settings."""
+    """Finds the module whose numbers are wrong under the settings."""
     from compile_sweep.harness.measure import first_steps
     from compile_sweep.harness.measurement import Protocol
     from compile_sweep.harness.numerics.bisect import bisect
@@ -384,7 +386,7 @@ def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:
 
 @contextmanager
 def _own_log(path: Path) -> Iterator[IO[str]]:
-    """Sends this process's output, its compilers' included, to the trial's own file."""
+    """Redirects this process's output, including its compilers', to the trial's log."""
     with path.open("a", buffering=1, encoding="utf-8") as log:
         streams = sys.stdout, sys.stderr
         sys.stdout.flush()
@@ -395,9 +397,9 @@ def _own_log(path: Path) -> Iterator[IO[str]]:
         try:
             yield log
         finally:
-            sys.stdout, sys.stderr = streams  # whatever the workload put there
+            sys.stdout, sys.stderr = streams  # undoes whatever the workload put there
             for stream in streams:
-                with suppress(OSError, ValueError):  # ValueError: the workload closed it
+                with suppress(OSError, ValueError):  # ValueError: the workload closed the stream
                     stream.flush()
             for saved, descriptor in zip(kept, (1, 2), strict=True):
                 os.dup2(saved, descriptor)
@@ -405,7 +407,7 @@ def _own_log(path: Path) -> Iterator[IO[str]]:
 
 
 def _text_of(error: BaseException) -> str:
-    """The exception's message; empty if even asking for it fails, as an exception of a user's own may."""
+    """Returns the exception's message; empty if even formatting it fails, as a user's exception may."""
     try:
         return str(error)
     except BaseException:
@@ -417,12 +419,13 @@ def _from_compiler(error: BaseException) -> bool:
 
 
 class ForkedParent:
-    """What started the fork server: it reads what this process appends to a file."""
+    """The process that started the fork server; it reads what this process appends to a file."""
 
     def __init__(self, order: Order, assignment: Assignment, cpus: tuple[int, ...]) -> None:
         self.rank = order.rank
         self._order, self._assignment, self._cpus = order, assignment, cpus
-        self._port_file = scratch_folders.attempt_folder(order.marker) / _PORT  # before the trial has temporary files of its own
+        # Before the trial has its own folder for temporary files.
+        self._port_file = scratch_folders.attempt_folder(order.marker) / _PORT
         self._file = (Path(order.folder) / PROGRESS).open("a", buffering=1, encoding="utf-8")
 
     @contextmanager
@@ -436,7 +439,7 @@ class ForkedParent:
         yield self._cpus
 
     def connect(self, plan: TrialPlan) -> None:
-        """Workers of one trial meet on the loopback; the first one tells the port by a file in the attempt's folder."""
+        """Connects the workers of one trial on the loopback; rank 0 publishes the port in a file in the attempt's folder."""
         import torch
 
         from compile_sweep.harness.distributed import join, serve
@@ -474,7 +477,7 @@ class ForkedParent:
         self._report("report_early_figures", early)
 
     def watch_stop_requests(self, log: IO[str]) -> None:
-        """Does nothing: who started the fork server kills this process."""
+        """Does nothing: the process that started the fork server kills this one on request."""
 
     def _report(self, method: str, *arguments: object) -> None:
         self._file.write(json.dumps([method, *arguments]) + "\n")
@@ -486,7 +489,7 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
     Args:
         order: What to run.
         cpus: The logical CPUs that this process is bound to.
-        said: What was printed while the fork server made its imports; it belongs into the trial's log.
+        said: What was printed while the fork server imported modules; it belongs in the trial's log.
     """
     assignment = Assignment.from_dict(order.assignment)
     _renew_process_state()
@@ -496,23 +499,23 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
         outcome = {"error_type": error.error_type, "error_text": error.text, "error_is_compilers": error.from_compiler}
     _write_whole(Path(order.folder) / OUTCOME, json.dumps(outcome))
     while assignment.plan.num_workers > 1:
-        signal.pause()  # until all workers have ended and are killed: one that left earlier could take others' data with it
-    os._exit(0)  # threads and exit handlers of a workload must not lose, or keep waiting, what is measured
+        signal.pause()  # until all workers have ended and are killed: leaving earlier could take data that others still need
+    os._exit(0)  # a workload's threads and exit handlers must neither lose nor delay the result
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes a file that appears with all of its text."""
+    """Writes a file atomically."""
     written = path.with_name(f"{path.name}.new")
     written.write_text(text, encoding="utf-8")
     os.replace(written, path)
 
 
 def _renew_process_state() -> None:
-    """Makes anew what a process that was not forked would not share with other trials."""
+    """Resets state that forked trials would share, unlike trials started as new processes."""
     import numpy as np
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    np.random.seed()  # Python's own generator does so itself
+    np.random.seed()  # Python's own generator reseeds itself
     package: Any = sys.modules.get("torch._dynamo.package")
-    if package is not None:  # it decides when it is imported where Dynamo's cache is (torch 2.13)
+    if package is not None:  # it sets the location of Dynamo's cache on import (torch 2.13)
         package.DynamoCache = package.DiskDynamoCache(os.path.join(cache_dir(), "dynamo"))

@@ -1,10 +1,11 @@
-"""A trial on Ray: attempts in the worker group that stays on one host or, in a cluster, in a Ray Train worker group for each.
+"""A trial on Ray: attempts in the worker group that persists on one host or, in a cluster, in a new Ray Train worker group each.
 
 Background: Tune reuses the trial's process from trial to trial, which saves seconds and is safe because nothing compiles in it;
-what is measured runs in processes that are new every time.
+measurements run in processes that are new every time.
 
-The workers of a trial meet at a store that listens on one address alone: the cluster's, in a session of this host 127.0.0.1.
-Ray's configuration for torch is not a base of this one: a trainer's controller would import torch to read it.
+A trial's workers meet at a store that listens on one address only: the host's address in the cluster, or 127.0.0.1 in a session
+of this host. `GroupConfig` does not inherit from Ray's `TorchConfig`, because a trainer's controller would import torch to read
+it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.backend import Backend, BackendConfig
 from ray.train.constants import DEFAULT_TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S
 from ray.train.v2._internal.util import TrainingFramework
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchTrainer's base: its module loads torch
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # base of TorchTrainer, whose module loads torch
 
 from orchestrator.cluster import placement, remote_logs
 from orchestrator.config import Placement
@@ -45,13 +46,13 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import work
 
 UNWRITTEN = "unwritten"
-"""Key of what Tune is told of a trial whose record could not be written: why."""
+"""Key under which Tune gets the reason why a trial's record could not be written."""
 
 _ARRIVAL_POLL_S = 2.0
-"""How often the guard asks, in a cluster, whether a trial's workers are up."""
+"""Seconds between checks, in a cluster, whether a trial's workers have started."""
 
 _PROGRESS_TIMEOUT_S = 60.0
-"""Timeout in seconds of the trial's calls; Ray restarts a progress actor that died within seconds."""
+"""Timeout in seconds of the trial's calls; Ray restarts a dead progress actor within seconds."""
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,10 +66,10 @@ def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ask(method: str, *arguments: Any) -> Any:
-    """Calls a method of the progress actor; returns None if it does not answer, which is not a reason to give a trial up."""
+    """Calls a method of the progress actor; returns None if it does not answer, because the trial can continue without it."""
     try:
         return ray.get(getattr(find_progress_actor(), method).remote(*arguments), timeout=_PROGRESS_TIMEOUT_S)
-    except (ray.exceptions.RayError, ValueError):  # ValueError: there is no actor of that name
+    except (ray.exceptions.RayError, ValueError):  # ValueError: there is no actor with that name
         return None
 
 
@@ -81,7 +82,7 @@ def _attempt(assignment: Assignment) -> Attempt:
     try:
         with _deadline(assignment, marker):
             figures = _run_alone(assignment, marker) if plan.head is not None else _group_for(plan).run(assignment, marker)
-    except Exception as raised:  # whatever ends a worker group: a result of this attempt, not of the sweep
+    except Exception as raised:  # whatever ends a worker group is a result of this attempt, not of the sweep
         error = raised
     finally:
         kill_marked(marker)
@@ -99,11 +100,11 @@ def _attempt(assignment: Assignment) -> Attempt:
 
 
 _standing: list[StandingGroup] = []
-"""The group that this process keeps from trial to trial, if there is one."""
+"""The group that this process keeps from trial to trial, at most one."""
 
 
 def _group_for(plan: TrialPlan) -> StandingGroup:
-    """Returns the standing group, started if there is none that can make an attempt at a trial of this plan."""
+    """Returns the standing group; starts a new one if there is none that can run a trial of this plan."""
     if _standing and not (_standing[0].is_alive and _standing[0].plan == plan):
         _standing.pop().close()
     if not _standing:
@@ -131,7 +132,7 @@ def _run_alone(assignment: Assignment, marker: str) -> dict[str, Any]:
 
 
 def _progress(assignment: Assignment) -> Progress | None:
-    """Returns what the progress actor knows of the trial."""
+    """Returns the trial's progress as the progress actor knows it."""
     return next((one for one in _ask("running") or [] if one.trial_id == assignment.trial_id), None)
 
 
@@ -149,13 +150,13 @@ def make_trainer(
     """Makes a worker group's trainer. Untyped, because `ray.train` is typed as V1 and is V2 when it runs.
 
     Args:
-        plan: Of its trials.
+        plan: Plan of the group's trials.
         loop: What each worker runs.
-        loop_config: What it is called with.
+        loop_config: Argument of `loop`.
         backend: Connects the workers.
-        name: Of the run.
+        name: Name of the run.
         storage: Folder for Ray Train's state.
-        variables: Of the workers' environment.
+        variables: Environment variables of the workers.
         label_selector: The host that they must be on, if any.
     """
     run_config: Any = RunConfig
@@ -177,8 +178,8 @@ def make_trainer(
         run_config=run_config(
             name=name,
             storage_path=storage,
-            failure_config=failure_config(max_failures=0, max_preemption_failures=0),  # `trial.py` decides what is repeated
-            # Output belongs to the trial's log, see worker.py.
+            failure_config=failure_config(max_failures=0, max_preemption_failures=0),  # `trial.py` decides about retries
+            # Output belongs in the trial's log, see worker.py.
             worker_runtime_env={"env_vars": {**(variables or {}), "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
         ),
     )
@@ -190,9 +191,9 @@ def _claimed(plan: TrialPlan) -> dict[str, float]:
 
 @contextmanager
 def _deadline(assignment: Assignment, marker: str) -> Iterator[None]:
-    """The second guard, for workers that outlive the trial's deadline: kills them, and if that does not help, this process.
+    """A second guard, for workers that outlive the trial's deadline: kills them and, if that does not help, this process.
 
-    In a cluster it counts from when they are up, as their own does, for they may have to wait for a host.
+    In a cluster the time starts when the workers have started, like their own deadline, because they may wait for a host.
     """
     plan, ended = assignment.plan, threading.Event()
 
@@ -211,24 +212,24 @@ def _deadline(assignment: Assignment, marker: str) -> Iterator[None]:
 
 
 def _has_host(assignment: Assignment, ended: threading.Event) -> bool:
-    """Returns once one of the trial's workers is up, or none for as long as a sweep waits for a host, and whether one may be."""
+    """Waits for one of the trial's workers to start, at most as long as a sweep waits for a host; returns whether it may have."""
     progress: Progress | None = None
     ends_at = time.monotonic() + placement.HOST_TIMEOUT_S
     while time.monotonic() < ends_at and not ended.wait(_ARRIVAL_POLL_S):
         progress = _progress(assignment)
         if progress is not None and progress.is_up:
             return True
-    return progress is None  # without a progress actor nobody knows
+    return progress is None  # without a progress actor, nobody knows
 
 
 def train_loop(values: dict[str, Any]) -> dict[str, Any]:
-    """What each worker does. Ray Train's `train_loop_per_worker`.
+    """Runs the trial in each worker. Ray Train's `train_loop_per_worker`.
 
     Args:
         values: `assignment`, as `Assignment.to_dict` makes it.
 
     Raises:
-        MeasurementFailed: whatever went wrong, with the traceback in the trial's log.
+        MeasurementFailed: Any failure; the traceback is in the trial's log.
     """
     assignment = Assignment.from_dict(values["assignment"])
     return work(assignment, RayParent(assignment, ray.train.get_context().get_world_rank()))
@@ -239,12 +240,12 @@ _log = logging.getLogger("ray.train")
 
 @dataclass(frozen=True)
 class GroupConfig(BackendConfig):
-    """What a trainer is given in the place of `TorchConfig`: by its back-end workers meet at a store on one address."""
+    """Configures a trainer in place of `TorchConfig`: its back-end lets workers meet at a store on one address."""
 
     backend: str
-    """Of torch.distributed: nccl or gloo."""
+    """Back-end of torch.distributed: nccl or gloo."""
     timeout_s: float = 1800.0
-    """For each operation of the group."""
+    """Timeout of each operation of the process group, in seconds."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -275,7 +276,7 @@ class _Group(Backend):
                     number,
                     _join,
                     backend_config.backend,
-                    member=number,  # `rank` is a name of Ray's method, too
+                    member=number,  # Ray's method has an argument `rank` already
                     num_workers=num_workers,
                     address=address,
                     port=port,
@@ -293,7 +294,7 @@ class _Group(Backend):
             _log.warning("workers did not leave their process group within %s s and are ended", timeout_s)
 
 
-# What follows runs in workers, and loads torch there.
+# Everything below runs in workers, and loads torch there.
 
 
 def _serve(num_workers: int, timeout_s: float) -> tuple[str, int]:
