@@ -89,6 +89,11 @@ BREAKS = (
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
     ),
     _break(
+        "value of a tensor",
+        "keep the value a tensor, or read it with .item() after the step and not in the forward",
+        explanation=r"builtin operator `(range|int|float|round|complex)` with argument types \[[^]]*'Tensor'",
+    ),
+    _break(
         "data-dependent branch",
         "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph",
         headline=r"[Dd]ata-dependent (branch|jump)",
@@ -111,13 +116,19 @@ BREAKS = (
         explanation=r"\bGenerator\b",
     ),
     _break("own random generator", _OWN_GENERATOR, headline=r"torch\.Generator method|opaque object was created"),
+    _break(
+        "function handed to torch.autograd.functional",
+        "use the same of torch.func, which can be compiled: torch.func.jacrev, hessian, vjp or jvp",
+        headline=r"convert args/kwargs to proxy",
+        explanation=r"UserFunctionVariable|LambdaVariable",
+    ),
     _break("tensor subclass", _SUBCLASS, headline=r"convert args/kwargs to proxy"),
     _break("tensor subclass", _SUBCLASS, explanation=r"_make_wrapper_subclass"),
     _break("print, logging and warnings", _PRINT, headline=r"logging\.Logger|repr\(\) on tensor"),
     _break(
         "print, logging and warnings",
         _PRINT,
-        explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable|method `(write|flush)`",
+        explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable|method `(write|flush)`|function `tqdm\.",
     ),
     _break(
         "file, clock or system call",
@@ -128,7 +139,7 @@ BREAKS = (
     _break(
         "setting of torch",
         "set torch's global settings once, before the first step",
-        explanation=r"builtin `torch\.set_\w+|function `set_detect_anomaly",
+        explanation=r"builtin `torch\.set_\w+|function `set_detect_anomaly|detect_anomaly",
     ),
     _break(
         "parameter made in the forward",
@@ -153,7 +164,22 @@ BREAKS = (
         "nested tensor",
         "torch.compile cannot make nested tensors: hand in padded batches and a mask, or make them before the step with "
         "layout=torch.jagged",
-        explanation=r"\(aten\._?nested\w+",
+        explanation=r"\(aten\._?nested\w+|strided NestedTensor",
+    ),
+    _break(
+        "class made in the forward",
+        "torch.compile does not follow a class statement: define the class outside the forward",
+        headline=r"__build_class__",
+    ),
+    _break(
+        "identity of an object",
+        "id() and hash() of a tensor or a list are not known while compiling: keep what is kept by a name or a number",
+        headline=r"FakeIdVariable",
+    ),
+    _break(
+        "retain_grad() in the forward",
+        "gradients inside a graph are not kept: return the tensor from the forward, and call retain_grad() on it there",
+        headline=r"retain_grad\(\)",
     ),
     _break(
         "operator without a fake implementation",
@@ -179,7 +205,7 @@ BREAKS = (
     _break(
         "hooks",
         "register hooks once, before compiling and not in the forward, or do their work in the forward itself",
-        headline=r"\b[Hh]ooks?\b|BackwardHook|setattr\(\) on unsupported type",
+        headline=r"\b[Hh]ooks?\b|BackwardHook|RemovableHandle|setattr\(\) on unsupported type",
     ),
     _break(
         "custom autograd.Function",
@@ -221,6 +247,8 @@ _DDPS = "DistributedDataParallel does this outside the model; nothing to do"
 def _guard(name: str, guard: str, advice: str) -> Cause:
     return Cause(name=name, advice=advice, guard=guard)
 
+
+_MADE_AT_FIRST = "what the first forward makes takes a graph of its own: make it in __init__, or run one forward before compiling"
 
 GUARDS = (
     _guard(
@@ -277,6 +305,11 @@ GUARDS = (
         "modules are added while it trains: make them in __init__, before compiling",
     ),
     _guard(
+        "made in the first forward",
+        r"not hasattr\(",
+        _MADE_AT_FIRST,
+    ),
+    _guard(
         "list or dictionary that grows",
         r"len\(|not |KeyError|\S+ == (set\(\)|\{)",
         "a list, a dictionary or an object's attributes changed: keep out of the forward what grows, or write it to a buffer of "
@@ -315,13 +348,18 @@ GUARDS = (
     _guard(
         "made in the first forward",
         r"\S+ is None",
-        "what the first forward makes takes a graph of its own: make it in __init__, or run one forward before compiling",
+        _MADE_AT_FIRST,
     ),
     _guard(
         "Python value that changes",
         r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
         "takes a graph for each of its values: a few are all right; of many, decide outside of what is compiled, or make it a "
         "tensor",
+    ),
+    _guard(
+        "identity of an object",
+        r"Cache line invalidated because",
+        "its graph was made for one object, which is gone: do not use id() in the forward, and keep what it reads alive",
     ),
     _guard(
         "another object",
@@ -389,6 +427,8 @@ def cause_of_guard(guard: str) -> Cause | None:
 def cause_of_series(series: RecompileSeries) -> Cause | None:
     """The cause of recompiles for one source, by the guard and by how its values follow each other."""
     cause = cause_of_guard(series.first.guard)
+    if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
+        return _cause_of_values(series.values[1:])
     if cause is None or cause.name != "module's counter":
         return cause
     numbers = [int(value) for value in series.values]
@@ -398,6 +438,13 @@ def cause_of_series(series: RecompileSeries) -> Cause | None:
     if series.count == 1 and numbers[0] in (0, -1):
         return _NAMED["made in the first forward"]
     return cause
+
+
+def _cause_of_values(values: Sequence[str]) -> Cause | None:
+    """The cause of recompiles for something that held nothing at first, by what it held later."""
+    if len(values) > 1 and all(value.startswith(("(", "[", "{")) for value in values):
+        return _NAMED["list or dictionary that grows"]
+    return cause_of_guard(f"value == {values[0]}")
 
 
 def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:

@@ -221,7 +221,7 @@ _NAMED_IN_CONTEXT = (
     r"UserDefinedObjectVariable\((\w+)\)",
     r"target: <(?:built-in )?(?:function|method) (\w+)",
     r"unsupported operator: ([\w.]+)",
-    r"\b(LoggingLoggerVariable)\b",
+    r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable)\b",
 )
 """What torch could not hand to a graph, such as a Generator or an operator, which the context for its developers alone names."""
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from faulty_models import Case, Net, is_clean, plain, run, with_break_in_loop, with_hook_added, with_mask, with_rows
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from compile_sweep.schema import causes
 
@@ -384,7 +385,72 @@ def with_known_operator(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) + torch.ops.tests_break_causes.known(x)
 
 
+def with_jacobian(net: Net, x: Tensor) -> Tensor:
+    jacobian: Tensor = torch.autograd.functional.jacobian(lambda seen: net.layer(seen).sum(), x)  # type: ignore[no-untyped-call]
+    return jacobian
+
+
+def with_func_jacobian(net: Net, x: Tensor) -> Tensor:
+    jacobian: Tensor = torch.func.jacrev(lambda seen: net.layer(seen).sum())(x)
+    return jacobian
+
+
+def with_range_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    for _ in range(x[:, 0].abs().long().max()):  # type: ignore[arg-type]  # a tensor is an index
+        x = net.layer(x)
+    return x
+
+
+def with_progress_bar(net: Net, x: Tensor) -> Tensor:
+    for layer in tqdm(net.layers, disable=True):
+        x = layer(x)
+    return x
+
+
+def with_layers_in_turn(net: Net, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = layer(x)
+    return x
+
+
+def with_anomalies_looked_for(net: Net, x: Tensor) -> Tensor:
+    with torch.autograd.detect_anomaly():
+        return net.layer(x)
+
+
+def with_class(net: Net, x: Tensor) -> Tensor:
+    class Scale:
+        value = 2.0
+
+    return net.layer(x) * Scale.value
+
+
+def with_hash_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    net.seen.add(hash(x))
+    return net.layer(x)
+
+
+def with_gradient_kept(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = net.layer(x)
+    y.retain_grad()
+    return y
+
+
+def with_hook_on_a_tensor(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = net.layer(x)
+    y.register_hook(lambda gradient: print(end=""))
+    return y
+
+
 BREAKS = [
+    Case("function handed to torch.autograd.functional", with_jacobian, with_func_jacobian),
+    Case("value of a tensor", with_range_of_a_tensor, with_layers_in_turn),
+    Case("print, logging and warnings", with_progress_bar, with_layers_in_turn),
+    Case("setting of torch", with_anomalies_looked_for, plain),
+    Case("class made in the forward", with_class, plain),
+    Case("identity of an object", with_hash_of_a_tensor, plain),
+    Case("retain_grad() in the forward", with_gradient_kept, plain),
+    Case("hooks", with_hook_on_a_tensor, plain),
     Case("explicit break", with_explicit_break, plain),
     Case("disabled function", with_disabled, doubled_in_graph),
     Case("value of a tensor", with_item, with_tensor_kept),

@@ -97,7 +97,20 @@ def with_tensor(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) * x.sum()
 
 
+def with_attribute_made_there(net: Net, x: Tensor) -> Tensor:
+    if not hasattr(net, "positions"):
+        net.positions = torch.arange(8.0)  # type: ignore[assignment]
+    return net.layer(x) + net.positions
+
+
+def with_identity(net: Net, x: Tensor) -> Tensor:
+    net.last = id(x)
+    return net.layer(x)
+
+
 GUARDS = [
+    Case("made in the first forward", with_attribute_made_there, plain),
+    Case("identity of an object", with_identity, plain),
     Case("list or dictionary that grows", with_list, with_buffer),
     Case("list or dictionary that grows", with_set, plain),
     Case("dropout that changes", with_dropout_schedule, with_dropout_of_tensors),
@@ -227,6 +240,18 @@ def test_a_number_that_follows_the_sizes_of_the_batches_is_a_cache_that_grows_an
     assert cause.name == "cache that grows"
     hit = f"{series.first.function} hit recompile_limit 5: self.count == 14"
     assert "build it once in __init__" in causes.advice_on_limit(hit, found.recompile_reasons)
+
+
+def with_tuple(net: Net, x: Tensor) -> Tensor:
+    net.last = (*(net.last or ()), 1)
+    return net.layer(x)
+
+
+def test_what_held_nothing_at_first_and_then_grows_is_told_by_what_it_holds_later() -> None:
+    (series,) = fold_recompiles(run(with_tuple).recompile_reasons)
+    assert (series.first.guard, series.count) == ("net.last is None", 8)
+    assert (cause := causes.cause_of_series(series))
+    assert cause.name == "list or dictionary that grows"
 
 
 @contextlib.contextmanager
