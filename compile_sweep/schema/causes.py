@@ -1,11 +1,11 @@
-"""Why something is not compiled, or compiled again and again, and what to do about it: one table, read by every view.
+"""Why something is not compiled, or is recompiled again and again, and what to do about it: one table that every view reads.
 
-Background: torch writes a graph break as a headline, which is its name for the kind of break, and an explanation, which says what
-it met; it writes a failed guard as the expression that no longer holds. Both are kept in records as text (`torch_logs.py`). The
-headline and the guard are structured facts and are looked at first; of the explanation, only what torch names in it; hints, which
-are torch's boilerplate, and the user's own line never. The first cause that fits counts, so the most specific ones come first.
+Background: torch reports a graph break as a headline, which names the kind of break, and an explanation, which says what code it
+met. It reports a failed guard as the expression that no longer holds. Records keep both as text (`torch_logs.py`). Headline and
+guard are structured, so they are matched first. Of the explanation, only names that torch inserts are matched, never the hints,
+which are boilerplate, nor the user's own line. The first matching cause counts, so the most specific ones come first.
 
-Output: a `Cause` for a finding, or None. Each cause has a test that a model which shows it is fixed by its advice.
+Output: a `Cause` for a finding, or None. For each cause, a test shows that its advice fixes a model that has it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from compile_sweep.schema.recompiles import Recompile, RecompileSeries, fold_rec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One cause, how it shows, and what helps."""
+    """A cause, the patterns that it is recognized by, and what helps."""
 
     name: str
     advice: str
     headline: str = ""
-    """Pattern of torch's headline of a graph break; empty fits all."""
+    """Pattern of torch's headline of a graph break; empty matches any."""
     explanation: str = ""
-    """Pattern of torch's explanation below it; empty fits all."""
+    """Pattern of the explanation below torch's headline; empty matches any."""
     guard: str = ""
-    """Pattern of a failed guard, from its beginning."""
+    """Pattern of a failed guard, matched from its beginning."""
 
 
 def _break(name: str, advice: str, *, headline: str = "", explanation: str = "") -> Cause:
@@ -367,7 +367,7 @@ GUARDS = (
         "another object is in the place of the one it was compiled for: keep modules and functions the same in every step",
     ),
 )
-"""Causes of recompiles, apart from sizes of inputs."""
+"""Causes of recompiles, except varying sizes of inputs."""
 
 _NAMED = {cause.name: cause for cause in GUARDS}
 
@@ -392,13 +392,13 @@ ERRORS = (
         advice="take fullgraph=on out, and fix the graph break that it names",
     ),
 )
-"""Causes of the compiler's errors, by their text."""
+"""Causes of compiler errors, matched against their text."""
 
 MEMORY_ADVICE = "use a smaller batch, scope=regional, mode=default, or leave CUDA graphs off, which keep a pool of their own"
 
 
 def cause_of_break(text: str) -> Cause | None:
-    """The cause of a graph break as records have it: `place: headline`, then lines that begin with what they hold."""
+    """Returns the cause of a graph break as records hold it: `place: headline`, then lines that start with their kind."""
     head, *rest = text.splitlines()
     headline = head.partition(": ")[2] or head
     explanation = next((line.strip() for line in rest if line.strip().startswith("explanation: ")), "")
@@ -408,7 +408,7 @@ def cause_of_break(text: str) -> Cause | None:
 
 
 def advice_on_break(text: str) -> str | None:
-    """What helps against a graph break."""
+    """Returns what helps against a graph break."""
     head = text.partition("\n")[0]
     if head.startswith("torch/optim/optimizer.py"):
         return _OPTIMIZERS
@@ -419,13 +419,13 @@ def advice_on_break(text: str) -> str | None:
 
 
 def cause_of_guard(guard: str) -> Cause | None:
-    """The cause of a recompile, by the guard that failed; None for sizes of inputs and for properties of tensors."""
+    """Returns the cause of a recompile, given the failed guard; None for sizes of inputs and properties of tensors."""
     expression = guard.partition(" # ")[0]
     return next((cause for cause in GUARDS if re.match(cause.guard, expression)), None)
 
 
 def cause_of_series(series: RecompileSeries) -> Cause | None:
-    """The cause of recompiles for one source, by the guard and by how its values follow each other."""
+    """Returns the cause of one source's recompiles, from the guard and the sequence of its values."""
     cause = cause_of_guard(series.first.guard)
     if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
         return _cause_of_values(series.values[1:])
@@ -448,11 +448,11 @@ def _cause_of_values(values: Sequence[str]) -> Cause | None:
 
 
 def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
-    """What helps against a recompile limit that was hit.
+    """Returns what helps against a recompile limit that was hit.
 
     Args:
-        hit: as records have it, `function hit recompile_limit 8: guard`.
-        recompiles: of the same run.
+        hit: The finding as records hold it, `function hit recompile_limit 8: guard`.
+        recompiles: Recompiles of the same run.
     """
     where, _, rest = hit.partition(" hit ")
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
@@ -466,11 +466,11 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
 
 
 def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
-    """What helps against something that runs eagerly.
+    """Returns what helps against something that runs eagerly.
 
     Args:
-        text: the finding.
-        breaks: graph breaks of the same run: what the break at the same line met says more than the fallback itself.
+        text: The finding.
+        breaks: Graph breaks of the same run: a break at the same line says more than the fallback itself.
     """
     place = text.rpartition(", at ")[2] if ", at " in text else None
     for one in breaks:
@@ -500,30 +500,31 @@ _SKIPS = (
 
 
 def advice_on_cudagraph_skip(text: str) -> str:
-    """What helps against skipped CUDA graphs."""
+    """Returns what helps against skipped CUDA graphs."""
     return next(advice for pattern, advice in _SKIPS if re.search(pattern, text))
 
 
 def advice_on_error(text: str) -> str | None:
-    """What helps against an error of the compiler's."""
+    """Returns what helps against a compiler error."""
     return next((cause.advice for cause in ERRORS if re.search(cause.headline, text)), None)
 
 
 FASTER_FROM = 1.05
-"""Times eager's speed from which a setting counts as faster."""
+"""Speedup over eager from which a setting counts as faster."""
 
 _SHORT_STEP_MS = 2.0
-"""A step below which fixed costs count: a call of compiled code checks guards and passes through AOTAutograd's Python. Two layers
-of 8 × 8, forward and backward, took 0.3 ms longer compiled than in eager on one core of a busy host."""
+"""Step time below which fixed costs matter: a call of compiled code checks guards and passes through AOTAutograd's Python. Two
+layers of 8 × 8, forward and backward, took 0.3 ms longer compiled than in eager on one core of a busy host.
+"""
 
 _WAITS_FROM = 0.1
-"""Share of a step spent waiting for data from which that counts."""
+"""Fraction of a step spent waiting for data from which the wait matters."""
 
 _LAUNCH_BOUND_BELOW = 0.7
-"""Share of a step in which kernels run, below which launching them is what limits it."""
+"""Fraction of a step with kernels running, below which the step is bound by launching them."""
 
 _UNALIGNED_FROM = 0.1
-"""Share of the arithmetic of matrix products from which their shapes count."""
+"""Fraction of the matrix products' arithmetic with unaligned shapes from which the shapes matter."""
 
 _BACKENDS_WITHOUT_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")
 
@@ -541,15 +542,15 @@ class Slowness:
 
 
 def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str | None = None) -> list[Slowness]:
-    """What a measurement knows of why a compiled setting is not faster than eager, the surest first; empty if it is faster.
+    """Explains why a compiled setting is not faster than eager, the surest reason first; empty if it is faster.
 
-    Only what was recorded counts: without a profile, which only GPUs have, whether memory or arithmetic limits a step is not
-    known and not guessed at.
+    Only recorded facts count: without a profile, which only GPUs have, it is unknown whether memory or arithmetic limits a step,
+    and this does not guess.
 
     Args:
-        found: a measurement, or a record, as a mapping.
-        speedup: times as fast as eager; None if that is not known.
-        backend: the setting's; None for Inductor.
+        found: A measurement or a record, as a mapping.
+        speedup: Speedup over eager; None if it is not known.
+        backend: Backend of the setting; None for Inductor.
     """
     if speedup is None or speedup >= FASTER_FROM:
         return []
@@ -564,7 +565,7 @@ def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str
 
 
 def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slowness]:
-    """What of the model makes no compiled code."""
+    """Yields the parts of the model that are not compiled."""
     if not found["graphs"]:
         yield Slowness("nothing compiled", "no graph was compiled", "see what is said to run eagerly")
     if backend in _BACKENDS_WITHOUT_CODE:
@@ -578,7 +579,7 @@ def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slo
 
 
 def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
-    """What costs time although it is compiled."""
+    """Yields costs of code that is compiled."""
     if (share := found.get("data_wait_share")) is not None and share >= _WAITS_FROM:
         yield Slowness(
             "data wait",
@@ -606,7 +607,7 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
 
 
 def _on_the_device(use: Mapping[str, float]) -> Iterator[Slowness]:
-    """What a profile of the GPU says; nothing without one."""
+    """Yields what a profile of the GPU shows; nothing without one."""
     if (busy := use.get("busy")) is None:
         return
     kernels = f"{use['kernels_per_step']:,.0f} kernels a step"

@@ -82,7 +82,7 @@ class Stance(StrEnum):
 
     EAGER_THEN_COMPILE = "eager_then_compile"
     AOT_EAGER_THEN_COMPILE = "aot_eager_then_compile"
-    """As the other, but the first call runs by AOTAutograd, which keeps to an activation memory budget."""
+    """Like `EAGER_THEN_COMPILE`, but AOTAutograd runs the first call, which keeps to an activation memory budget."""
 
 
 class Autocast(StrEnum):
@@ -107,16 +107,16 @@ class Attention(StrEnum):
 
 
 class MemoryFormat(StrEnum):
-    """The order in memory of tensors that have channels, by torch's names (`torch.memory_format`)."""
+    """The memory order of tensors that have channels, by torch's names (`torch.memory_format`)."""
 
     CHANNELS_LAST = "channels_last"
-    """Of 4-D tensors, as convolutions on tensor cores prefer it."""
+    """For 4-D tensors, as convolutions on tensor cores prefer it."""
     CHANNELS_LAST_3D = "channels_last_3d"
-    """Of 5-D tensors, for volumes and videos."""
+    """For 5-D tensors, for volumes and videos."""
 
     @property
     def ndim(self) -> int:
-        """Dimensions of the tensors that the format is for."""
+        """Number of dimensions of the tensors that the format is for."""
         return 4 if self is MemoryFormat.CHANNELS_LAST else 5
 
 
@@ -130,10 +130,10 @@ class SdpaKernel(StrEnum):
 
 
 class ActivationCheckpointing(StrEnum):
-    """Whose activations are computed again in the backward pass in place of being kept (`torch.utils.checkpoint`)."""
+    """Which activations are recomputed in the backward pass instead of being kept (`torch.utils.checkpoint`)."""
 
     BLOCKS = "blocks"
-    """Those inside each repeated block; its inputs are kept."""
+    """Activations inside each repeated block; the block's inputs are kept."""
 
 
 class Pipeline(StrEnum):
@@ -158,7 +158,7 @@ def resolve_mode(given: Mode | None, cudagraphs: bool | None) -> tuple[Mode, boo
     """Returns the mode and whether it uses CUDA graphs, from whichever of the two was given.
 
     Raises:
-        SettingsError: they contradict each other.
+        SettingsError: The two contradict each other.
     """
     mode = given or Mode.DEFAULT
     if cudagraphs is None:

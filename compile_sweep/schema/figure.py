@@ -1,7 +1,7 @@
-"""What a figure of a record says of itself: its meaning, unit and limits, and how those of several workers become one.
+"""What a figure of a record declares: its meaning, unit and limits, and how several workers' values are combined.
 
-`record.py` declares each figure with it, once. The checks of a line, `analysis.COLUMNS`, a group's measurement and the table in
-docs/records.md are made of these declarations.
+`record.py` declares each figure once. The validation of a line, `analysis.COLUMNS`, a group's measurement and the table in
+docs/records.md are derived from these declarations.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NOT_MEASURED = "not measured"
-"""When most figures are missing."""
+"""Value of `missing` for most figures."""
 
 Rule = Callable[[Sequence[Any], str], Any]
-"""Makes the group's figure of that name out of all workers' measurements, in the order of their ranks."""
+"""Combines all workers' measurements, in the order of their ranks, into the group's figure of that name."""
 
 
 def first(ranks: Sequence[Any], name: str) -> Any:
-    """Worker 0's: steps end for all workers together, when gradients are reduced."""
+    """Returns worker 0's value: steps end for all workers together, when gradients are reduced."""
     return getattr(ranks[0], name)
 
 
 def most(ranks: Sequence[Any], name: str) -> Any:
-    """The largest: the group waits for its slowest worker and needs room for its largest."""
+    """Returns the largest value: the group waits for its slowest worker and needs room for its largest."""
     return max((value for one in ranks if (value := getattr(one, name)) is not None), default=None)
 
 
 def total(ranks: Sequence[Any], name: str) -> Any:
-    """The sum, as of rates."""
+    """Returns the sum, for example of rates."""
     return sum(getattr(one, name) for one in ranks)
 
 
 def mean(ranks: Sequence[Any], name: str) -> Any:
-    """The mean."""
+    """Returns the mean."""
     return total(ranks, name) / len(ranks)
 
 
 def merged(ranks: Sequence[Any], name: str) -> list[str]:
-    """Worker 0's sentences, and those that only another worker has, with its rank."""
+    """Returns worker 0's sentences, then those that only another worker has, with its rank."""
     return merged_sentences([getattr(one, name) for one in ranks])
 
 
 def of_slowest(ranks: Sequence[Any], name: str) -> Any:
-    """That of the worker that compiled longest."""
+    """Returns the value of the worker that compiled longest."""
     return getattr(max(ranks, key=lambda one: one.compile_s), name)
 
 
 def gravest(ranks: Sequence[Any], name: str) -> Any:
-    """The check that found the worst: numbers hold only where every worker's do."""
+    """Returns the worst numerics check: numbers hold only if every worker's do."""
     return min((getattr(one, name) for one in ranks), key=lambda numerics: _SEVERITY.index(str(numerics["status"])))
 
 
 def scaled(with_total_of: str) -> Rule:
-    """Worker 0's interval, scaled as the named figure is: workers in lockstep scatter together."""
+    """Returns a rule that scales worker 0's interval like the named figure: workers in lockstep vary together."""
 
     def rule(ranks: Sequence[Any], name: str) -> Any:
         share = total(ranks, with_total_of) / getattr(ranks[0], with_total_of)
@@ -63,17 +63,17 @@ def scaled(with_total_of: str) -> Rule:
 
 
 def mean_of(of: str) -> Rule:
-    """The mean of another figure."""
+    """Returns a rule that takes the mean of another figure."""
     return lambda ranks, _: mean(ranks, of)
 
 
 def each(of: str) -> Rule:
-    """Another figure of every worker."""
+    """Returns a rule that lists another figure of every worker."""
     return lambda ranks, _: [getattr(one, of) for one in ranks]
 
 
 def merged_sentences(by_rank: Sequence[Sequence[str]]) -> list[str]:
-    """The first list, and of the others what no sentence so far contains, with its rank."""
+    """Returns the first list, then the sentences of the others that are new, with their rank."""
     found = list(by_rank[0])
     for rank, told in enumerate(by_rank[1:], start=1):
         found += [f"worker {rank}: {text}" for text in told if not any(text in known for known in found)]
@@ -81,41 +81,41 @@ def merged_sentences(by_rank: Sequence[Sequence[str]]) -> list[str]:
 
 
 _SEVERITY = ("nan", "diverges", "eager_unstable", "ok")
-"""Results of the numerics check, the gravest first."""
+"""Results of the numerics check, the worst first."""
 
 _LARGEST = 1e15
-"""No figure is above this, in any unit."""
+"""Upper limit of every figure, in any unit."""
 SMALLEST_POSITIVE = 1e-12
-"""No rate, ratio or step that was measured is below this, in any unit."""
+"""Lower limit of every measured rate, ratio or step, in any unit."""
 ANY_NUMBER = (-1e100, 1e100)
 DIFFERENCE = (-_LARGEST, _LARGEST)
-"""Of what comes of a subtraction."""
+"""Limits of a figure that is a difference."""
 SHARE = (0.0, 1.0 + 1e-6)
 BYTES = (0.0, 2.0**60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What there is to say of a record's field: the checks, `analysis.COLUMNS` and docs/records.md are made of it."""
+    """Declaration of a record's field, from which validation, `analysis.COLUMNS` and docs/records.md are derived."""
 
     meaning: str
     unit: str = ""
     missing: str = "never"
     """When the field is null or empty."""
     over_ranks: Rule = first
-    """Makes one figure of those that several workers measured."""
+    """Combines several workers' figures into one."""
     limits: tuple[float, float] = (0.0, _LARGEST)
-    """Least and most that a number in the field can be."""
+    """Smallest and largest number that the field can hold."""
     is_positive: bool = False
-    """Whether it is above 0."""
+    """Whether the number is above 0."""
 
 
 def figure(meaning: str, *, default: Any = None, **more: Any) -> Any:
-    """A field of a record that is null or empty unless it is given.
+    """Declares a record's field that is null or empty by default.
 
     Args:
-        meaning: What it is, in Markdown.
-        default: `list` and `dict` make an empty one.
+        meaning: What the figure is, in Markdown.
+        default: Default value; `list` and `dict` give a new empty one.
         more: Other fields of `Figure`.
     """
     about = {"figure": Figure(meaning=meaning, **more)}
@@ -123,5 +123,5 @@ def figure(meaning: str, *, default: Any = None, **more: Any) -> Any:
 
 
 def required(meaning: str, **more: Any) -> Any:
-    """A field that every record has, told of in the same way."""
+    """Declares a field that every record has."""
     return field(metadata={"figure": Figure(meaning=meaning, **more)})

@@ -1,8 +1,9 @@
-"""Append-only logs: one strict JSON object a line, each the fields of one frozen dataclass, and a checksum of them.
+"""Append-only logs: one strict JSON object per line, with the fields of one frozen dataclass and their checksum.
 
-A line is written with a single `write` under a lock and fsynced. A writer that is killed within that call, or a power failure,
-can leave part of a line: its beginning without a line break, or zeros in its middle if the disk wrote only some of its pages.
-JSON text has no zeros, so both can be recognized. Readers leave such an end out; the next `append`, or `recover`, sets it aside.
+A line is written with a single `write` under a lock and fsynced. If the writer is killed within that call, or the power fails,
+part of a line can remain: its beginning without a line break, or zeros in its middle if the disk wrote only some of its pages.
+JSON text has no zeros, so both can be recognized. Readers skip such an end; the next `append`, or `recover`, moves it to a file
+of its own.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ Record = TypeVar("Record")
 
 _INTERVAL = tuple[float, float] | None
 _MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int}, int: {int}}
-"""Of lists and objects, the types whose values JSON may hold, by the type of their members."""
+"""Types that JSON lists and objects may hold, by the type of their members."""
 _DEEPEST = 16
 _CHECKSUM = re.compile(r',"checksum":"([0-9a-f]{8})"\}$')
 _TORN = ".torn"
-"""Ends the name of the file that keeps what was torn off the end of a log."""
+"""Suffix of the file that keeps what was torn off the end of a log."""
 
 _BLOCK_BYTES = 1 << 20
 
 
 def written(values: Mapping[str, Any]) -> str:
-    """One line of strict JSON: no bare NaN or infinity (they become null), no line break, no secret."""
+    """Returns one line of strict JSON: NaN and infinity become null, no line break, no secret."""
     return json.dumps(_writable(redact.redact_json(values)), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def sealed(text: str) -> str:
-    """The JSON object with one more field, the CRC-32 of its text before."""
+    """Adds a field to the JSON object: the CRC-32 of the text before it."""
     return f'{text[:-1]},"checksum":"{zlib.crc32(text.encode()):08x}"}}'
 
 
 def unsealed(line: str) -> str:
-    """The JSON object as `sealed` was given it. A line without a checksum is returned as it is: an older version wrote it.
+    """Returns the JSON object that `sealed` was given. A line without a checksum, from an older version, is returned unchanged.
 
     Raises:
-        RecordsError: The text is not the one that the checksum was made of.
+        RecordsError: The text does not match its checksum.
     """
     if (found := _CHECKSUM.search(line)) is None:
         return line
@@ -63,10 +64,10 @@ def unsealed(line: str) -> str:
 
 
 def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a line, less its schema version.
+    """Parses a line and returns its fields, without the schema version.
 
     Raises:
-        RecordsError: not JSON, not what was written, another schema version, or a field that is none.
+        RecordsError: The line is not JSON, is damaged, has another schema version, or has an invalid field.
     """
     line = unsealed(line)
     try:
@@ -84,17 +85,17 @@ def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, intervals as tuples.
+    """Validates the values and returns them, with intervals as tuples.
 
     Raises:
-        TypeError, ValueError: a value is not of its field's kind.
+        TypeError, ValueError: A value does not have its field's type.
     """
     for name, kind in kinds.items():
         if kind == _INTERVAL and values.get(name) is not None:
             low, high = values[name]
             if not all(_is_of(end, float | None) for end in (low, high)):
                 raise TypeError(f"{name} is {quote_value(values[name])}")
-            # null: it was not finite, which an upper end is that the steps do not bound
+            # null: the value was not finite, such as the upper end of an interval that the steps do not bound
             values[name] = None if low is None else (float(low), math.inf if high is None else float(high))
     for name, value in values.items():
         if not _is_of(value, kinds[name]) or (isinstance(value, dict) and not _is_sound(value, _DEEPEST)):
@@ -103,15 +104,15 @@ def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def append(path: Path, text: str, unique: str = "") -> None:
-    """Adds a line to the log, durable when this returns; safe from several processes of one host.
+    """Appends a line to the log. Durable on return; safe from several processes on one host.
 
     Args:
         path: The log.
         text: A JSON object.
-        unique: A part of the text that no line of the log may have yet.
+        unique: A part of the text that no line of the log may contain yet.
 
     Raises:
-        RecordsError: A line of the log has that part, or the log is not a regular file.
+        RecordsError: A line of the log contains `unique`, or the log is not a regular file.
     """
     line = sealed(text).encode() + b"\n"
     is_new = not path.exists()
@@ -125,8 +126,8 @@ def append(path: Path, text: str, unique: str = "") -> None:
         try:
             if count != len(line):
                 raise OSError(f"only {count} of {len(line)} bytes of a record fitted on the disk")
-            os.fsync(descriptor)  # some file systems notice only here that they are full
-        except OSError:  # take it back, so that the log stays whole lines, and one a record if the caller tries again
+            os.fsync(descriptor)  # some file systems report a full disk only here
+        except OSError:  # undo the write, so that the log holds whole lines, and no duplicates if the caller tries again
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
             raise
         if is_new:
@@ -136,14 +137,14 @@ def append(path: Path, text: str, unique: str = "") -> None:
 
 
 def recover(path: Path) -> str | None:
-    """Sets aside what a killed writer or a power failure left at the end of the log.
+    """Moves an incomplete line, left by a killed writer or a power failure, from the end of the log to a file of its own.
 
     Returns:
-        A sentence for the user; None if the log is whole, or there is none.
+        A sentence for the user; None if the log is whole or missing.
 
     Raises:
         RecordsError: The log is not a regular file.
-        OSError: It cannot be written.
+        OSError: The log is not writable.
     """
     if not path.exists():
         return None
@@ -156,7 +157,7 @@ def recover(path: Path) -> str | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes durable that files were made in the folder or renamed; not all file systems can."""
+    """Makes files' creation or renaming in the folder durable, where the file system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -166,21 +167,22 @@ def sync_folder(folder: Path) -> None:
 
 
 def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
-    """Every record of the log, in order; none if there is no log yet.
+    """Reads every record of the log, in order; empty if there is no log yet.
 
     Args:
-        path: the log.
-        parse: makes a record of a line.
-        what: a line is, for the complaint.
+        path: The log.
+        parse: Converts a line to a record.
+        what: What a line is, for error messages.
 
     Raises:
-        RecordsError: it cannot be read, or a line is not a whole record; says which, and that those before it are intact.
+        RecordsError: The log cannot be read, or a line is not a whole record; the message names the line and says that those
+            before it are intact.
     """
     try:
         if not path.exists():
             return []
         with os.fdopen(_opened(path, os.O_RDONLY), encoding="utf-8", errors="replace", newline="\n") as log:
-            fcntl.flock(log, fcntl.LOCK_SH)  # a record is seen whole or not at all
+            fcntl.flock(log, fcntl.LOCK_SH)  # readers see all of a record or nothing
             text = log.read()
     except OSError as error:
         raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
@@ -193,12 +195,12 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
 
 
 class Tail(Generic[Record]):
-    """Follows a log, reading each line once, however long the log.
+    """Follows a log; reads each line only once, however long the log.
 
     Args:
-        path: the log.
-        parse: makes a record of a line.
-        what: a line is, for the complaint.
+        path: The log.
+        parse: Converts a line to a record.
+        what: What a line is, for error messages.
     """
 
     def __init__(self, path: Path, parse: Callable[[str], Record], what: str) -> None:
@@ -206,10 +208,10 @@ class Tail(Generic[Record]):
         self._offset = 0
 
     def fresh(self) -> list[Record]:
-        """The records that were added since the last call, in order; all of them at the first.
+        """Returns the records added since the last call, in order; all of them at the first call.
 
         Raises:
-            RecordsError: a new line is not a whole record.
+            RecordsError: A new line is not a whole record.
         """
         if not self._path.exists() or self._path.stat().st_size == self._offset:
             return []
@@ -217,17 +219,17 @@ class Tail(Generic[Record]):
             fcntl.flock(log, fcntl.LOCK_SH)
             log.seek(self._offset)
             added = log.read()
-        added = added[: added.rfind(b"\n") + 1]  # the rest is not a line yet
+        added = added[: added.rfind(b"\n") + 1]  # the rest is an unfinished line
         self._offset += len(added)
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
 
 
 def _opened(path: Path, flags: int) -> int:
-    """A descriptor of the log. Does not wait for the other end of a pipe, as `open` would.
+    """Opens the log. Does not block on a pipe, as `open` would.
 
     Raises:
-        RecordsError: It is a pipe, a device or the like.
-        OSError: It cannot be opened, or is a folder.
+        RecordsError: The path is a pipe, a device or the like.
+        OSError: The path cannot be opened, or is a folder.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(descriptor).st_mode
@@ -240,13 +242,13 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
-    """Makes the log end with a line break; the log is locked. Returns what was done."""
+    """Makes the log end with a line break; returns what was done. The caller holds the lock."""
     size = os.fstat(descriptor).st_size
     begin = _begin_of_last_line(descriptor, size)
     rest = os.pread(descriptor, size - begin, begin)
     if not rest or (rest.endswith(b"\n") and b"\0" not in rest):
         return None
-    if _is_whole(rest.decode("utf-8", "replace")):  # only its line break is missing
+    if _is_whole(rest.decode("utf-8", "replace")):  # the line lacks only its line break
         os.write(descriptor, b"\n")
         os.fsync(descriptor)
         return None
@@ -283,7 +285,7 @@ def _holds(descriptor: int, part: bytes) -> bool:
 
 
 def _is_whole(line: str) -> bool:
-    """Whether a line without a line break is a JSON object all the same: part of one never is."""
+    """Tells whether a line is a JSON object although it lacks its line break; a part of one never is."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -302,7 +304,7 @@ def _records(path: Path, lines: Sequence[str], parse: Callable[[str], Record], w
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of a field's kind, and so are the members of a list or an object that names theirs."""
+    """Tells whether a JSON value has a field's type, including the members of a list or an object."""
     if isinstance(kind, UnionType):
         return any(_is_of(value, one) for one in get_args(kind))
     if kind is float:  # 1e999 is an infinity that JSON's grammar allows
@@ -314,21 +316,21 @@ def _is_of(value: Any, kind: Any) -> bool:
     member = _MEMBERS.get(get_args(kind)[-1] if get_args(kind) else None)
     if member is None or isinstance(value, tuple):
         return True
-    if isinstance(value, dict):  # figures by name, null where one was not finite
+    if isinstance(value, dict):  # figures by name; null if not finite
         value = [one for one in value.values() if one is not None]
-    # thousands of steps a record: no call of ours for each
+    # a record can have thousands of steps, so avoid a Python call for each
     return set(map(type, value)) <= member and (str in member or all(map(math.isfinite, value)))
 
 
 def _is_sound(value: Any, levels: int) -> bool:
-    """Whether nothing is nested deeper than what recurses through it can follow, and no number infinite."""
+    """Tells whether a value is nested no deeper than recursion allows and contains no infinite number."""
     if not isinstance(value, dict | list):
         return not isinstance(value, float) or math.isfinite(value)
     return levels > 0 and all(_is_sound(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value))
 
 
 def _integer(digits: str) -> int:
-    """No integer is larger than a column of a table can hold."""
+    """Parses an integer that fits the column of a table."""
     if len(digits) > 20 or not -(2**63) <= (found := int(digits)) < 2**63:
         raise ValueError(f"an integer of {len(digits)} digits")
     return found
@@ -339,7 +341,7 @@ def _refuse(constant: str) -> None:
 
 
 def _writable(value: Any) -> Any:
-    if isinstance(value, str):  # what stands for bytes that are not UTF-8 cannot be written
+    if isinstance(value, str):  # surrogates, which stand for bytes that are not UTF-8, cannot be written
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -21,7 +21,7 @@ from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.setting_text import suggest
 
 Record = Mapping[str, Any]
-"""Fields of a `TrialRecord`, by name. A missing field counts as a figure that was not reached."""
+"""Fields of a `TrialRecord` by name. A missing field counts as a figure that was not reached."""
 
 
 class Goal(StrEnum):
@@ -36,7 +36,7 @@ def _is_numeric(kind: Any) -> bool:
 
 
 FIELDS = (*(name for name, kind in get_type_hints(TrialRecord).items() if _is_numeric(kind)), "warm_start_s")
-"""What objectives and constraints can refer to: the numeric fields of a trial's record, and its warm start's time."""
+"""What objectives and constraints can refer to: the numeric fields of a trial's record, and the time of its warm start."""
 
 _UNITS: Mapping[str, Mapping[str, float]] = {
     "bytes": {
@@ -46,12 +46,12 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
     "s": {"ms": 1e-3, "s": 1, "min": 60, "h": 3600},
     "ms": {"ms": 1, "s": 1e3, "min": 60e3},
 }  # fmt: skip
-"""Units a bound may be written in, by the field's own unit, with their size in that unit."""
+"""Units for bounds, by the field's own unit, with their size in that unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A figure to make as large or as small as possible."""
+    """A figure to maximize or minimize."""
 
     name: str
     goal: Goal
@@ -91,7 +91,7 @@ class Constraint:
     is_upper: bool
     """Whether the bound is a maximum; otherwise it is a minimum."""
     bound: float
-    """In the field's own unit."""
+    """The bound, in the field's own unit."""
 
     @classmethod
     def parse(cls, text: str) -> Constraint:
@@ -147,7 +147,7 @@ class Aims:
         """Parses objectives and constraints; without objectives, uses the default three.
 
         Raises:
-            ConfigError: as `Objective.parse` and `Constraint.parse`, or an objective given twice.
+            ConfigError: An invalid objective or constraint, or the same objective twice.
         """
         chosen = tuple(Objective.parse(text) for text in objectives) or DEFAULT_OBJECTIVES
         return cls(chosen, tuple(Constraint.parse(text) for text in constraints))
@@ -168,7 +168,7 @@ class Aims:
         return (float(has_failed), *(1.0 if bound is None else bound for bound in bounds))
 
     def is_usable(self, record: Record) -> bool:
-        """Whether the record may be on the front: status ok, a figure for every objective, and every constraint met."""
+        """Tells whether the record may be on the front: status ok, a figure for every objective, and every constraint met."""
         return all(violation <= 0 for violation in self.violations(record))
 
     def usable_losses(self, records: Iterable[Record]) -> list[Losses]:
@@ -180,7 +180,8 @@ class Aims:
         """Checks that at least one record meets the constraints.
 
         Raises:
-            ConfigError: names the constraint and the nearest figure, or says that no record is usable at all.
+            ConfigError: No record meets the constraints; the message names the constraint and the nearest figure, or says that
+                none is usable at all.
         """
         if any(self.is_usable(record) for record in records):
             return
@@ -206,23 +207,24 @@ DEFAULT_OBJECTIVES = (
 
 
 def figure(record: Record, name: str) -> float | None:
-    """A record's figure as a finite number, or None. A warm trial's compile time is its estimate of the cold one."""
+    """Returns a record's figure as a finite number, or None. A warm trial's compile time is its estimate of the cold one."""
     is_warm = record.get("caches") == Caches.WARM
     value = record.get("cold_equivalent_s" if name == "compile_s" and is_warm else name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:  # NaN neither
+    # NaN is excluded, too.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)
 
 
 def assured(record: Record, name: str, *, at_most: bool) -> float | None:
-    """The figure, or, of a trial whose steps were too noisy (`stable` is false), the worse end of its 95 % interval.
+    """Returns the figure or, if the trial's steps were too noisy (`stable` is false), the worse end of its 95 % interval.
 
-    None if the figure is missing, or its worse end is an upper one and nothing bounds it.
+    None if the figure is missing, or if its worse end is an upper one that is unbounded.
 
     Args:
-        record: the record.
-        name: of the figure; one without an interval is returned as it is.
-        at_most: whether the upper end is the worse one.
+        record: The record.
+        name: Name of the figure; a figure without an interval is returned unchanged.
+        at_most: Whether the upper end is the worse one.
     """
     value = figure(record, name)
     of, interval = INTERVALS.get(name, (name, ""))
@@ -243,7 +245,7 @@ INTERVALS = {
     "step_ms_median": ("step_ms_median", "step_ms_ci95"),
     "speedup_eager": ("speedup_eager", "speedup_eager_ci95"),
 }
-"""Figure → the one whose interval says how far it may be off, relative to it, and the field of that interval."""
+"""By figure: the figure whose interval gives its relative uncertainty, and the field with that interval."""
 
 
 def _check_field(name: str, where: str) -> None:

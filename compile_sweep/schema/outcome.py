@@ -1,11 +1,11 @@
-"""How an attempt ended: its status, its label, whose fault that was, and whether to try again.
+"""How an attempt ended: its status, its label, what was at fault, and whether to try again.
 
-Pure: evidence goes in; status, label and a reason come out. A new label is one line of `Label` and the rule that gives it.
+Pure: takes evidence and returns status, label and a reason. A new label is one line of `Label` and the rule that assigns it.
 
-A fault of the machines says nothing about the setting, so the setting is tried again, after a longer wait each time: what broke
-may need time to recover. A fault of the setting is a result. A worker that died without a word may be either, so it gets one
-more try. Where traced functions are kept (`--precompile`), torch may be at fault, because it cannot do that for all of them; the
-setting then gets one try without.
+A fault of the machines says nothing about the setting, so the setting is tried again, after a longer wait each time, because the
+machines may need time to recover. A fault of the setting is a result. A worker that died without a message may be either, so it
+gets one more try. Where Dynamo's traces are stored (`--precompile`), torch may be at fault, because it cannot store all of them;
+the setting then gets one try without.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
 
 class Status(StrEnum):
-    """What became of an attempt."""
+    """The outcome of an attempt."""
 
     OK = "ok"
     """Measured, and nothing speaks against using the setting."""
@@ -59,7 +59,7 @@ class Status(StrEnum):
 
 
 class Fault(Enum):
-    """Whose fault it is that an attempt is not ok."""
+    """What is at fault if an attempt is not ok."""
 
     SETTING = "the setting"
     MACHINES = "the machines"
@@ -73,14 +73,14 @@ _UNCERTAIN = Status.FAILED, Fault.UNCERTAIN
 
 
 class Label(StrEnum):
-    """Why an attempt is not ok, as one word: its status, whose fault it is, how many tries it gets in all, and what it means."""
+    """Why an attempt is not ok, as one word, with its status, what is at fault, how many tries it gets, and its meaning."""
 
     status: Status
     fault: Fault
     tries: int
     meaning: str
 
-    def __new__(  # the defaults are for mypy, which takes looking a label up, Label("nan"), for a call of this
+    def __new__(  # the defaults are for mypy, which takes a lookup, Label("nan"), for a call of this
         cls, word: str, status: Status = Status.FAILED, fault: Fault = Fault.UNCERTAIN, tries: int = 1, meaning: str = ""
     ) -> Label:
         label = str.__new__(cls, word)
@@ -118,22 +118,22 @@ class Label(StrEnum):
 
 
 LOST_TO_MACHINES = frozenset(label for label in Label if label.fault is Fault.MACHINES)
-"""Labels of attempts that the machines ended: the setting is tried again, and again when the sweep is resumed."""
+"""Labels of attempts that the machines ended: the setting is tried again, also when the sweep is resumed."""
 
 OF_PRECOMPILE = frozenset({Label.COMPILE_ERROR, Label.EXCEPTION, Label.CRASHED})
-"""Labels of attempts with `--precompile` that torch may have ended because it could not keep or load a traced function."""
+"""Labels of attempts with `--precompile` that torch may have ended because it could not store or load a trace of Dynamo's."""
 
 LOST_TO_PRECOMPILE = "with --precompile: "
-"""First words of the reason of such an attempt. A process that takes over a trial knows only the reasons of its attempts."""
+"""Prefix of such an attempt's reason. A process that takes over a trial knows only the reasons of its attempts."""
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemory|MemoryError|out of memory|(?:can't|[Cc]annot) allocate memory|low on memory|memory usage threshold"
 )
 _HOST_FULL = re.compile(r"low on memory|memory usage threshold")
-"""What Ray's memory monitor says when it ends a worker."""
+"""What Ray's memory monitor reports when it ends a worker."""
 
 _GPU_FULL = re.compile(r"CUDA error: out of memory")
-"""What CUDA says when there is no room even for a process's context, before the setting matters."""
+"""What CUDA reports when memory lacks even for a process's context, before the setting matters."""
 
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _DEVICE_LOST = re.compile(
@@ -149,7 +149,7 @@ _PEERS_GONE = re.compile(
     r"[Cc]onnection (?:closed by|reset by|refused by)|[Bb]roken pipe|remote process (?:has )?exited|communicator was aborted"
     r"|ncclRemoteError|ncclSystemError|[Ss]ocket [Cc]losed|Timed out waiting|DistNetworkError|DistBackendError"
 )
-"""What the exception of a worker says whose peer was gone."""
+"""Patterns of a worker's exception after its peer is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ OK = Verdict(status=Status.OK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The evidence about an attempt that returned no measurement."""
+    """Evidence about an attempt that returned no measurement."""
 
     phase: str
     """The last phase a worker reported."""
@@ -180,30 +180,30 @@ class Death:
     """Class name of the exception a worker raised, dotted; None if it died without one."""
     error_text: str = ""
     error_is_compilers: bool = False
-    """Whether the exception came out of the compiler."""
+    """Whether the compiler raised the exception."""
     num_workers: int = 1
-    """Workers of the trial."""
+    """Number of the trial's workers."""
     fatal: str | None = None
     """What Python wrote when a signal ended a worker, like "Segmentation fault"; None if it wrote nothing."""
     timed_out: bool = False
     """Whether a worker wrote that its deadline ended it."""
     oom_killed: bool = False
-    """Whether the kernel ended a process of a worker's host for want of memory as the worker went."""
+    """Whether the kernel killed a process on a worker's host for lack of memory when the worker ended."""
     nodes_lost: int = 0
-    """How many hosts of the trial's workers left the cluster."""
+    """Number of the trial's hosts that left the cluster."""
     startup_error: str = ""
-    """What a worker said that died before its first line; empty if none did."""
+    """Error of a worker that died before its first line; empty if none did."""
 
 
 def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
     """Judges a measured attempt: may the setting be used?
 
-    What makes a setting unusable comes before what only makes its figure uncertain. Noise alone is not a reason: the record's
+    Reasons why a setting is unusable come before reasons why its figure is uncertain. Noise alone is not a reason: the record's
     interval says how uncertain its figure is, and fronts go by the interval's worse end.
 
     Args:
         measurement: `Measurement.to_dict()`.
-        claims_cudagraphs: whether the settings say that CUDA graphs are used.
+        claims_cudagraphs: Whether the settings say that CUDA graphs are used.
     """
     numerics = measurement["numerics"]
     if numerics["status"] != "ok":
@@ -224,7 +224,7 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
     share = measurement["data_wait_share"]
     if (
         share is not None and share > MAX_DATA_WAIT_SHARE and measurement.get("pipeline") != "script"
-    ):  # whose figures leave it out
+    ):  # its figures leave this out
         return verdict_of(
             Label.INPUT_BOUND,
             f"waits for data {share:.0%} of the time (allowed {MAX_DATA_WAIT_SHARE:.0%}), so the figure is the input pipeline's; "
@@ -242,7 +242,7 @@ def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
     """Judges a warm start: was it warm?
 
     Args:
-        start: figures of a `WarmStart`.
+        start: Figures of a `WarmStart`.
     """
     if start["cache_hits"]:
         return OK
@@ -272,7 +272,7 @@ def judge_death(death: Death) -> Verdict:
 
 
 def is_let_down(error_type: str, text: str) -> bool:
-    """Whether a worker's exception says only that another worker of its group was gone."""
+    """Tells whether a worker's exception says only that another worker of its group was gone."""
     return _PEERS_GONE.search(f"{error_type} {text}") is not None
 
 
@@ -327,7 +327,7 @@ def _judge_silence(death: Death) -> Verdict:
 
 
 def _device_lost(death: Death, everything: str, text: str) -> Verdict | None:
-    """A verdict if no process can use the GPU, whatever its work; None otherwise."""
+    """Returns a verdict if no process can use the GPU, whatever its work; None otherwise."""
     if death.phase == Phase.STARTING and _GPU_FULL.search(everything):
         return verdict_of(Label.DEVICE_LOST, f"the GPU was full before anything of the setting was on it: {text}")
     if _DEVICE_LOST.search(everything):
@@ -348,10 +348,10 @@ def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str
     """Judges a trial whose own process ended before it could write its record.
 
     Args:
-        elapsed_s: seconds since it started, or since it had a host.
-        trial_deadline_s: seconds after which it ends itself if its workers cannot be ended.
+        elapsed_s: Seconds since it started, or since it had a host.
+        trial_deadline_s: Seconds after which it ends itself if its workers cannot be ended.
         error_text: Tune's message.
-        startup_error: what its worker said that died before Ray knew it; empty if none did.
+        startup_error: Error of a worker that died before Ray knew it; empty if none did.
     """
     said = _not_started(startup_error)
     if elapsed_s >= trial_deadline_s:
@@ -361,12 +361,12 @@ def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str
 
 
 def verdict_of(label: Label, reason: str) -> Verdict:
-    """The verdict that a label stands for."""
+    """Returns the verdict for a label."""
     return Verdict(status=label.status, label=label, reason=reason)
 
 
 def _sentence(text: str) -> str:
-    """The first line that says something, cut to a readable length."""
+    """Returns the first informative line, cut to a readable length."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
     return line if len(line) <= _SENTENCE_LENGTH else line[:_SENTENCE_LENGTH] + "…"
 
@@ -376,16 +376,16 @@ LONGEST_BACKOFF_S = 30.0
 
 
 def was_lost_to_precompile(failed: Sequence[str]) -> bool:
-    """Whether one of these failed attempts, given by their reasons, was ended by `--precompile`."""
+    """Tells whether `--precompile` ended one of these failed attempts, given by their reasons."""
     return any(reason.startswith(LOST_TO_PRECOMPILE) for reason in failed)
 
 
 def backoff_s(label: Label | None, failed: Sequence[str]) -> float | None:
-    """Seconds to wait before the next attempt; None if there should be none.
+    """Returns the seconds to wait before the next attempt; None if there should be none.
 
     Args:
-        label: the latest attempt's label; None if it was ok.
-        failed: the reason of each earlier attempt. One that `--precompile` ended does not count.
+        label: Label of the latest attempt; None if it was ok.
+        failed: Reasons of the earlier attempts. Those that `--precompile` ended do not count.
     """
     attempts = 1 + sum(not reason.startswith(LOST_TO_PRECOMPILE) for reason in failed)
     if label is None or attempts >= label.tries:
@@ -394,10 +394,10 @@ def backoff_s(label: Label | None, failed: Sequence[str]) -> float | None:
 
 
 def exit_text(code: int) -> str:
-    """How a process ended, such as `exit code 3` or `signal SIGKILL`.
+    """Describes how a process ended, such as `exit code 3` or `signal SIGKILL`.
 
     Args:
-        code: as `subprocess.Popen.returncode` has it: the negative number of the signal that ended it.
+        code: `subprocess.Popen.returncode`: the exit code, or the negated number of the signal that ended the process.
     """
     if code >= 0:
         return f"exit code {code}"

@@ -9,12 +9,12 @@ Losses = tuple[float, ...]
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the first losses are nowhere worse than the others and somewhere better."""
+    """Tells whether the first losses are nowhere worse than the others and better in at least one objective."""
     return tuple(one) != tuple(other) and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def front(points: Iterable[Losses]) -> list[Losses]:
-    """The points that no other point dominates, each once, in their given order."""
+    """Returns the points that no other point dominates, each once, in their given order."""
     found: list[Losses] = []
     for point in points:
         found = extended(found, point)
@@ -22,24 +22,24 @@ def front(points: Iterable[Losses]) -> list[Losses]:
 
 
 def extended(found: list[Losses], point: Losses) -> list[Losses]:
-    """The front after adding a point, without what that point dominates; the same list if the point changes nothing."""
+    """Returns the front after adding a point, without the points it dominates; the same list if the point changes nothing."""
     if any(all(a <= b for a, b in zip(other, point, strict=True)) for other in found):
         return found
     return [other for other in found if not dominates(point, other)] + [point]
 
 
 def dominated(points: Sequence[Losses]) -> list[bool]:
-    """For each point, whether another one dominates it. Equal points do not dominate each other."""
+    """Tells, for each point, whether another one dominates it. Equal points do not dominate each other."""
     # In ascending order a point can only be dominated by an earlier one, so the front never shrinks while it is built.
     best = set(front(sorted(points)))
     return [point not in best for point in points]
 
 
 def reference_point(points: Sequence[Losses]) -> Losses:
-    """The point from which to measure a hypervolume: a tenth of the points' range worse than the worst, in each objective.
+    """Returns a hypervolume's reference point: a tenth of the points' range worse than the worst, in each objective.
 
     Raises:
-        ValueError: no points.
+        ValueError: There are no points.
     """
     if not points:
         raise ValueError("a reference point needs points")
@@ -49,9 +49,9 @@ def reference_point(points: Sequence[Losses]) -> Losses:
 
 
 def hypervolume(points: Iterable[Losses], reference: Losses) -> float:
-    """The volume dominated by the points and bounded by the reference point: exact, for any number of points.
+    """Computes the volume dominated by the points and bounded by the reference point; exact, for any number of points.
 
-    By slices along the last loss, each the volume of the others times its thickness.
+    The volume is the sum over slices along the last loss, each the volume of the other losses times its thickness.
     """
     inside = [point for point in points if all(loss < worst for loss, worst in zip(point, reference, strict=True))]
     if len(reference) == 1 or not inside:

@@ -1,7 +1,7 @@
-"""Recompiles as records hold them, as parts and folded: a guard that fails at each of ten values is one finding, not ten.
+"""Recompiles as records hold them, parsed and grouped: a guard that fails at each of ten values is one finding, not ten.
 
-Background: a record has one text for each recompile, `function (file:line): guard # code # file:line in function`. A guard
-names a source, which is Dynamo's path to a value, and what that value was when its graph was compiled.
+Background: a record has one text per recompile, `function (file:line): guard # code # file:line in function`. A guard
+names a source, which is Dynamo's path to a value, and the value at the time its graph was compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BOILERPLATE = (
     re.compile(r" \(one of \d+ graphs, none of which fits\)"),
     re.compile(r" Guard failed on a parameter, consider using .*?(?=\(one of|$)"),
 )
-"""What torch says of any such guard, and how many graphs had been tried."""
+"""Text that torch adds to every guard of this kind, and the number of graphs tried."""
 
 _MAPPINGS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _SIZE = re.compile(r"tensor '(?P<source>.+?)' size mismatch at index (?P<index>\d+)\. expected (?P<value>\d+), actual \d+")
@@ -26,29 +26,29 @@ _EMPTY = re.compile(r"not (?P<source>\S+)$")
 _VALUE = re.compile(r"(?P<source>.+?) (?:==|is) (?P<value>.+)$")
 
 MOST_VALUES = 5
-"""Values of one source that are written out."""
+"""Maximum number of values of one source that are written out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompile:
-    """One recompile: where, and which guard failed."""
+    """A recompile: where it happened, and which guard failed."""
 
     function: str
-    """Such as `forward (model.py:3)`."""
+    """Function and place, such as `forward (model.py:3)`."""
     guard: str
     """The expression that no longer held, without torch's general hints."""
     source: str
-    """Dynamo's path to what it is about, such as `self.model.steps`; the guard itself where no form of it is known."""
+    """Dynamo's path to the guarded value, such as `self.model.steps`; the guard itself if its form is not known."""
     kind: str
-    """`length`, `size 1`, `dtype`, `value` or the like; empty where no form of it is known."""
+    """`length`, `size 1`, `dtype`, `value` or the like; empty if the guard's form is not known."""
     value: str
-    """What held when the graph was compiled; empty if the guard does not say."""
+    """Value when the graph was compiled; empty if the guard does not say."""
     line: str
-    """The line of code it stems from, and its place: `code # file:line in function`; empty where torch names none."""
+    """Line of code that the guard comes from, and its place: `code # file:line in function`; empty if torch names none."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The parts of a recompile's text."""
+        """Parses a recompile's text."""
         function, separator, rest = text.partition("): ")
         function, rest = (f"{function})", rest) if separator else ("", text)
         guard, _, line = plain_guard(rest).partition(" # ")
@@ -57,14 +57,14 @@ class Recompile:
 
 
 def plain_guard(guard: str) -> str:
-    """A guard as a person reads it: without torch's general hints, and modules by their dotted names."""
+    """Returns a guard for display: without torch's general hints, and with modules by their dotted names."""
     for pattern in _BOILERPLATE:
         guard = pattern.sub("", guard)
     return _MAPPINGS.sub(r".\1", guard)
 
 
 def _parts(guard: str) -> tuple[str, str, str]:
-    """Source, kind and value of a guard."""
+    """Returns a guard's source, kind and value."""
     if found := _SIZE.match(guard):
         return found["source"], f"size {found['index']}", found["value"]
     if found := _PROPERTY.match(guard):
@@ -84,21 +84,21 @@ class RecompileSeries:
 
     first: Recompile
     values: list[str] = field(default_factory=list)
-    """Each once, in order."""
+    """Distinct values, in order."""
     count: int = 0
 
     @classmethod
     def of(cls, one: Recompile) -> Self:
-        """A series of one."""
+        """Returns a series with one recompile."""
         return cls(first=one, values=[one.value], count=1)
 
     def is_of(self, one: Recompile) -> bool:
-        """Whether the recompile belongs to this series."""
+        """Tells whether the recompile belongs to this series."""
         return _identity(self.first) == _identity(one)
 
     @property
     def text(self) -> str:
-        """The series as one line."""
+        """Formats the series as one line."""
         first = self.first
         guard = f"{first.function}: {first.guard}" if first.function else first.guard
         if len(self.values) > 1:
@@ -108,7 +108,7 @@ class RecompileSeries:
 
 
 def fold_recompiles(texts: Iterable[str]) -> list[RecompileSeries]:
-    """Recompiles of one function that one source caused, taken together, in the order in which they began."""
+    """Groups the recompiles of each function that have one source, in the order in which the groups began."""
     found: dict[tuple[str, str, str], RecompileSeries] = {}
     for text in texts:
         one = Recompile.parse(text)

@@ -1,8 +1,8 @@
-"""`TrialRecord` and `WarmStart` with their logs: the truth about a sweep. Tune's and any searcher's own state is disposable.
+"""`TrialRecord`, `WarmStart` and their logs: the truth about a sweep. Tune's and any searcher's own state is disposable.
 
-`trials.jsonl` is append-only: one valid JSON object a line, one line a finished attempt, durable before Tune hears of it; see
-`journal.py`. `warm_starts.jsonl` is the same for restarts from artifacts, which are not measurements of a setting and stand in no
-column with them. `docs/records.md` says what each field means.
+`trials.jsonl` is append-only: one valid JSON object per line, one line per finished attempt, durable before Tune learns of it;
+see `journal.py`. `warm_starts.jsonl` has the same format for restarts from artifacts, which are not measurements of a setting and
+share no column with them. `docs/records.md` says what each field means.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SWEEP_FILE = "sweep.json"
 
 
 class Caches(StrEnum):
-    """What compile caches the trial began with."""
+    """The state of the compile caches when the trial started."""
 
     COLD = "cold"
     WARM = "warm"
@@ -56,10 +56,10 @@ class Caches(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """What the records of a trial and of a warm start have in common. A figure that was not reached is None."""
+    """Fields that trials' and warm starts' records share. A figure that was not reached is None."""
 
     what: ClassVar[str]
-    """What a line of the log is, for complaints."""
+    """What a line of the log is, for error messages."""
 
     trial_id: str = required("unique in the folder, among trials and warm starts; the name of its folder under `logs/`")
     settings: dict[str, Any] = required(
@@ -208,15 +208,16 @@ class AttemptRecord:
     )
 
     def to_json(self) -> str:
-        """One line of strict JSON: no bare NaN or infinity (they become null), no line break."""
+        """Returns one line of strict JSON: NaN and infinity become null, no line break."""
         return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """The record that a line of the log holds.
+        """Parses a line of the log.
 
         Raises:
-            RecordsError: not JSON, another schema version, or fields missing, unknown, of a wrong kind or impossible.
+            RecordsError: The line is not JSON, has another schema version, or a field is missing, unknown, of a wrong type or
+                impossible.
         """
         kinds = _KINDS[cls]
         values = journal.parsed(line, SCHEMA_VERSION, kinds)
@@ -232,7 +233,7 @@ class AttemptRecord:
 
     @classmethod
     def _current(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The values as this version writes them."""
+        """Returns the values in the form that this version writes."""
         return values
 
 
@@ -503,7 +504,7 @@ class TrialRecord(AttemptRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one worker measured, or several together; `TrialRecord` says what each figure means."""
+    """Figures measured by one worker, or combined over several; `TrialRecord` says what each one means."""
 
     device: str
     compile_s: float
@@ -548,13 +549,13 @@ class Measurement:
     peak_memory_bytes_by_rank: list[int] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that cross processes without this module."""
+        """Converts to plain values, which cross processes without this module."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart(AttemptRecord):
-    """One start of a setting from its own artifacts in a fresh process, warmed up and no further."""
+    """A start of a setting from its own artifacts in a fresh process, which ends after the warm-up."""
 
     what: ClassVar[str] = "warm-start"
 
@@ -571,7 +572,7 @@ class WarmStart(AttemptRecord):
 
 
 def figures(record: type[AttemptRecord]) -> Mapping[str, Figure]:
-    """What each field of such a record means, in order."""
+    """Returns the declaration of each field of such a record, in order."""
     return _FIGURES[record]
 
 
@@ -581,19 +582,19 @@ def _kinds(record: type[AttemptRecord]) -> dict[str, Any]:
 
 
 _KINDS: Mapping[type[AttemptRecord], Mapping[str, Any]] = {kind: _kinds(kind) for kind in (TrialRecord, WarmStart)}
-"""The type of each field, by the kind of record."""
+"""Type of each field, by the kind of record."""
 
 _FIGURES: Mapping[type[AttemptRecord], Mapping[str, Figure]] = {
     kind: {declared.name: declared.metadata["figure"] for declared in fields(kind)} for kind in (TrialRecord, WarmStart)
 }
-"""What each field means, likewise: each record that is read is checked by it."""
+"""Declaration of each field, by the kind of record; every record that is read is validated against it."""
 
 
 def append(folder: Path, record: AttemptRecord) -> None:
-    """Adds the record to its log in the folder, durable when this returns; safe from several processes of one host.
+    """Appends the record to its log in the folder. Durable on return; safe from several processes on one host.
 
     Raises:
-        RecordsError: a trial with this trial_id is recorded already.
+        RecordsError: A trial with this trial_id is already recorded.
     """
     if isinstance(record, TrialRecord):
         named = json.dumps({"trial_id": record.trial_id}, ensure_ascii=False, separators=(",", ":"))[1:-1]
@@ -603,22 +604,22 @@ def append(folder: Path, record: AttemptRecord) -> None:
 
 
 def recover(folder: Path) -> list[str]:
-    """Sets aside what a killed writer or a power failure left at the end of the folder's logs; returns a sentence for each.
+    """Moves incomplete lines, left by a killed writer or a power failure, out of the folder's logs; returns a sentence for each.
 
     Raises:
-        RecordsError: a log is not a regular file.
-        OSError: one cannot be written.
+        RecordsError: A log is not a regular file.
+        OSError: A log is not writable.
     """
     said = (journal.recover(folder / name) for name in (TRIALS_FILE, WARM_STARTS_FILE))
     return [sentence for sentence in said if sentence is not None]
 
 
 def read(folder: Path) -> list[TrialRecord]:
-    """Every trial's record of the folder, in order; none if there is no log yet.
+    """Reads every trial's record of the folder, in order; empty if there is no log yet.
 
     Raises:
-        RecordsError: a line is not a whole record, cannot be true, repeats the trial_id of an earlier line, or is of another
-            workload than the sweep; says which.
+        RecordsError: A line is not a whole record, cannot be true, repeats the trial_id of an earlier line, or is of another
+            workload than the sweep; the message says which.
     """
     path = folder / TRIALS_FILE
     found = journal.read(path, TrialRecord.from_json, TrialRecord.what)
@@ -640,24 +641,24 @@ def read(folder: Path) -> list[TrialRecord]:
 
 
 def follow(folder: Path) -> journal.Tail[TrialRecord]:
-    """What reads the folder's trials as they are recorded, each once."""
+    """Returns a reader that yields each of the folder's trials once, as they are recorded."""
     return journal.Tail(folder / TRIALS_FILE, TrialRecord.from_json, TrialRecord.what)
 
 
 def read_warm_starts(folder: Path) -> list[WarmStart]:
-    """Every warm start of the folder, likewise."""
+    """Reads every warm start of the folder, in order."""
     return journal.read(folder / WARM_STARTS_FILE, WarmStart.from_json, WarmStart.what)
 
 
 def follow_warm_starts(folder: Path) -> journal.Tail[WarmStart]:
-    """What reads the folder's warm starts as they are recorded, each once."""
+    """Returns a reader that yields each of the folder's warm starts once, as they are recorded."""
     return journal.Tail(folder / WARM_STARTS_FILE, WarmStart.from_json, WarmStart.what)
 
 
 def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
-    """The record of each setting that counts: the latest cold one, or, where there is none, the latest warm one.
+    """Returns the record that counts of each setting: the latest cold one or, if there is none, the latest warm one.
 
-    One that the machines ended counts only where there is no other.
+    A record of a trial that the machines ended counts only if there is no other.
     """
     found: dict[str, TrialRecord] = {}
     for record in done:
@@ -678,7 +679,7 @@ def _settings(values: Any) -> dict[str, Any]:
 
 
 def _sweep_config(folder: Path) -> Mapping[str, Any]:
-    """The configuration in `sweep.json`; empty if there is none that can be read, which its own readers complain of."""
+    """Returns the configuration in `sweep.json`; empty if it cannot be read, which its own readers report."""
     try:
         path = folder / SWEEP_FILE
         config = json.loads(path.read_bytes())["config"] if path.is_file() else {}
@@ -688,7 +689,7 @@ def _sweep_config(folder: Path) -> Mapping[str, Any]:
 
 
 def why_impossible(record: AttemptRecord) -> str | None:
-    """Says why a record cannot be true: a figure outside of its range, or two that contradict each other; None if it can."""
+    """Says why a record cannot be true: a figure outside its range, or two that contradict each other; None if it can."""
     for name, about in figures(type(record)).items():
         low, high = about.limits
         for value in _numbers(getattr(record, name)) if name != "settings" else ():
@@ -713,11 +714,11 @@ def why_impossible(record: AttemptRecord) -> str | None:
 
 
 _INTERVALS = {"step_ms_ci95": None, "samples_per_s_ci95": "samples_per_s", "speedup_eager_ci95": None}
-"""Intervals, each with the figure that must lie in it, if one must."""
+"""Intervals, and the figure that must lie in each, if any."""
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """Every finite number in a field; one that is not finite is written as null."""
+    """Yields every finite number in a field; other numbers are written as null."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -728,4 +729,4 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 _NOISY = "unstable"
-"""What earlier versions labelled a trial that was only noisy, and called failed; `stable` says it."""
+"""Label that earlier versions gave a trial that was only noisy and counted as failed; `stable` says so now."""

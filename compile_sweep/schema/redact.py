@@ -21,7 +21,9 @@ REDACTED = "***"
 """Replaces a secret in text."""
 
 _SHORTEST = 8
-"""Characters. A shorter word would match where it is not a secret: `disabled`, a port, a part of a name."""
+"""Minimum length of a secret in characters. A shorter word would match where it is not a secret: `disabled`, a port, part of a
+name.
+"""
 
 _MOST_LOG_BYTES = 64 * 2**20
 
@@ -33,7 +35,7 @@ _NAMED_SECRET = re.compile(
 _PARAMETER = re.compile(r"(?i)([?&;][^=&\s]*(?:secret|token|passw|credential|key|signature|sig)[^=&\s]*=)[^&\s'\"]+")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
-    (  # keys of AWS, GitHub, GitLab, Slack, Hugging Face, Google and OpenAI, by the formats that these publish for scanners
+    (  # keys of AWS, GitHub, GitLab, Slack, Hugging Face, Google and OpenAI, by the formats that they publish for scanners
         re.compile(
             r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}"
             r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|sk-[A-Za-z0-9_-]{20,})(?![\w-])"
@@ -57,14 +59,14 @@ _LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
         rf"\1{REDACTED}",
     ),
 )
-"""What looks like a secret wherever it stands, and what is left of it."""
+"""Patterns of text that looks like a secret wherever it stands, and their replacements."""
 
 _SCHEME = re.compile(r"(?i)^(?:basic|bearer|token)\s+(?=\S+$)")
 _kept: set[str] = set()
 
 
 def register_secret(secret: str) -> None:
-    """Redacts a secret that is in no environment variable, from now on and for the life of this process."""
+    """Redacts a secret that is in no environment variable, for the rest of this process's life."""
     if len(secret) >= _SHORTEST:
         _kept.add(secret)
 
@@ -79,7 +81,7 @@ def redact_uri(address: str) -> str:
         return address
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     port = authority.rpartition("]")[2].partition(":")[2]
-    is_cut = authority.startswith(":") or (port and not port.isdigit())  # by a slash that belongs to the password
+    is_cut = authority.startswith(":") or (port and not port.isdigit())  # cut off by a slash that belongs to the password
     if "@" in authority or (is_cut and "@" in rest):
         rest = f"{REDACTED}@{rest.rpartition('@')[2]}"
     return f"{scheme}://" + _PARAMETER.sub(lambda found: found[1] + REDACTED, rest)

@@ -13,7 +13,7 @@ from compile_sweep.schema.errors import SettingsError
 
 Scalar = str | int | float | bool
 Value = Scalar | tuple[int, ...]
-"""The value of an option of torch's. A tuple is a list of two or more whole numbers, which some of its options take."""
+"""Value of a torch option. A tuple is a list of two or more integers, which some options take."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _INT64_LIMIT = 2**63
@@ -108,7 +108,7 @@ def parse_option(value: object) -> Scalar:
 
 
 def parse_torch_option(value: object) -> Value:
-    """Parses the value of an option of torch's: as `parse_option`, and 16/32/64 is a list of whole numbers.
+    """Parses the value of a torch option like `parse_option`; also parses 16/32/64 as a list of integers.
 
     Raises:
         SettingsError: as `parse_option`.
@@ -126,9 +126,9 @@ def parse_options(
     """Parses options, from a mapping or pairs, into pairs sorted by name; None if there are none.
 
     Args:
-        name: of the field.
-        value: as JSON or a person wrote it.
-        parse: the value of one option; `parse_torch_option` takes lists, too.
+        name: Name of the field.
+        value: The options as JSON or a person wrote them.
+        parse: Parses the value of one option; `parse_torch_option` accepts lists, too.
 
     Raises:
         SettingsError: not a mapping, or an invalid name or value.

@@ -57,7 +57,7 @@ __all__ = [
 ]  # fmt: skip
 
 RECOMPILE_LIMIT = 8
-"""Graphs torch keeps for one function before it gives up and runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
+"""Number of graphs that torch keeps for one function before it runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
 
 DEFAULT_PAD_MULTIPLE = 8
 DEFAULT_BUCKET_SIZE = 32
@@ -127,10 +127,10 @@ CONFIG_MODULES = {"dynamo": "torch._dynamo.config", "functorch": "torch._functor
 """Fields that hold process-wide settings of torch by name, and the module that each sets."""
 
 _DOTTED = {INDUCTOR: "options"} | {name: name for name in ("options", "parts", "workload", "ddp", *CONFIG_MODULES)}
-"""First component of a dotted name, and the field that takes the rest."""
+"""First components of dotted names, and the fields that take the rest."""
 
 _CONFIG_THAT_IS_FIELDS = {"dynamo.cache_size_limit": "recompile_limit", "dynamo.optimize_ddp": "ddp.optimize_ddp"}
-"""Names in torch's configuration that fields stand for otherwise than by `config` of their declaration."""
+"""Names in torch's configuration that a field stands for without declaring it as `config`."""
 
 _OPTIONS_THAT_ARE_FIELDS = {
     "triton.cudagraphs": "cudagraphs",
@@ -384,7 +384,7 @@ class CompileSettings:
         """Says that there are no repeated blocks for what these settings do to each.
 
         Args:
-            whose: has none, as the subject of the sentence.
+            whose: Whose repeated blocks are missing, as the subject of the sentence.
         """
         if self.scope in (Scope.REGIONAL, Scope.NESTED):
             return f"scope={self.scope}: {whose} has no repeated blocks; use scope=full"
@@ -392,12 +392,12 @@ class CompileSettings:
 
     @property
     def written_config(self) -> list[tuple[str, Value]]:
-        """Process-wide settings of torch that were written by name, such as `dynamo.assume_static_by_default`."""
+        """Lists the process-wide settings of torch that were written by name, such as `dynamo.assume_static_by_default`."""
         return [(f"{module}.{name}", value) for module in CONFIG_MODULES for name, value in getattr(self, module) or ()]
 
     @property
     def config(self) -> dict[str, Value]:
-        """Process-wide settings of torch by their full names in torch; those that a field stands for included."""
+        """Returns the process-wide settings of torch by their full names, including those that a field stands for."""
         by_field = [(one.metadata["config"], getattr(self, one.name)) for one in _DECLARED if one.metadata["config"]]
         found = [*self.written_config, *((name, value) for name, value in by_field if value is not None)]
         split = [(*name.partition("."), value) for name, value in found]
@@ -424,14 +424,14 @@ class CompileSettings:
     def shortest(self) -> int:
         """Fewest tokens that a batch is padded to with padding=longest.
 
-        At least two where varying sizes are compiled: torch specializes on a size of 1, and rejects it where it is marked.
+        It is at least two if varying sizes are compiled: torch specializes on a size of 1, and rejects one that is marked.
         """
         least = 2 if self.pad_multiple == 1 and self.scope is not Scope.EAGER else 1
         return max(self.dynamic_min or 1, least)
 
     @property
     def inductor_options(self) -> dict[str, Value]:
-        """Inductor's options that the fields stand for, by Inductor's names; those written `inductor.NAME=value` included."""
+        """Returns Inductor's options by its own names: those that fields stand for and those written `inductor.NAME=value`."""
         by_field = {
             one.metadata["inductor_option"]: getattr(self, one.name) for one in _DECLARED if one.metadata["inductor_option"]
         }
@@ -460,7 +460,7 @@ class CompileSettings:
         They use the workload's own attention, because another implementation must give the same numbers, and reduce gradients
         the same way.
         """
-        # Another memory format or attention kernel is part of what is tried, so it is compared with eager as it comes.
+        # Another memory format or attention kernel is part of the setting under test, so the reference is eager without it.
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
         ddp = self.ddp.for_eager() if self.ddp is not None else None
         return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
@@ -500,7 +500,7 @@ class CompileSettings:
             raise SettingsError(f"buckets={format_value(self.buckets)} must end with the workload's {max_length} tokens")
 
     def for_one_shape(self) -> CompileSettings:
-        """The same settings for batches that all have one shape, which no padding changes."""
+        """Returns the settings for batches that all have one shape, which no padding changes."""
         padding = Padding.MAX if self.scope is Scope.EAGER else self.padding
         return replace(self, padding=padding, pad_multiple=None)
 
@@ -515,7 +515,7 @@ class CompileSettings:
             raise SettingsError(f"pad_multiple={self.pad_multiple} pads lengths, and {one_shape}; leave it out")
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # frozen for everyone but the constructor
+        object.__setattr__(self, name, value)  # frozen after construction
 
     def _coerce(self) -> None:
         self._set("scope", parse_choice("scope", Scope, self.scope))
