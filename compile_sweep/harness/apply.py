@@ -1,9 +1,7 @@
 """Applies `CompileSettings` to a model and its optimizer; the one place that touches `torch.compile` and its configuration.
 
-What is applied is the text that `source.py` writes, executed: the thing measured is the thing exported. Replaced forwards and
-torch's process-wide configuration are put back when the block ends.
-
-torch's process-wide state about the reduction of gradients: what settings may change of it is put back here.
+What is applied is the text that `source.py` writes, executed: the code that is measured is the code that is exported. Replaced
+forwards and torch's process-wide configuration, including that of gradient reduction, are restored when the block ends.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ from compile_sweep.harness.source import Facts, autocast_of, to_source
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 SOURCE_PREFIX = "compile_settings_"
-"""Of the pseudo file under whose name settings' source is executed."""
+"""Prefix of the pseudo file name under which settings' source is executed."""
 
 _WRAPPERS_MODULE = "torch.nn.parallel.distributed"
 
 
 @contextmanager
 def reducing_put_back() -> Iterator[None]:
-    """Puts back what the block changes, and what `DistributedDataParallel` itself changes under optimize_ddp=python_reducer."""
+    """Restores the state of gradient reduction after the block, including what optimize_ddp=python_reducer changes."""
     dynamo, inductor, trace_rules = torch._dynamo.config, torch._inductor.config, torch._dynamo.trace_rules
     with (
         dynamo.patch(optimize_ddp=dynamo.optimize_ddp, compiled_autograd=dynamo.compiled_autograd),
@@ -55,9 +53,9 @@ def reducing_put_back() -> Iterator[None]:
 
 @contextmanager
 def reducing_as_usual() -> Iterator[None]:
-    """Torch's own reducer for what is wrapped inside the block, whatever settings are in force around it.
+    """Uses torch's own reducer for models that are wrapped inside the block, whatever settings are in force around it.
 
-    An eager reference is wrapped while the run under test is, and `DistributedDataParallel` asks for its reducer only then.
+    An eager reference is wrapped during the run under test, and `DistributedDataParallel` looks up its reducer when it wraps.
     """
     with torch._dynamo.config.patch(optimize_ddp=True, compiled_autograd=False):
         yield
@@ -67,9 +65,9 @@ class TrainStep:
     """Forward, backward and optimizer step on one batch, under some compile settings.
 
     Args:
-        step: what `make_step` of the source returned.
-        source: the text that was executed to make it.
-        schedule: changes the learning rate; None for none.
+        step: Result of the source's `make_step`.
+        source: The text that was executed to make the step.
+        schedule: Learning-rate scheduler; None for a constant rate.
     """
 
     def __init__(self, step: Callable[..., Tensor], source: str, schedule: Any = None) -> None:
@@ -81,8 +79,8 @@ class TrainStep:
         """Runs one step and returns its loss, detached, in memory no later step overwrites.
 
         Args:
-            batch: what to train on.
-            before_update: called between the backward pass and the optimizer's step, when gradients are there to look at.
+            batch: Batch to train on.
+            before_update: Called between the backward pass and the optimizer's step, when gradients can be read.
         """
         loss = self._step(dict(batch.inputs), before_update)
         if self._schedule is not None:
@@ -90,7 +88,7 @@ class TrainStep:
         return loss
 
     def forward_and_backward(self, batch: Batch) -> float:
-        """Runs a step up to its update and returns the loss; the gradients stay, and the optimizer has seen nothing."""
+        """Runs a step up to its update and returns the loss; gradients are kept, and the optimizer does not run."""
         try:
             self._step(dict(batch.inputs), _stop_before_update)
         except _BeforeUpdate as stopped:
@@ -99,7 +97,7 @@ class TrainStep:
 
 
 class _BeforeUpdate(Exception):
-    """Ends a step whose gradients are there."""
+    """Ends a step before its update."""
 
 
 def _stop_before_update() -> None:
@@ -107,13 +105,13 @@ def _stop_before_update() -> None:
 
 
 def _loss_of_stopped(traceback: TracebackType | None) -> float:
-    """The loss of a step of ours that was stopped, out of its frame; with a loss scaler, this has forgotten the gradients."""
+    """Returns the loss of a stopped step from its frame; a loss scaler in it is reset so that it forgets the gradients."""
     while traceback is not None:
         found = traceback.tb_frame.f_locals
         if os.path.basename(traceback.tb_frame.f_code.co_filename).startswith(SOURCE_PREFIX) and "loss" in found:
             if (scaler := found.get("scaler")) is not None:
                 before = scaler.state_dict()
-                scaler.update()  # or the next step could not unscale its own
+                scaler.update()  # otherwise the next step could not unscale its own gradients
                 scaler.load_state_dict(before)
             return float(found["loss"].detach())
         traceback = traceback.tb_next
@@ -121,35 +119,35 @@ def _loss_of_stopped(traceback: TracebackType | None) -> float:
 
 
 class InferenceStep(TrainStep):
-    """Forward on one batch, without gradients, under some compile settings.
+    """A forward pass on one batch, without gradients, under some compile settings.
 
-    What the model returns is in `outputs` until the next call; what a call returns is their digest, a scalar as a loss is.
+    The model's outputs are in `outputs` until the next call. A call returns their digest, a scalar like a loss.
     """
 
     outputs: Sequence[Tensor] = ()
 
     def __call__(self, batch: Batch, *, before_update: Callable[[], None] | None = None) -> Tensor:
-        self.outputs = ()  # their memory is free for the call's own
+        self.outputs = ()  # frees their memory for this call
         self.outputs = tensors_of(self._step(dict(batch.inputs)))
         return digest(self.outputs)
 
 
 @contextmanager
 def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[TrainStep]:
-    """A training or inference step of `model` under the prepared settings; nothing compiles before its first call.
+    """Yields a training or inference step of `model` under the prepared settings; nothing compiles before its first call.
 
     Args:
-        prepared: the settings, on the workload that the model is of.
-        model: on the prepared device; where there are several workers, the step puts it inside `DistributedDataParallel`.
-        optimizer: over the model's parameters; None for an inference-only workload.
+        prepared: The settings, on the model's workload.
+        model: A model on the prepared device; with several workers, the step wraps it in `DistributedDataParallel`.
+        optimizer: Optimizer over the model's parameters; None for an inference-only workload.
 
     Raises:
-        SettingsError: the settings name a part or an attention that is not there.
+        SettingsError: The settings name a part or an attention implementation that does not exist.
     """
     settings, facts = prepared.settings, prepared.facts(model)
     source = to_source(settings, facts)
     with ExitStack() as undo:
-        if facts.process_statements:  # executed with the rest of the source, they must not outlast it
+        if facts.process_statements:  # these statements run with the rest of the source, but must not outlast it
             undo.enter_context(prepared.workload.process_settings())
         undo.enter_context(preserve_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
@@ -170,9 +168,9 @@ def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimiz
 
 @contextmanager
 def _executed(source: str) -> Iterator[dict[str, Any]]:
-    """The names of a module with this source, which can be imported while the block lasts.
+    """Yields the namespace of a module with this source, which can be imported while the block lasts.
 
-    torch looks up by file and module where a function was that another process traced, so equal sources have equal names.
+    Torch looks up a function that another process traced by file and module, so equal sources get equal names.
     """
     name = f"{SOURCE_PREFIX}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     lines = source.splitlines(keepends=True)
@@ -191,10 +189,10 @@ def _executed(source: str) -> Iterator[dict[str, Any]]:
 def _called_where_it_runs(
     compile_model: Callable[[nn.Module], Any], settings: CompileSettings, facts: Facts
 ) -> Callable[[nn.Module], Any]:
-    """`compile_model` under the step's own autocast and gradient mode.
+    """Returns `compile_model` wrapped to run under the step's own autocast and gradient mode.
 
-    `torch.compile` loads what Dynamo traced in another process and makes its guards of tensors for the dispatch keys of that
-    moment. Made outside autocast or inference mode they fail inside it, and the trace that follows does not survive what was
+    `torch.compile` loads traces that Dynamo made in another process and builds their tensor guards for the dispatch keys of that
+    moment. Guards built outside autocast or inference mode fail inside it, and the new trace does not survive the one that was
     loaded (pytorch/pytorch#175025; torch 2.11 to 2.13).
     """
 
@@ -211,7 +209,7 @@ def _called_where_it_runs(
 
 @contextmanager
 def config_put_back(names: Iterable[str]) -> Iterator[None]:
-    """Puts back process-wide settings of torch, by their full names, when the block ends."""
+    """Restores process-wide settings of torch, given by their full names, when the block ends."""
     with ExitStack() as undo:
         for name in names:
             module, _, setting = name.rpartition(".")

@@ -1,13 +1,13 @@
 """Where compile seconds go: Dynamo, AOTAutograd, Inductor, autotuning, kernel compilation, CUDA-graph capture.
 
-Background: torch times its own compilation in nested spans (`torch._dynamo.utils.dynamo_timed`). What it keeps of them does not
-add up: `get_compilation_metrics()` holds 64 entries, its columns contain one another, and what happens later, such as a
-backward compiled lazily, autotuning at a kernel's first call or a captured graph, is counted elsewhere. So the spans are read
-where each begins and ends (torch's chromium event logger, the same in 2.11 and 2.13), and every moment is charged to the
-innermost span that says what it is about. Moments that belong to two spans are thereby charged once.
+Background: torch times its own compilation in nested spans (`torch._dynamo.utils.dynamo_timed`), but the results do not add up:
+`get_compilation_metrics()` holds 64 entries, its columns contain one another, and later work, such as a lazily compiled
+backward, autotuning at a kernel's first call or a captured graph, is counted elsewhere. So the beginning and end of each span are
+read (from torch's chromium event logger, the same in 2.11 and 2.13), and every moment is charged once, to the innermost
+span with a known phase.
 
-Output: seconds a phase that add up to `compile_s`, what no span claims being `other`. A version of torch without that logger,
-or with spans of other names, loses detail to the enclosing phase or to `other`, and nothing fails.
+Output: seconds per phase that add up to `compile_s`; time outside all spans is `other`. With a version of torch without that
+logger, or with other span names, detail is lost to the enclosing phase or to `other`, and nothing fails.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class CompilePhase(StrEnum):
     AUTOTUNING = "autotuning"
     """Running candidate kernels to choose among them."""
     KERNEL_COMPILATION = "kernel_compilation"
-    """Compiling and loading kernels; of compilers in other processes, the time that was waited for them."""
+    """Compiling and loading kernels; for compilers in other processes, the time spent waiting for them."""
     CUDAGRAPH_CAPTURE = "cudagraph_capture"
-    """Running each graph once outside a capture, with memory of the graphs' own pool, and capturing it."""
+    """Running each graph once before capture, with memory from the graphs' own pool, and capturing it."""
     OTHER = "other"
-    """What torch times as none of these: loading CUDA's libraries, the first launch of a kernel, a foreign back-end."""
+    """The rest of what torch times: loading CUDA's libraries, the first launch of a kernel, a foreign back-end."""
 
 
 _SPANS: tuple[tuple[str, CompilePhase], ...] = (
-    (r"backend_compile", CompilePhase.OTHER),  # what a back-end spends outside the spans below; Inductor next to nothing
+    (r"backend_compile", CompilePhase.OTHER),  # a back-end's time outside the spans below; Inductor has next to none
     (r"dynamo|entire_frame_compile|compile_attempt_\d+|bytecode_.*|build_guards|gc|pgo\..*", CompilePhase.DYNAMO),
     (r"create_aot_dispatcher_function|aot_.*|AOTAutogradCache.*|entire_backward_compile", CompilePhase.AOT_AUTOGRAD),
     (r"min_cut_rematerialization_partition", CompilePhase.AOT_AUTOGRAD),
@@ -57,11 +57,12 @@ _SPANS: tuple[tuple[str, CompilePhase], ...] = (
     (r".*autotun(e|ing)|.*benchmark.*|.*do_bench|.*coordinate_descent.*", CompilePhase.AUTOTUNING),
     (r"cudagraphify.*|CUDAGraph.*", CompilePhase.CUDAGRAPH_CAPTURE),
 )
-"""Names of torch's spans and their phase; the first that matches counts. A span of another name belongs to the one around it."""
+"""Patterns of torch's span names and their phases; the first match counts. Other spans belong to the one around them."""
 
 _GRAPH_MANAGER_STEPS = ("run_eager", "record_function")
-"""Methods of torch's `CUDAGraphTreeManager` that are spans too: torch's own there are of the capture alone, which was a third of
-what 32 lengths cost on an H200 (docs/log.md)."""
+"""Methods of torch's `CUDAGraphTreeManager` to record as spans, too: torch's own span covers only the capture, a third of the
+cost of 32 lengths on an H200 (docs/log.md).
+"""
 
 
 @cache
@@ -73,8 +74,8 @@ def _phase_of(span: str) -> CompilePhase | None:
 class PhaseClock:
     """Charges each moment to the phase of the innermost open span.
 
-    The thread that made the clock comes first: while it is inside a span, spans of other threads are compilers at work for it.
-    While it is in none, those of another thread count: on CUDA, backward graphs compile and capture in autograd's own thread.
+    The thread that made the clock takes precedence: while it is inside a span, spans of other threads are compilers that work for
+    it. Otherwise the spans of another thread count: on CUDA, backward graphs compile and capture in autograd's own thread.
     """
 
     seconds: dict[CompilePhase, float] = field(default_factory=lambda: dict.fromkeys(CompilePhase, 0.0))
@@ -84,14 +85,14 @@ class PhaseClock:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, span: str) -> None:
-        """A span opens in this thread."""
+        """Opens a span in this thread."""
         with self._lock:
             self._charge()
             spans = self._open.setdefault(threading.get_ident(), [])
             spans.append((span, _phase_of(span) or (spans[-1][1] if spans else CompilePhase.OTHER)))
 
     def end(self, span: str) -> None:
-        """A span of this thread closes, and with it those inside it that an exception left open."""
+        """Closes a span of this thread, and those inside it that an exception left open."""
         with self._lock:
             self._charge()
             spans = self._open.get(threading.get_ident(), [])
@@ -109,10 +110,10 @@ class PhaseClock:
         self._charged_to = now
 
     def split(self, compile_s: float) -> dict[str, float]:
-        """Seconds of each phase; they add up to `compile_s`, what no span claimed being `other`.
+        """Returns the seconds of each phase, which add up to `compile_s`; time outside all spans is `other`.
 
-        Should spans claim more than `compile_s`, which subtracts typical steps from the clock and so is itself an estimate, all
-        are scaled down to it.
+        If spans claim more than `compile_s`, which is itself an estimate (the clock's time less typical steps), all are scaled
+        down.
         """
         claimed = sum(self.seconds.values())
         scale = min(1.0, compile_s / claimed) if claimed > 0 else 1.0
@@ -147,7 +148,7 @@ def record_phases() -> Iterator[PhaseClock]:
         with _timing_graph_manager(clock):
             yield clock
     finally:
-        del logger.log_event_start, logger.log_event_end  # the class's own show again
+        del logger.log_event_start, logger.log_event_end  # uncovers the class's own methods again
 
 
 @contextmanager

@@ -1,9 +1,8 @@
-"""Decisions that several workers must take alike: they train together, so one that took a step more would wait for ever.
+"""Decisions that several workers must make alike: they train together, so a worker with an extra step would wait forever.
 
-Where workers that train together find each other: a store that listens on one address, not on every interface of the host.
-
-torch's own rendezvous (`env://`) starts its store on all of them, without asking who connects (torch 2.11 to 2.13), also for a
-single worker. Here the socket is bound before the store gets it.
+Also connects workers that train together, through a store that listens on one address, not on every interface of the host.
+Torch's own rendezvous (`env://`) listens on all of them without authentication (torch 2.11 to 2.13), even for a single worker.
+Here the socket is bound before the store gets it.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore  # torch.distributed has it where it is built in, which types cannot say
+
+# Torch.distributed re-exports it in builds that have it, which types cannot express.
+from torch._C._distributed_c10d import TCPStore
 
 Value = TypeVar("Value")
 
 
 def num_workers() -> int:
-    """Workers that train together."""
+    """Number of workers that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def agreed_numbers(values: Sequence[float], device: torch.device) -> list[float]:
-    """Worker 0's numbers, in every worker; all must give as many."""
+    """Returns worker 0's numbers in every worker; all must pass equally many."""
     if num_workers() == 1:
         return list(values)
     shared = torch.tensor(values, device=device, dtype=torch.float64)
@@ -36,12 +37,12 @@ def agreed_numbers(values: Sequence[float], device: torch.device) -> list[float]
 
 
 def agreed(decision: bool, device: torch.device) -> bool:
-    """Worker 0's decision, in every worker."""
+    """Returns worker 0's decision in every worker."""
     return bool(agreed_numbers([float(decision)], device)[0])
 
 
 def everywhere(condition: bool, device: torch.device) -> bool:
-    """Whether the condition holds in every worker."""
+    """Tells, in every worker, whether the condition holds in all of them."""
     if num_workers() == 1:
         return condition
     held = torch.tensor(float(condition), device=device)
@@ -50,7 +51,7 @@ def everywhere(condition: bool, device: torch.device) -> bool:
 
 
 def largest_everywhere(values: Sequence[int], device: torch.device) -> list[int]:
-    """Of each number the largest that a worker has; all must give as many."""
+    """Returns the element-wise maximum over workers; all must pass equally many."""
     if num_workers() == 1:
         return list(values)
     shared = torch.tensor(values, device=device, dtype=torch.int64)
@@ -59,7 +60,7 @@ def largest_everywhere(values: Sequence[int], device: torch.device) -> list[int]
 
 
 def by_rank(value: Value) -> list[Value]:
-    """The value of each worker; plain values only, because they are pickled."""
+    """Returns the value of each worker, by rank; plain values only, because they are pickled."""
     if num_workers() == 1:
         return [value]
     found: list[Value | None] = [None] * num_workers()
@@ -71,7 +72,7 @@ _served: list[TCPStore] = []
 
 
 def serve(address: str, num_workers: int, timeout_s: float) -> int:
-    """Starts the store in this process, on this address of the host alone; returns its port."""
+    """Starts the store in this process, on this address only; returns its port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         port = int(listener.getsockname()[1])
@@ -90,9 +91,9 @@ def serve(address: str, num_workers: int, timeout_s: float) -> int:
 
 
 def join(backend: str, *, rank: int, num_workers: int, address: str, port: int, timeout_s: float) -> None:
-    """Makes this process a member of the group whose store is there; rank 0 has started it.
+    """Makes this process a member of the group at that store, which rank 0 has started.
 
-    Between workers of one host that is known by a loopback address, the group's own sockets stay on the loopback, too.
+    If the address is a loopback address, the group's own sockets stay on the loopback, too.
     """
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     if address.startswith("127."):

@@ -3,13 +3,11 @@
 Background: a compiled step is slow while it compiles, captures and tunes, and fast afterwards; the two must not be mixed. In a
 fresh process: build, then a warm-up window over real batches and every length the shape policy can produce, often enough that
 nothing is left to compile or capture, then whole passes over a pool of prepared batches until the interval of the typical step
-is narrow. The first of these passes runs alone and tells the memory; then an eager reference is built where memory allows,
-repeats the first steps to check the numbers, and takes turns with the further passes. What it repeats serves both.
+is narrow. The first of these passes runs alone and measures the memory. Then an eager reference is built if memory allows,
+repeats the first steps to check the numbers, and alternates with the further passes.
 
 Output: `compile_s` = warm-up seconds less a typical step for each of its steps; `samples_per_s` over whole passes, so every
-setting is timed on the same samples; memory, speed-up against eager, numerics and diagnostics.
-
-The batches of a warm-up: what has to be stepped through until nothing is left to compile or to capture.
+setting is timed on the same samples; memory, speedup over eager, numerics and diagnostics.
 """
 
 from __future__ import annotations
@@ -49,18 +47,19 @@ from compile_sweep.schema.record import Measurement
 
 
 def first_steps(pool: Sequence[Batch], protocol: Protocol) -> list[Batch]:
-    """Real batches, those that a measurement compares with eager."""
+    """Returns the real batches that a measurement compares with eager."""
     return [pool[index % len(pool)] for index in range(protocol.compared_steps)]
 
 
 def warm_up_batches(prepared: Prepared, pool: Sequence[Batch], *, rank: int, protocol: Protocol) -> list[Batch]:
-    """The first steps, then every length the settings can pad to, often enough to compile and capture."""
+    """Returns the first steps' batches, then every length that the settings can pad to, often enough to compile and capture."""
     lengths = prepared.policy.lengths()
     by_length = {batch.length: batch for batch in pool}
     for length in lengths:
         if length not in by_length:
             batch = prepared.workload.batch_of_length(length, rank=rank, device=prepared.device)
-            # None can be made of a length that real batches do not have: then no step needs it, and a real one takes its place.
+            # No batch can be made of a length that real batches lack. Then no step needs that length, and a real batch replaces
+            # it.
             by_length[length] = batch if batch.length == length else min(pool, key=lambda one: one.length)
     visits = protocol.cudagraph_visits if prepared.settings.claims_cudagraphs else protocol.visits
     return [*first_steps(pool, protocol), *[by_length[length] for length in lengths] * visits]
@@ -69,7 +68,7 @@ def warm_up_batches(prepared: Prepared, pool: Sequence[Batch], *, rank: int, pro
 __all__ = ["Measurement", "Protocol", "measure"]
 
 _NEVER = 2**31 - 1
-"""Collections of the younger generations before one of the oldest: the most that Python takes."""
+"""Number of younger collections before one of the oldest generation: the maximum that Python accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ class _Run:
 
     @property
     def limits(self) -> Limits:
-        """Of the window."""
+        """Limits of the window."""
         return self.protocol.limits(self.device)
 
     @property
@@ -112,7 +111,7 @@ class _Steady:
     window: Window
     peaks: MemoryPeaks
     eager: Trajectory | None
-    """The first steps of the eager reference."""
+    """First steps of the eager reference."""
     real: RealPasses | None
 
 
@@ -128,16 +127,16 @@ def measure(
     """Measures one setting in this process, which should be fresh and have empty compile caches for a cold figure.
 
     Args:
-        prepared: the setting, on its workload.
-        rank: this worker's; the default process group must exist where there are several.
-        protocol: how long to measure.
+        prepared: The setting, on its workload.
+        rank: This worker's rank; with several workers, the default process group must exist.
+        protocol: How long to measure.
         pipeline: `resident` for prepared batches, `real` for the workload's own loader.
-        on_phase: told when a phase begins.
-        on_early: told figures of the measurement, by their names, as the first timed pass has them.
+        on_phase: Called when a phase begins.
+        on_early: Called with figures from the first timed pass, by their names in the measurement.
 
     Raises:
-        SettingsError: the model has nothing of what the settings compile.
-        WorkloadError: there is no such pipeline, or the workload has no loader for it.
+        SettingsError: The model has nothing that the settings compile.
+        WorkloadError: There is no such pipeline, or the workload has no loader for it.
     """
     source_of_batches = parse_pipeline(pipeline)
     workload, device = prepared.workload, prepared.device
@@ -173,7 +172,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         del recorder, warmup_batches
         on_phase(Phase.STEADY)
         found = _steady(run, late, lambda window, peaks: on_early(_early(run, warmup, window, peaks)))
-        watching.close()  # what the check compiles is none of the setting's
+        watching.close()  # what the check compiles does not belong to the setting
         on_phase(Phase.CHECKING)
         gradient_check = check_step(prepared, model, step, run.compared[0], draws=warmup.trajectory.random)
         use = _device_use(run, model, step, found.window)
@@ -196,10 +195,10 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
 
 
 def _device_use(run: _Run, model: nn.Module, step: TrainStep, window: Window) -> dict[str, float]:
-    """What a step of training makes of its GPU; nothing of several workers, as others would wait for one that fails."""
+    """Returns how well a training step uses its GPU; empty with several workers, which would wait for one that fails."""
     if run.device.type != "cuda" or not run.prepared.workload.trains or num_workers() > 1:
         return {}
-    from compile_sweep.harness.diagnostics.device_use import device_use  # torch's profiler, of which a CPU has no need
+    from compile_sweep.harness.diagnostics.device_use import device_use  # loads torch's profiler, which a CPU does not need
 
     prepared, batch, speedup = run.prepared, run.compared[0], steady.speedup(window)
     return device_use(
@@ -213,7 +212,7 @@ def _device_use(run: _Run, model: nn.Module, step: TrainStep, window: Window) ->
 
 
 def _changes(window: Window, batches: int) -> list[str]:
-    """What changed with the step while it was timed, and where that makes the speed-up doubtful."""
+    """Says what changed with the step while it was timed, and whether that makes the speedup doubtful."""
     found = []
     if shift := steady.find_shift(window.passes):
         step = window.steps - (len(window.passes) - shift.after_passes) * (1 + batches)
@@ -252,11 +251,11 @@ def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequ
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keeps the garbage collector from looking at what is there already.
+    """Keeps the garbage collector from scanning existing objects.
 
-    Two models and a compiler's state are many objects: a full collection among the timed steps takes 0.2 s and more, which a job
-    that trains one model does not pay (docs/log.md). What the steps make is collected as ever, by the two younger generations.
-    Not by `gc.freeze`, because `gc.unfreeze` would undo a caller's too.
+    Two models and a compiler's state are many objects: a full collection during the timed steps takes 0.2 s and more, which a job
+    that trains one model does not pay (docs/log.md). The two younger generations still collect what the steps allocate.
+    `gc.freeze` is no alternative, because `gc.unfreeze` would undo a caller's freeze, too.
     """
     gc.collect()
     young, middle, oldest = gc.get_threshold()
@@ -275,7 +274,7 @@ def _steady(run: _Run, step: LateCompiles, on_first_pass: Callable[[Window, Memo
     on_first_pass(window, peaks)
     several = num_workers() > 1
     eager: Trajectory | None = None
-    # Nothing is caught where others wait for this worker, so there the room is twice as wide.
+    # Errors are not caught if others wait for this worker, so the margin is twice as wide then.
     if everywhere(memory.has_room(peaks.in_use_bytes * (2 if several else 1), run.device), run.device):
         try:
             eager = _grown_beside_eager(run, step, window)
@@ -304,11 +303,12 @@ def _grown_beside_eager(run: _Run, step: LateCompiles, window: Window) -> Trajec
 
 
 def _for_reference(run: _Run, eager_step: TrainStep) -> list[int]:
-    """Batches of the pool, by index, for the eager blocks: few if their steps are slow, fewer than two are none."""
+    """Returns indices of the pool's batches for the eager blocks: fewer if steps are slow, none instead of one."""
     longest = max(run.pool, key=lambda batch: batch.length)
     _, step_ms = steady.timed(eager_step, [longest, longest], [], run.device)
     protocol = run.protocol
-    affordable = int(1e3 * protocol.eager_budget_s / (protocol.max_passes * step_ms)) - 1  # one goes untimed in each block
+    # The first step of each block is not timed.
+    affordable = int(1e3 * protocol.eager_budget_s / (protocol.max_passes * step_ms)) - 1
     count = min(affordable, protocol.eager_batches)
     chosen = steady.representative([batch.length for batch in run.pool], count) if count > 1 else []
     padded = [*chosen, *([-1] * (protocol.eager_batches - len(chosen)))]
@@ -388,7 +388,7 @@ def _throughput(run: _Run, window: Window) -> steady.Throughput:
 
 
 def _early(run: _Run, warmup: _WarmUp, window: Window, peaks: MemoryPeaks) -> dict[str, float]:
-    """What one pass says of all workers. The rate is that of prepared batches, which with pipeline=real is the most it can be."""
+    """Returns the first pass's figures over all workers. The rate is for prepared batches, an upper limit for pipeline=real."""
     rates = by_rank(_throughput(run, window))
     reserved_bytes = _largest(peaks.reserved_bytes, warmup.peaks.reserved_bytes)
     return {

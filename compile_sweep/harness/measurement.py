@@ -1,4 +1,4 @@
-"""How long a measurement takes, and what several workers measured, as one: they step together."""
+"""How long a measurement takes, and how the figures of workers that step together are combined."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Protocol:
     """How long to measure."""
 
     compared_steps: int = COMPARED_STEPS
-    """First steps, on real batches, that are compared with eager."""
+    """Number of first steps, on real batches, that are compared with eager."""
     visits: int = 2
-    """Times the warm-up goes through every length."""
+    """How often the warm-up goes through every length."""
     cudagraph_visits: int = 3
-    """The same with CUDA graphs, which torch captures on the second visit of a length and replays from the third."""
+    """Visits with CUDA graphs, which torch captures on the second visit of a length and replays from the third."""
     min_passes: int = 4
     max_passes: int = 8
     min_window_s: float = 2.0
@@ -38,14 +38,14 @@ class Protocol:
     cpu_window_s: float = 12.0
     """In place of `min_window_s` on CPUs, where what disturbs a step may last for seconds."""
     eager_batches: int = 8
-    """Batches of the pool in a block of eager reference steps, at most."""
+    """Maximum number of batches in a block of eager reference steps."""
     eager_budget_s: float = 10.0
-    """For all blocks together; slow steps make blocks shorter, and very slow ones do without."""
+    """Seconds for all eager blocks together; slow steps make blocks shorter, and very slow ones have none."""
     real_passes: int = 3
     """Passes over what the loader gives, with pipeline=real."""
 
     def limits(self, device: torch.device) -> Limits:
-        """Of the window."""
+        """Returns the limits of the window."""
         on_gpu = device.type == "cuda"
         return Limits(
             min_passes=self.min_passes,
@@ -57,20 +57,20 @@ class Protocol:
 
 
 def together(measured: Measurement) -> Measurement:
-    """The group's measurement, in every worker; all must call this together.
+    """Returns the group's measurement in every worker; all workers must call this.
 
     Args:
-        measured: this worker's own, with its own rates.
+        measured: This worker's measurement, with its own rates.
     """
     return combined(by_rank(measured))
 
 
 def combined(ranks: Sequence[Measurement]) -> Measurement:
-    """One measurement of those of all workers, in the order of their ranks, by the rule that each figure names."""
+    """Combines the measurements of all workers, in the order of their ranks, by the rule that each figure declares."""
     about = figures(TrialRecord)
     return Measurement(**{one.name: about[one.name].over_ranks(ranks, one.name) for one in fields(Measurement)})
 
 
 def told_by_all(own: Sequence[str]) -> list[str]:
-    """What worker 0 tells, and what only another one does, with its rank; all must call this together."""
+    """Returns worker 0's sentences, then those that only another worker has, with its rank; all workers must call this."""
     return merged_sentences(by_rank(list(own)))

@@ -1,8 +1,8 @@
-"""Device memory: what the steps need, what compiling needed, what CUDA graphs keep, and whether a second model fits.
+"""Device memory: what steps need, what compiling needed, what CUDA graphs keep, and whether a second model fits.
 
-Background: a captured CUDA graph works in a pool of its own. torch's allocator counts a pool's blocks as free once capture has
-ended, although every replay writes to them, so the allocated peak of replayed steps leaves out all activations. The pools are
-therefore counted whole. On CPUs there is one figure, the process's peak resident size, its compilers' memory included.
+Background: a captured CUDA graph works in a memory pool of its own. Torch's allocator counts a pool's blocks as free once capture
+has ended, although every replay writes to them, so the allocated peak of replayed steps omits all activations. The pools are
+therefore counted in full. On CPUs there is one figure, the process's peak resident size, including its compilers.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ from typing import Any
 import torch
 
 _REFERENCE_FACTOR = 1.6
-"""Times the compiled steps' peak that an eager model is given room for: it keeps activations that a compiled one fuses or
-recomputes. Measured on an H200 in captioning: 22.3 GiB against 18.2."""
+"""Memory for an eager model, as a multiple of the compiled steps' peak: it keeps activations that a compiled one fuses or
+recomputes. Measured on an H200 in captioning: 22.3 GiB versus 18.2.
+"""
 
 _MARGIN_BYTES = 2**30
-"""Left over on top, for libraries' workspaces and fragmentation."""
+"""Additional margin, for libraries' workspaces and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPeaks:
-    """Bytes since the last `begin`; None where the device does not tell."""
+    """Bytes since the last `reset_peaks`; None if the device does not report them."""
 
     in_use_bytes: int
-    """Tensors at their peak and all of the CUDA graphs' pools, if none was captured meanwhile. On CPUs the process's peak
-    resident size, from its start."""
+    """Peak of tensors plus all of the CUDA graphs' pools, if none was captured in between. On CPUs the process's peak resident
+    size since its start.
+    """
     tensors_bytes: int | None
-    """Tensors at their peak, those in pools while graphs were captured included."""
+    """Peak of tensors, including those in pools while graphs were captured."""
     reserved_bytes: int | None
-    """What the allocator held of the device at most: what another program could not have."""
+    """Peak that the allocator reserved on the device, which other programs cannot use."""
     cudagraph_pool_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class PrivatePools:
-    """Bytes of the allocator's pools other than the common one; CUDA graphs have such."""
+    """Bytes in the allocator's pools other than the common one, such as those of CUDA graphs."""
 
     held: int
     in_tensors: int
-    """Of those held, what the allocator counts as allocated."""
+    """Part of those bytes that the allocator counts as allocated."""
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Starts a new peak."""
+    """Resets the peaks."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def read_peaks(device: torch.device) -> MemoryPeaks:
-    """The figures since the last `begin`."""
+    """Returns the figures since the last `reset_peaks`."""
     if device.type != "cuda":
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
         return MemoryPeaks(in_use_bytes=resident, tensors_bytes=None, reserved_bytes=None, cudagraph_pool_bytes=None)
@@ -74,11 +76,11 @@ def private_pools(segments: Sequence[Mapping[str, Any]], device_index: int) -> P
 
 
 def has_room(peak_bytes: int, device: torch.device) -> bool:
-    """Whether an eager model, its optimizer and its activations fit beside what is there; CPUs are taken to have room.
+    """Tells whether an eager model, its optimizer and its activations fit in the remaining memory; always true for CPUs.
 
     Args:
-        peak_bytes: what the compiled steps need at their peak.
-        device: where.
+        peak_bytes: Peak memory of the compiled steps.
+        device: The device to look at.
     """
     if device.type != "cuda":
         return True
@@ -92,7 +94,7 @@ def _index(device: torch.device) -> int:
 
 
 def free(device: torch.device) -> None:
-    """Gives memory of what is no longer used back to the device."""
+    """Returns unused memory to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""What an inference step gives, as a few numbers: its digest, which stands where training has a loss, and sampled elements.
+"""Summarizes an inference step's outputs: their digest, which takes the place of training's loss, and sampled elements.
 
-Background: outputs are large (the logits of a batch, say), and reading all of them after each timed step would cost what is not
-the model's. So a fixed random sample of the elements is looked at, and only the compared steps are searched for NaN as a whole.
+Background: outputs, such as the logits of a batch, are large, and reading all of them after each timed step would cost time that
+the model does not. So a fixed random sample of elements is read, and only the compared steps are searched for NaN completely.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.utils import _pytree as pytree
 from compile_sweep.schema.errors import WorkloadError
 
 SAMPLED_OUTPUTS = 4096
-"""Elements of each output tensor; smaller ones are taken whole."""
+"""Number of sampled elements per output tensor; smaller ones are read whole."""
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:
-    """Every tensor in what a model returned, be it one, a tuple, a dictionary or an output of Hugging Face's.
+    """Lists every tensor that a model returned, in a tensor, a tuple, a dictionary or a Hugging Face output.
 
     Raises:
-        WorkloadError: there is none.
+        WorkloadError: There is no tensor.
     """
     found = [leaf.detach() for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
     if not found:
@@ -34,37 +34,37 @@ def tensors_of(outputs: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def sample_elements(outputs: Sequence[Tensor]) -> Tensor:
-    """Chosen elements of the outputs, the same for equal shapes, in float32; of complex numbers both parts."""
+    """Samples elements of the outputs, the same for equal shapes, in float32; both parts of complex numbers."""
     return torch.cat([_elements(_real(tensor).reshape(-1)).float() for tensor in outputs])
 
 
 @torch.no_grad()
 def digest(outputs: Sequence[Tensor]) -> Tensor:
-    """Root mean square of the chosen elements; infinite where one of them is."""
+    """Returns the root mean square of the sampled elements; infinite if one of them is."""
     return rms(sample_elements(outputs))
 
 
 @torch.no_grad()
 def rms(elements: Tensor) -> Tensor:
-    """Root mean square."""
+    """Returns the root mean square."""
     return elements.square().mean().sqrt()
 
 
 @torch.no_grad()
 def zero_infinities(elements: Tensor) -> Tensor:
-    """The elements with 0 for infinite ones, which masked scores have by right."""
+    """Replaces infinite elements, which masked scores legitimately have, by 0."""
     return torch.where(elements.isinf(), 0.0, elements)
 
 
 @torch.no_grad()
 def any_nan(outputs: Sequence[Tensor]) -> Tensor:
-    """Whether an element of the outputs is not a number, on their device."""
+    """Tells whether any element of the outputs is NaN, as a tensor on their device."""
     return torch.stack([tensor.isnan().any() for tensor in outputs]).any()
 
 
 @torch.no_grad()
 def count_infinities(outputs: Sequence[Tensor]) -> Tensor:
-    """How many elements of each output are inf, and how many -inf, one after the other, on their device."""
+    """Counts inf and -inf elements of each output, one after the other, on their device."""
     return torch.stack([(_real(tensor) == value).sum() for tensor in outputs for value in (torch.inf, -torch.inf)])
 
 

@@ -1,10 +1,10 @@
-"""The workload's own input pipeline: batches brought to the device beside the steps, and the share of time steps wait for them.
+"""The workload's own input pipeline: copies batches to the device during the steps, and measures how long steps wait for them.
 
-Background: prepared batches on the device time the compute alone. A job's steps also wait for their data when the loader makes
-batches more slowly than the device uses them up, and then no compile setting helps. So real passes are timed beside resident
-ones. The stream is endless: a loader that begins anew has workers to start and queues to fill, which a job meets once an epoch.
+Background: prepared batches on the device time only the compute. A job's steps also wait for data if the loader is slower
+than the device, and then no compile setting helps. So real passes are timed as well as resident ones. The stream is endless: a
+restarted loader has workers to start and queues to fill, which a job meets once per epoch.
 
-Output: milliseconds of each step of the real passes, waiting included.
+Output: milliseconds of each step of the real passes, including the wait.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from compile_sweep.schema.shapes import ShapePolicy
 
 
 def parse_pipeline(name: str) -> Pipeline:
-    """The pipeline of that name.
+    """Parses the name of a pipeline.
 
     Raises:
-        WorkloadError: there is none.
+        WorkloadError: There is no pipeline of that name.
     """
     if name not in list(Pipeline):
         raise WorkloadError(f"pipeline={name} is none of {', '.join(Pipeline)}")
@@ -37,14 +37,14 @@ def parse_pipeline(name: str) -> Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealPasses:
-    """Passes over what the loader gives."""
+    """Passes over the loader's batches."""
 
     step_ms: list[list[float]]
-    """Of each step of each pass, waiting for its batch included."""
+    """Milliseconds of each step of each pass, including the wait for its batch."""
     samples: int
-    """In all passes together."""
+    """Number of samples in all passes."""
     tokens: int
-    """Useful ones."""
+    """Number of useful tokens in all passes."""
 
     def throughput(self) -> Throughput:
         """The rate at which the loader's samples were trained on."""
@@ -55,22 +55,21 @@ class RealPasses:
 def real_passes(
     step: Step, workload: Workload, policy: ShapePolicy, *, steps: int, passes: int, rank: int, device: torch.device
 ) -> RealPasses:
-    """Times passes over the loader's next batches, after one pass untimed.
+    """Times passes over the loader's next batches, after one untimed pass.
 
-    The untimed pass uses up what the loader had ready before the first step; a loader that cannot keep pace would else look as
-    if it could.
+    The untimed pass consumes what the loader had ready before the first step; otherwise a slow loader would seem fast enough.
 
     Args:
-        step: trains on a batch.
-        workload: has the loader.
-        policy: how it batches and pads.
-        steps: of a pass.
-        passes: to time.
-        rank: this worker's.
-        device: where the steps run.
+        step: Trains on a batch.
+        workload: The workload with the loader.
+        policy: How to batch and pad.
+        steps: Number of steps per pass.
+        passes: Number of passes to time.
+        rank: This worker's rank.
+        device: The device that the steps run on.
 
     Raises:
-        WorkloadError: the workload has no loader, or an empty one.
+        WorkloadError: The workload has no loader, or an empty one.
     """
     samples = tokens = 0
 
@@ -86,10 +85,10 @@ def real_passes(
 
 
 def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Generator[Batch]:
-    """The same batches on the device; on CUDA each is copied by a stream of its own while the step before it runs.
+    """Yields the batches on the device; on CUDA, a separate stream copies each during the previous step.
 
-    The next batch is asked of the loader before this one is handed out, because its copy must be under way by then. A loader
-    that keeps pace has it ready; one that does not sets the pace either way.
+    The next batch is requested from the loader before the current one is yielded, because its copy must be in progress by then. A
+    fast loader has it ready; a slow one sets the pace either way.
     """
     if device.type != "cuda":
         yield from batches
@@ -108,7 +107,7 @@ def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Genera
 
 
 def _taken_over(batch: Batch, arrived: torch.cuda.Event) -> Batch:
-    """The batch, once the current stream has waited for it; its memory is not used again before that stream is done with it."""
+    """Makes the current stream wait for the batch, whose memory is not reused before that stream is done with it."""
     stream = torch.cuda.current_stream()
     stream.wait_event(arrived)
     for tensor in batch.inputs.values():

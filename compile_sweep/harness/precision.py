@@ -1,8 +1,8 @@
-"""How precisely float32 is computed: what torch's older functions say of it and, where they refuse, its newer attributes.
+"""How precisely float32 is computed, by torch's older functions and, where those raise, its newer attributes.
 
-Since torch 2.9 it is an attribute of each back-end and kind of operation (`torch.backends.cuda.matmul.fp32_precision`). Where
-that was used, `torch.get_float32_matmul_precision` and `torch.backends.cudnn.allow_tf32` may raise (torch 2.11 to 2.13),
-in a process that otherwise trains as it should.
+Since torch 2.9 the precision is an attribute of each back-end and kind of operation
+(`torch.backends.cuda.matmul.fp32_precision`). If that was used, `torch.get_float32_matmul_precision` and
+`torch.backends.cudnn.allow_tf32` may raise (torch 2.11 to 2.13), in a process that otherwise trains correctly.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 _NAMED = {"tf32": "high", "bf16": "medium"}
-"""What a product's precision is called by the older functions; anything else is highest."""
+"""Names that the older functions use for a product's precision; anything else is highest."""
 
 
 def matmul_precision() -> str:
-    """Of matrix products, as `torch.set_float32_matmul_precision` calls it; of GPU and CPU the less precise."""
+    """Returns the precision of matrix products by torch's names (highest, high, medium); the lower one of GPU and CPU."""
     if (told := _matmul_told()) is not None:
         return told
     found = {_NAMED.get(value) for name, value in fp32_precisions().items() if name.endswith("matmul")}
@@ -26,45 +26,45 @@ def matmul_precision() -> str:
 
 
 def convolutions_allow_tf32() -> bool:
-    """Whether cuDNN may compute convolutions in TF32."""
+    """Tells whether cuDNN may compute convolutions in TF32."""
     told = _cudnn_told()
     return fp32_precisions()["cuda.conv"] == "tf32" if told is None else told
 
 
 def fp32_precision_overrides() -> Mapping[str, str] | None:
-    """`precisions` where the older functions do not say all of it; None where they do."""
+    """Returns `fp32_precisions` if the older functions do not express all of it; otherwise None."""
     found = fp32_precisions()
     by_older = _matmul_told() is not None and _cudnn_told() is not None
     return None if by_older and {found["mkldnn.conv"], found["mkldnn.rnn"]} == {"none"} else found
 
 
 def fp32_precisions() -> dict[str, str]:
-    """ieee, tf32, bf16, or none where nothing was set, by back-end and kind of operation."""
+    """Returns ieee, tf32, bf16, or none if unset, by back-end and kind of operation."""
     return {name: str(of.fp32_precision) for name, of in _places().items()}
 
 
 def use_full_precision() -> None:
-    """No TF32 and no bfloat16 in products, convolutions and recurrent layers of float32, until set otherwise."""
+    """Disables TF32 and bfloat16 in float32 products, convolutions and recurrent layers, until set otherwise."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     for of in _places().values():
-        if of.fp32_precision in _NAMED:  # set for the back-end or for all
+        if of.fp32_precision in _NAMED:  # set for the back-end or globally
             of.fp32_precision = "ieee"
 
 
 @contextmanager
 def preserve_precision() -> Iterator[None]:
-    """After the block, float32 is computed as before it."""
+    """Restores the precision of float32 after the block."""
     matmul, cudnn, before = _matmul_told(), _cudnn_told(), fp32_precisions()
     try:
         yield
     finally:
-        # What the older functions did not tell is torch's default, or they would have agreed with what was set.
+        # What the older functions do not report is torch's default; otherwise they would agree with the attributes.
         torch.set_float32_matmul_precision(matmul or "highest")
         torch.backends.cudnn.allow_tf32 = True if cudnn is None else cudnn
         for name, of in _places().items():
             if of.fp32_precision != before[name]:
-                of.fp32_precision = "none"  # which takes what was set for the back-end or for all
+                of.fp32_precision = "none"  # inherits the value of the back-end or the global one
             if of.fp32_precision != before[name]:
                 of.fp32_precision = before[name]
 
@@ -81,7 +81,7 @@ def _places() -> dict[str, Any]:
 def _matmul_told() -> str | None:
     try:
         return str(torch.get_float32_matmul_precision())
-    except RuntimeError:  # set by both interfaces, which it takes for a mistake
+    except RuntimeError:  # both interfaces were used, which torch rejects
         return None
 
 

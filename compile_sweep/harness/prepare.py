@@ -1,7 +1,7 @@
-"""One setting on one workload, resolved once: what measures, starts warm, explains or exports it takes the same value.
+"""One setting on one workload, resolved once; measuring, warm starts, explanations and exports all use the result.
 
 Everything that follows from the two is decided here: which modules a scope compiles, what batches are padded to, what the source
-must know, and whether the installed torch can follow the settings at all.
+must contain, and whether the installed torch supports the settings at all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Dimensions = Mapping[str, tuple[int, ...]]
 
 
 def modules_of_scope(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
-    """Dotted names of the modules that the settings' scope compiles; `""` is the model as a whole.
+    """Returns dotted names of the modules that the settings' scope compiles; `""` is the whole model.
 
     Raises:
-        SettingsError: the scope compiles repeated blocks, and the model has none.
+        SettingsError: The scope compiles repeated blocks, and the model has none.
     """
     if settings.scope is Scope.EAGER:
         return []
@@ -43,10 +43,10 @@ def modules_of_scope(settings: CompileSettings, workload: Workload, model: nn.Mo
 
 
 def repeated_blocks(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
-    """Dotted names of the model's repeated blocks.
+    """Returns dotted names of the model's repeated blocks.
 
     Raises:
-        SettingsError: it has none, and the settings need them.
+        SettingsError: The model has none, and the settings need them.
     """
     blocks = workload.regions(unwrap_ddp(model))
     if not blocks:
@@ -56,23 +56,23 @@ def repeated_blocks(settings: CompileSettings, workload: Workload, model: nn.Mod
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prepared:
-    """What follows from one setting and one workload; `prepare` makes it."""
+    """What follows from one setting and one workload; made by `prepare`."""
 
     settings: CompileSettings
     workload: Workload
-    """In the form that the settings ask for."""
+    """The workload in the form that the settings require."""
     device: torch.device
     num_workers: int
-    """Workers that train together."""
+    """Number of workers that train together."""
     policy: ShapePolicy
     """How batches are made and padded."""
     _modules: Mapping[str, Dimensions] | None = field(default=None, init=False)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        """The workload's optimizer over the model's parameters; None for inference.
+        """Returns the workload's optimizer over the model's parameters; None for inference.
 
         Raises:
-            SettingsError: the settings would replace its update by that of another optimizer.
+            SettingsError: The settings would replace its update by that of another optimizer.
         """
         optimizer = self.workload.optimizer(model, self.settings.optimizer)
         if optimizer is not None:
@@ -80,36 +80,36 @@ class Prepared:
         return optimizer
 
     def modules(self, model: nn.Module) -> Mapping[str, Dimensions]:
-        """The modules of the settings' scope by dotted name, with the dimensions of their arguments that are marked as dynamic.
+        """Returns the modules of the settings' scope by dotted name, with the dynamic dimensions of their arguments.
 
-        They are looked up in the first model only: every model of a workload has the same.
+        They are looked up in the first model only, because every model of a workload has the same ones.
 
         Raises:
-            SettingsError: the model has no such modules.
+            SettingsError: The model has no such modules.
         """
         if self._modules is None:
             names = modules_of_scope(self.settings, self.workload, model)
-            # Finding the dimensions may take a run of the model, which only marks are worth.
+            # Finding the dimensions may require running the model, which only marks are worth.
             self._modules = {name: self.workload.dynamic_dims(name) if self.settings.marks else {} for name in names}
         return self._modules
 
     def compiled_apart(self, model: nn.Module) -> list[str]:
-        """Names of the modules that are compiled one by one; those that the settings leave eager are not among them."""
+        """Lists the modules that are compiled one by one, without those that the settings leave eager."""
         return self._compiled_apart_of(self.modules(model))
 
     @property
     def targets(self) -> list[str]:
-        """The same once a model was looked at; empty before."""
+        """Names of the modules that are compiled one by one, once a model was inspected; empty before."""
         return self._compiled_apart_of(self._modules or {})
 
     def _compiled_apart_of(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name and settings_of_part(self.settings.parts, name).compile is not False]
 
     def facts(self, model: nn.Module) -> Facts:
-        """What the source must know.
+        """Returns what the source must know.
 
         Raises:
-            SettingsError: the settings name modules, an attention or a memory format that the workload has no use for.
+            SettingsError: The settings name modules, an attention or a memory format that the workload cannot use.
         """
         workload = self.workload
         refuse_memory_format(self.settings, model)
@@ -133,30 +133,30 @@ class Prepared:
         )
 
     def source(self, model: nn.Module) -> str:
-        """The settings as Python, for this workload's model; what is measured is this text, executed.
+        """Returns the settings as Python for this workload's model; this text is executed for measuring.
 
         Raises:
-            SettingsError: the settings name modules or an attention that the workload does not have.
+            SettingsError: The settings name modules or an attention that the workload does not have.
         """
         return to_source(self.settings, self.facts(model))
 
     def with_settings(self, settings: CompileSettings) -> Prepared:
-        """The same workload under other settings, such as those of an eager reference, which are not checked again."""
+        """Returns the workload under other settings, such as those of an eager reference, without validating them."""
         policy = self.workload.shape_policy(settings)
         return replace(self, settings=settings, policy=policy)
 
     def compiling(self, modules: Sequence[str]) -> Prepared:
-        """The same settings with these modules compiled one by one and all else left eager.
+        """Returns the same settings with only these modules compiled, one by one, and all others eager.
 
         Args:
-            modules: dotted names.
+            modules: Dotted names.
         """
         prepared = self.with_settings(replace(self.settings, scope=Scope.MODULAR, parts=None))
         prepared._modules = {name: {} for name in modules}
         return prepared
 
     def eager_counterpart(self) -> Prepared:
-        """The eager run that one under these settings is compared with."""
+        """Returns the eager run that a run under these settings is compared with."""
         return self.with_settings(self.settings.eager_counterpart())
 
 
@@ -166,13 +166,13 @@ def prepare(
     """Resolves a setting on a workload, and refuses what cannot work.
 
     Args:
-        workload: what to train.
-        settings: how to compile it.
-        device: where; one process a device.
-        num_workers: that train together; by default those of the process group.
+        workload: The workload to train.
+        settings: How to compile it.
+        device: The device to use; there is one process per device.
+        num_workers: Number of workers that train together; by default those of the process group.
 
     Raises:
-        SettingsError: the settings do not fit the workload, its workers or the installed torch.
+        SettingsError: The settings do not fit the workload, its workers or the installed torch.
     """
     device = torch.device(device)
     num_workers = distributed.num_workers() if num_workers is None else num_workers
@@ -192,10 +192,10 @@ def prepare(
 
 
 def refuse_memory_format(settings: CompileSettings, model: nn.Module) -> None:
-    """Refuses a memory format for a model without weights of its number of dimensions, which it would not change.
+    """Refuses a memory format that would not change the model, because no weights have its number of dimensions.
 
     Raises:
-        SettingsError: the model has no such convolution.
+        SettingsError: The model has no such convolution.
     """
     layout = settings.memory_format
     if layout is not None and not any(parameter.ndim == layout.ndim for parameter in model.parameters()):
@@ -205,13 +205,14 @@ def refuse_memory_format(settings: CompileSettings, model: nn.Module) -> None:
 
 
 def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimizer) -> None:
-    """Refuses optimizer=foreach_map for an optimizer that it would replace by another.
+    """Refuses optimizer=foreach_map for an optimizer that it would replace by a different one.
 
     Raises:
-        SettingsError: its own step is another formula.
+        SettingsError: The optimizer's own update is a different formula.
     """
     if settings.optimizer is OptimizerKind.FOREACH_MAP:
-        from compile_sweep.harness.source_runtime import refuse_unless_plain_adam  # it loads the compiler; most plans need none
+        # Loads the compiler, which most plans do not need.
+        from compile_sweep.harness.source_runtime import refuse_unless_plain_adam
 
         try:
             refuse_unless_plain_adam(optimizer)
@@ -220,14 +221,14 @@ def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimi
 
 
 def refuse_other_update_of(workload: Workload) -> None:
-    """Refuses optimizer=foreach_map for a workload before there is a model, as far as that can be told.
+    """Refuses optimizer=foreach_map for a workload before there is a model, as far as possible.
 
     Raises:
-        SettingsError: the step of the workload's optimizer is another formula.
+        SettingsError: The update of the workload's optimizer is a different formula.
     """
     try:
         optimizer = workload.optimizer(torch.nn.Linear(1, 1), OptimizerKind.FOREACH)
-    except Exception:  # one that looks for modules of the model; a trial will say
+    except Exception:  # an optimizer that needs the model's modules; a trial will find out
         return
     if optimizer is not None:
         refuse_other_update(CompileSettings(optimizer=OptimizerKind.FOREACH_MAP), optimizer)

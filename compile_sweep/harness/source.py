@@ -1,6 +1,6 @@
-"""Compile settings as the Python a person would paste into a training script.
+"""Compile settings as Python source that a person would paste into a training script.
 
-`compiling.py` executes exactly this text, so what is exported is what was measured. Pure: no torch here.
+`apply.py` executes exactly this text, so the exported code is the measured code. Pure: does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DYNAMIC_ARGUMENT = {
     Dynamic.BUCKETS: "False",
     Dynamic.TRUE: "True",
 }
-"""What `torch.compile(dynamic=...)` takes for each strategy; the others leave it to torch."""
+"""Argument of `torch.compile(dynamic=...)` for each strategy; the others leave it to torch."""
 
 _AUTOCAST_DTYPE = {Autocast.BF16: "bfloat16", Autocast.FP16: "float16", Autocast.OFF: None}
 
@@ -37,42 +37,43 @@ SDPA_BACKENDS = {
 """Members of `torch.nn.attention.SDPBackend`."""
 
 _INITIAL_SCALE = 1024.0
-"""Of the gradient scaler. torch's own, 65536, makes the first steps' gradients infinite and skips them; this does not here."""
+"""Initial scale of the gradient scaler. Torch's default, 65536, makes the first steps' gradients infinite, which skips them."""
 
 _LEAST = 2
-"""Lower bound of a marked dimension where only the upper one is given; torch's own."""
+"""Lower bound of a marked dimension if only the upper one is given; torch's own default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the source must know of a workload, its model and the machine."""
+    """What the source must know about a workload, its model and the machine."""
 
     workload: str
     device_type: str
-    """torch's name: cpu or cuda."""
+    """Torch's name of the device type: cpu or cuda."""
     torch_version: tuple[int, int]
     max_length: int
-    """Tokens."""
+    """Maximum length in tokens."""
     targets: Mapping[str, Mapping[str, tuple[int, ...]]]
-    """Modules to compile apart, by dotted name, each with the dimensions of its arguments that change; `""` is the whole."""
+    """Modules to compile separately, by dotted name, each with the dynamic dimensions of its arguments; `""` is the whole model.
+    """
     autocast: str | None
-    """The workload's own autocast dtype by torch's name; None for none."""
+    """The workload's own autocast dtype, by torch's name; None without autocast."""
     attention: str | None
-    """A statement that switches `model` to the settings' attention; None to leave it."""
+    """A statement that switches `model` to the settings' attention; None to keep the model's own."""
     grad_mode: str | None = None
-    """torch's context in which an inference-only step runs; None for a training step."""
+    """Torch's context manager for an inference-only step; None for a training step."""
     clip_grad_norm: float | None = None
-    """Largest norm of all gradients together; None to leave them."""
+    """Maximum norm of all gradients together; None for no clipping."""
     average_decay: float | None = None
-    """Of a moving average of the weights; None for none."""
+    """Decay of a moving average of the weights; None for no average."""
     num_workers: int = 1
-    """That train together."""
+    """Number of workers that train together."""
     one_shape: bool = False
     """Whether every batch has the same shape, so that none is padded."""
     process_statements: Sequence[str] = ()
     """The workload's own process-wide settings."""
     blocks: Sequence[str] = ()
-    """Repeated blocks by dotted name, where something is done to each that is not compiling it apart."""
+    """Dotted names of repeated blocks, if something other than compiling is done to each."""
 
     @property
     def reduces(self) -> bool:
@@ -81,12 +82,12 @@ class Facts:
 
 
 def to_source(settings: CompileSettings, facts: Facts) -> str:
-    """A module whose `make_step(model, optimizer)` returns the training step under these settings.
+    """Returns a module whose `make_step(model, optimizer)` returns the training step under these settings.
 
-    That of an inference-only workload is `make_step(model)`.
+    For an inference-only workload, the function is `make_step(model)`.
 
     Raises:
-        SettingsError: the settings name a part the workload does not have.
+        SettingsError: The settings name a part that the workload does not have.
     """
     step = _make_step(settings, facts) if facts.grad_mode is None else _make_inference(settings, facts)
     wrap = [*source_ddp.wrapper(settings.ddp, facts.torch_version), "", ""] if facts.reduces else []
@@ -101,7 +102,7 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
 
 
 def autocast_of(settings: CompileSettings, facts: Facts) -> str | None:
-    """The dtype that the step's autocast runs in, by torch's name; None for no autocast."""
+    """Returns the dtype of the step's autocast, by torch's name; None without autocast."""
     return facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
 
 
@@ -152,7 +153,7 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     if facts.device_type == "cuda" and settings.mode is not None:
         yield "maybe_warm_pool()  # starts Inductor's compile workers now, while the model is still to be built"
     if facts.device_type == "cuda" and facts.torch_version < (2, 13) and settings.tunes:
-        # docs/log.md has what it gives: a regional compile that took minutes takes less than one.
+        # A regional compile that took minutes takes less than one this way; see docs/log.md.
         yield "# Before torch 2.13, compile workers assemble kernels with another ptxas than this process, which therefore does"
         yield "# not find what they made in Triton's cache and compiles every choice of max-autotune again, one by one."
         yield "compile_tasks._set_triton_ptxas_path()"
@@ -180,11 +181,11 @@ def _constants(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    """A list of dotted names as source, runs of numbered ones as comprehensions."""
+    """Returns a list of dotted names as source, with runs of numbered ones as comprehensions."""
     pieces: list[str] = []
     runs: dict[tuple[str, str], list[int]] = {}
     for name in names:
-        match = re.fullmatch(r"(.*?)(?<!\d)(0|[1-9]\d*)((?:\.\D.*)?)", name)  # 01 is a name: written as a number it is 1
+        match = re.fullmatch(r"(.*?)(?<!\d)(0|[1-9]\d*)((?:\.\D.*)?)", name)  # 01 is not a number: it would be written as 1
         if match:
             runs.setdefault((match[1], match[3]), []).append(int(match[2]))
         else:
@@ -349,7 +350,7 @@ def _within_contexts(settings: CompileSettings, facts: Facts, statement: str) ->
     if dtype := autocast_of(settings, facts):
         contexts.append(f'torch.autocast("{facts.device_type}", dtype=torch.{dtype})')
     if settings.sdpa_kernel is not None:
-        # MATH takes the calls that the kernel cannot, for example because of their mask or head dimension.
+        # MATH handles calls that the kernel cannot, for example because of their mask or head dimension.
         names = dict.fromkeys((SDPA_BACKENDS[settings.sdpa_kernel], SDPA_BACKENDS[SdpaKernel.MATH]))
         backends = ", ".join(f"SDPBackend.{name}" for name in names)
         contexts.append(f"sdpa_kernel([{backends}], set_priority=True)")
@@ -376,13 +377,13 @@ def _arguments(
     *,
     fullgraph: bool | None = None,
 ) -> str:
-    """What follows the first argument of `torch.compile`."""
+    """Returns the arguments of `torch.compile` after the first."""
     mode, dynamic = mode or settings.mode, dynamic or settings.dynamic
     fullgraph = settings.fullgraph if fullgraph is None else fullgraph
     options: dict[str, Any] = settings.inductor_options
     if dynamic is Dynamic.MARK and facts.torch_version < (2, 13):
-        # Before 2.13, Inductor's padding of matrix products decides by comparing sizes with the marked length, which leaves
-        # only the length equal to the head dimension and fails on it (docs/log.md).
+        # Before 2.13, Inductor's padding of matrix products compares sizes with the marked length, which leaves only the length
+        # equal to the head dimension and fails on it (docs/log.md).
         options.setdefault("shape_padding", False)
     argument = _DYNAMIC_ARGUMENT.get(dynamic) if dynamic else None
     words = []
@@ -393,7 +394,7 @@ def _arguments(
     if argument:
         words.append(f"dynamic={argument}")
     if mode not in (None, Mode.DEFAULT):
-        # `mode` and `options` exclude each other in torch.compile.
+        # `torch.compile` accepts either `mode` or `options`.
         words.append(f"options={_dictionary(options, base=mode)}" if options else f'mode="{mode}"')
     elif options:
         words.append(f"options={_dictionary(options)}")
@@ -412,13 +413,13 @@ def _quoted(value: Any) -> str:
 def _bounds(settings: CompileSettings, facts: Facts) -> str:
     if settings.dynamic_min is None and settings.dynamic_max is None:
         return ""
-    # Both, always: with one alone torch 2.11 to 2.13 ends in an AssertionError (pytorch/pytorch#194091). No batch is longer than
-    # the workload's longest, and more would contradict a model that knows no more positions.
+    # Always both: with only one, torch 2.11 to 2.13 raises an AssertionError (pytorch/pytorch#194091). No batch is longer than
+    # the workload's maximum, and a larger bound would contradict a model with that many positions.
     return f", min={settings.dynamic_min or _LEAST}, max={settings.dynamic_max or facts.max_length}"
 
 
 def _fragments(code: str) -> Iterator[str]:
-    """The functions of `source_runtime.py` that the code calls, and those that they call, in their order there."""
+    """Yields the functions of `source_runtime.py` that the code calls, directly or indirectly, in their order there."""
     text = (Path(__file__).parent / "source_runtime.py").read_text(encoding="utf-8")
     pieces = [piece.strip() for piece in re.split(r"\n\n\n", text)[1:]]
     named: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""What settings of several workers are as Python: the wrapper, its communication hook, and torch's process-wide switches. Pure.
+"""Multi-worker settings as Python: the wrapper, its communication hook, and torch's process-wide switches. Pure.
 
-`source.py` puts these lines into the module it writes.
+`source.py` puts these lines into the module that it writes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ WRAP = "distributed"
 """The function that wraps the model."""
 
 _ARGUMENTS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy")
-"""Of the wrapper's constructor, under torch's own names; `broadcast_buffers` has another since 2.13."""
+"""Arguments of the wrapper's constructor, by torch's names; `broadcast_buffers` has another name since 2.13."""
 
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 
 
 def process_wide(ddp: DdpSettings | None) -> Iterator[str]:
-    """Statements that come before the model is wrapped."""
+    """Yields statements that come before the model is wrapped."""
     if ddp is None or ddp.optimize_ddp is None:
         return
     yield f'torch._dynamo.config.optimize_ddp = "{ddp.optimize_ddp}"'
@@ -35,12 +35,12 @@ def process_wide(ddp: DdpSettings | None) -> Iterator[str]:
 
 
 def compiles_backward(ddp: DdpSettings | None) -> bool:
-    """Whether the backward pass is compiled anew, with what reduces gradients in it."""
+    """Tells whether the backward pass is compiled again, together with the reduction of gradients."""
     return ddp is not None and ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER
 
 
 def imports(code: str) -> Iterator[str]:
-    """Of the communication hooks that the code names."""
+    """Yields imports of the communication hooks that the code names."""
     if names := [name for name in ("bf16_compress_hook", "fp16_compress_hook") if name in code]:
         yield f"from {_HOOKS}.default_hooks import {', '.join(names)}"
     if "powerSGD_hook" in code:
@@ -48,7 +48,7 @@ def imports(code: str) -> Iterator[str]:
 
 
 def wrapper(ddp: DdpSettings | None, torch_version: tuple[int, int]) -> Iterator[str]:
-    """The function that puts the model inside `DistributedDataParallel`."""
+    """Yields the function that wraps the model in `DistributedDataParallel`."""
     ddp = ddp or DdpSettings()
     arguments = "".join(f", {name}={value}" for name, value in _arguments(ddp, torch_version).items())
     yield f"def {WRAP}(model: torch.nn.Module) -> torch.nn.Module:"
@@ -69,10 +69,10 @@ def wrapper(ddp: DdpSettings | None, torch_version: tuple[int, int]) -> Iterator
 
 
 def wrapped_and_compiled(ddp: DdpSettings | None) -> str:
-    """The expression for what a step calls: `model` compiled and wrapped, in the order the settings say.
+    """Returns the expression that a step calls: `model` compiled and wrapped, in the order that the settings say.
 
-    torch advises the model first and the wrapper around it. The compiler asks at each compile whether a wrapper's forward is
-    under way, so it splits graphs by buckets in either order, in blocks and parts too.
+    Torch recommends compiling the model first and wrapping it. At each compile, the compiler checks whether a wrapper's forward
+    is running, so it splits graphs by bucket in either order, also in blocks and parts.
     """
     around_wrapper = ddp is not None and ddp.around is Around.WRAPPER
     return f"compile_model({WRAP}(model))" if around_wrapper else f"{WRAP}(compile_model(model))"

@@ -1,4 +1,4 @@
-"""Functions that exported settings contain: `source.py` writes them out as they stand here, and what it writes is what runs.
+"""Functions that exported settings contain: `source.py` copies them verbatim, and the copy is what runs.
 
 So they import and use nothing but torch and the standard library, under the names that `source.py` imports. Their docstrings and
 comments are for whoever pastes the export into a training script.

@@ -1,12 +1,12 @@
 """The steady state: whole passes over a pool of prepared batches, with eager reference steps between them.
 
-Background: batches of different length take different times, and that is not noise, so each padded length is a stratum of its
-own. Of a length there are many steps, so that stretches in which the host is slow do not move its median. A GPU's clock drifts
+Background: batches of different lengths take different times, which is not noise, so each padded length is a stratum of its
+own. Each length has many steps, so that stretches in which the host is slow do not move its median. A GPU's clock drifts
 by more than the differences worth measuring, so blocks of eager steps alternate with the passes: a slower clock slows both, and
-their ratio stays. After every switch one step goes untimed, and its end is where timing begins, so that the device never waits
+their ratio stays. After every switch one step is not timed, and timing starts at its end, so that the device never waits
 for the first launch.
 
-Output: `Window`, all times kept, outliers included, and the figures that follow from it.
+Output: `Window`, with all times including outliers, and the figures derived from it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from compile_sweep.contract.base import Batch
 from compile_sweep.harness.distributed import agreed, largest_everywhere
 
 OUTLIER_FACTOR = 1.5
-"""Times its batch's median above which a step is counted as an outlier."""
+"""Multiple of its batch's median above which a step counts as an outlier."""
 
 HOPELESS_FROM, HOPELESS_FACTOR = 5, 10
-"""After so many passes a window is given up whose interval would need so many times the limit of passes. A GPU that waits for a
-noisy host needs hundreds for an interval of 1 %; a few more would only cost its time."""
+"""A window is abandoned after this many passes if its interval would need this multiple of the maximum number of passes. A GPU
+that waits for a noisy host needs hundreds for an interval of 1 %; a few more would only cost its time.
+"""
 
 LEAST_S = 1.0
-"""Seconds for which a window grows however narrow its interval is. Passes of steps of a millisecond are over before the host's
-next hiccup, and few of them say little of the ratio to eager."""
+"""Seconds for which a window grows however narrow its interval is. Passes of millisecond steps end before the host's next hiccup,
+and a few of them say little about the ratio to eager.
+"""
 
 _RESAMPLINGS = 1000
 
@@ -42,16 +44,16 @@ _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.26
 """97.5 % quantiles of Student's t by degrees of freedom."""
 
 LEAST_PASSES = 3
-"""Passes without which nothing is known of how they scatter, nor of the ratio to eager."""
+"""Minimum number of passes for an estimate of their scatter and of the ratio to eager."""
 
 MAX_RESTARTS = 3
-"""Times that a window begins anew because something was compiled in it."""
+"""Maximum number of restarts of a window because something was compiled in it."""
 
 MAX_CATCH_UP_S = 5.0
-"""Seconds that the eager reference may take to get to the same step, where the work changes with the step."""
+"""Seconds that the eager reference may take to catch up with the compiled model's step, if the work changes with the step."""
 
 SHIFT = 1.2
-"""Times as slow, or as fast, that the passes of a window's end are when its steps are said to have changed."""
+"""Ratio of pass times, at the end of a window to before, from which its steps count as changed."""
 
 Step = Callable[[Batch], Tensor]
 """Trains on a batch and returns its loss."""
@@ -62,29 +64,29 @@ class Window:
     """Milliseconds of every timed step."""
 
     lengths: Sequence[int]
-    """Padded length of each batch of the pool; where several workers step together, of the longest that one of them has."""
+    """Padded length of each batch of the pool; if several workers step together, the longest of theirs."""
     passes: list[list[float]] = field(default_factory=list)
     """For each pass, the compiled step on each batch of the pool."""
     chosen: Sequence[int] = ()
-    """Batches of the pool, by index, that the eager reference runs on."""
+    """Indices of the pool's batches that the eager reference runs on."""
     eager_blocks: list[list[float]] = field(default_factory=list)
-    """Eager steps on the chosen batches: block k stands between passes k and k+1."""
+    """Eager steps on the chosen batches: block k is between passes k and k+1."""
     losses: list[Tensor] = field(default_factory=list)
-    """Of every timed compiled step."""
+    """Losses of all timed compiled steps."""
     eager_losses: list[Tensor] = field(default_factory=list)
-    """Of every timed eager step."""
+    """Losses of all timed eager steps."""
     compiled_graphs: Callable[[], int] = lambda: 0
-    """Graphs compiled since the warm-up, as this worker counts them."""
+    """Returns the number of graphs compiled since the warm-up, as this worker counts them."""
     restarts: int = 0
-    """How often it began anew because something was compiled in a pass; passes before the last time are dropped."""
+    """Number of restarts because something was compiled in a pass; passes before the last restart are dropped."""
     is_settled: bool = True
-    """Whether nothing was compiled in the passes that it holds."""
+    """Whether nothing was compiled in the recorded passes."""
     steps: int = 0
-    """That the compiled model has made in all, warm-up included."""
+    """Number of steps that the compiled model has made, including the warm-up."""
     eager_steps: int = 0
-    """That the eager reference has made in all."""
+    """Number of steps that the eager reference has made."""
     catch_up_s: float = 0.0
-    """That the reference took for steps that only bring it to the step of the compiled model."""
+    """Seconds of the reference's steps that only catch up with the compiled model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +96,17 @@ class Limits:
     min_passes: int
     max_passes: int
     min_window_s: float
-    """Passes of a few milliseconds may be more than `max_passes`, until the window is this long."""
+    """Minimum length in seconds; reached even if it takes more than `max_passes` passes of a few milliseconds."""
     max_window_s: float = math.inf
-    """However wide the interval is, the window stops growing then if it has `LEAST_PASSES`."""
+    """Maximum length in seconds; however wide the interval is, the window then stops growing if it has `LEAST_PASSES`."""
     target_width: float
     """Width of the median's 95 % interval over the median at which the window stops growing."""
 
 
 def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: torch.device) -> list[float]:
-    """Milliseconds of the step on each batch, by CUDA events, or a monotonic clock on CPUs; losses are appended.
+    """Returns the milliseconds of the step on each batch, by CUDA events, or by a monotonic clock on CPUs; appends losses.
 
-    Waiting for a batch counts to its step.
+    The wait for a batch counts toward its step.
     """
     if device.type == "cuda":
         marks = [_marked()]
@@ -123,14 +125,14 @@ def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: to
 def first_pass(
     step: Step, pool: Sequence[Batch], device: torch.device, *, steps: int = 0, compiled_graphs: Callable[[], int] = lambda: 0
 ) -> Window:
-    """A window of one pass, with nothing else in the device's memory.
+    """Runs the first pass and returns a window with it; nothing else may be in the device's memory.
 
     Args:
-        step: the compiled one.
-        pool: batches of a pass.
-        device: where.
-        steps: that the model has made already.
-        compiled_graphs: graphs compiled since the warm-up.
+        step: The compiled step.
+        pool: Batches of a pass.
+        device: The device that the steps run on.
+        steps: Number of steps that the model has made already.
+        compiled_graphs: Returns the number of graphs compiled since the warm-up.
     """
     window = Window(
         lengths=largest_everywhere([batch.length for batch in pool], device), steps=steps, compiled_graphs=compiled_graphs
@@ -146,12 +148,12 @@ def grow(
     """Adds passes, each between two blocks of the reference, until the window is long enough.
 
     Args:
-        window: as `first_pass` left it.
-        step: the compiled one.
-        pool: the same.
-        limits: when to stop; worker 0 decides for all, because workers step in lockstep.
-        device: where.
-        reference: an eager step, which runs on `window.chosen`.
+        window: Result of `first_pass`.
+        step: The compiled step.
+        pool: Batches of a pass.
+        limits: When to stop; worker 0 decides for all, because workers step in lockstep.
+        device: The device that the steps run on.
+        reference: An eager step, which runs on `window.chosen`.
     """
     eager_batches = [pool[index] for index in window.chosen]
 
@@ -177,21 +179,21 @@ def grow(
             is_narrow = width <= limits.target_width and elapsed_s >= min(LEAST_S, limits.min_window_s)
             if agreed(at_limit or is_narrow or (long_enough and is_hopeless(window, width, limits)), device):
                 return
-            look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # looking costs time too
+            look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # checking costs time, too
         _pass(window, step, pool, device)
-        if window.passes:  # after a restart, a pass comes before the first block, as ever
+        if window.passes:  # after a restart, a pass comes before the first block again
             block()
         else:
             look_again_at = limits.min_passes
 
 
 def is_late(limits: Limits, elapsed_s: float, passes: int, device: torch.device) -> bool:
-    """Whether the window has had its time; all workers must ask alike."""
+    """Tells whether the window's time is over; all workers must call this alike."""
     return limits.max_window_s < math.inf and agreed(elapsed_s >= limits.max_window_s and passes >= LEAST_PASSES, device)
 
 
 def is_hopeless(window: Window, width: float, limits: Limits) -> bool:
-    """Whether the interval will not be narrow in time: its width shrinks with the root of the number of passes."""
+    """Tells whether the interval will not become narrow in time: its width shrinks with the root of the number of passes."""
     done = len(window.passes)
     return done >= HOPELESS_FROM and done * width**2 > HOPELESS_FACTOR * limits.max_passes * limits.target_width**2 > 0
 
@@ -212,7 +214,7 @@ def _pass(window: Window, step: Step, pool: Sequence[Batch], device: torch.devic
 
 
 def _catch_up(window: Window, reference: Step, pool: Sequence[Batch]) -> None:
-    """Brings the eager reference to the step of the compiled model, as far as there is time."""
+    """Brings the eager reference to the compiled model's step, as far as time allows."""
     began = time.monotonic()
     while window.eager_steps < window.steps and window.catch_up_s + time.monotonic() - began < MAX_CATCH_UP_S:
         reference(pool[window.eager_steps % len(pool)]).item()
@@ -227,30 +229,30 @@ def _marked() -> torch.cuda.Event:
 
 
 def representative(lengths: Sequence[int], count: int) -> list[int]:
-    """Indices of at most `count` batches that stand for all: those in the middle of as many equal parts, by length."""
+    """Returns indices of at most `count` batches that represent all: the middle ones of equal parts, sorted by length."""
     by_length = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     count = min(count, len(by_length))
     return [by_length[int((part + 0.5) * len(by_length) / count)] for part in range(count)]
 
 
 def stratified_median(passes: Sequence[Sequence[float]], lengths: Sequence[int]) -> float:
-    """Mean over the batches of the median step of their length; the plain median where all batches have one length."""
+    """Returns the mean over the batches of their length's median step; the plain median if all batches have one length."""
     return float(_stratified_medians(np.asarray(passes)[None], lengths)[0])
 
 
 def median_ci95(passes: Sequence[Sequence[float]], lengths: Sequence[int]) -> tuple[float, float]:
-    """95 % interval of `stratified_median`.
+    """Returns the 95 % interval of `stratified_median`.
 
-    The standard error is a bootstrap's over whole passes, so that what passes differ in, a clock's drift say, counts in full.
-    Passes are few, so it is corrected for their number and widened by Student's t; percentiles of three passes' resamplings
-    would cover far less than they say.
+    The standard error comes from a bootstrap over whole passes, so that differences between passes, such as a clock's drift,
+    count in full. Since passes are few, it is corrected for their number and widened by Student's t; percentiles of three passes'
+    resamples would cover far less than they claim.
     """
     times = np.asarray(passes)
     number = len(times)
     median = stratified_median(passes, lengths)
     if number < 2:
         return 0.0, math.inf
-    # Always the same draws, so that equal times have equal intervals.
+    # A fixed seed, so that equal times give equal intervals.
     drawn = np.random.default_rng(0).integers(number, size=(_RESAMPLINGS, number))
     error = float(_stratified_medians(times[drawn], lengths).std()) * math.sqrt(number / (number - 1))
     half = _t975(number - 1) * error
@@ -258,13 +260,13 @@ def median_ci95(passes: Sequence[Sequence[float]], lengths: Sequence[int]) -> tu
 
 
 def relative_width(window: Window) -> float:
-    """Width of the median's interval over the median."""
+    """Returns the width of the median's interval divided by the median."""
     low, high = median_ci95(window.passes, window.lengths)
     return (high - low) / stratified_median(window.passes, window.lengths)
 
 
 def _stratified_medians(times: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """For times of shape (resampling, pass, batch)."""
+    """Computes stratified medians for times of shape (resampling, pass, batch)."""
     medians = np.zeros(len(times))
     for length in sorted(set(lengths)):
         of_length = np.flatnonzero(np.asarray(lengths) == length)
@@ -273,26 +275,26 @@ def _stratified_medians(times: np.ndarray, lengths: Sequence[int]) -> np.ndarray
 
 
 def outliers(passes: Sequence[Sequence[float]]) -> int:
-    """Steps that took over `OUTLIER_FACTOR` times their batch's median."""
+    """Counts steps that took over `OUTLIER_FACTOR` times their batch's median."""
     times = np.asarray(passes)
     return int((times > OUTLIER_FACTOR * np.median(times, axis=0)).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """A change of the step's time within a window."""
+    """A change of the step time within a window."""
 
     after_passes: int
     before_ms: float
-    """Of a step, on average over a pass."""
+    """Mean milliseconds per step before the change."""
     after_ms: float
 
 
 def find_shift(passes: Sequence[Sequence[float]]) -> Shift | None:
-    """Where the steps became slower or faster for good; None if they did not.
+    """Finds where the steps became permanently slower or faster; None if they did not.
 
-    All passes on one side must be slower than all on the other one, of which each has a third of them at least, so that a noisy
-    host is seldom taken for a change of the work.
+    All passes on one side must be slower than all on the other, and each side must have at least a third of them, so that a noisy
+    host is seldom mistaken for a change of the work.
     """
     totals = [math.fsum(times) / len(times) for times in passes]
     least = max(3, len(totals) // 3)
@@ -304,9 +306,9 @@ def find_shift(passes: Sequence[Sequence[float]]) -> Shift | None:
 
 
 def relative_half_width(passes: Sequence[Sequence[float]]) -> float:
-    """Relative half-width of the 95 % interval of a pass's mean total time.
+    """Returns the relative half-width of the 95 % interval of a pass's mean total time.
 
-    From the scatter of whole passes: slow steps come in stretches, so steps of one pass are not independent of each other.
+    It is based on the scatter of whole passes: slow steps come in stretches, so the steps of a pass are not independent.
     """
     totals = [math.fsum(times) for times in passes]
     if len(totals) < 2:
@@ -320,12 +322,12 @@ class Throughput:
 
     samples_per_s: float
     ci95: tuple[float, float]
-    """Of samples a second."""
+    """95 % interval of the samples per second."""
     tokens_per_s: float
 
 
 def throughput(passes: Sequence[Sequence[float]], *, samples: float, tokens: float) -> Throughput:
-    """From the milliseconds of passes over so many samples and useful tokens each."""
+    """Computes the rate from the milliseconds of passes over so many samples and useful tokens each."""
     seconds = statistics.fmean(map(math.fsum, passes)) / 1e3
     rate, half = samples / seconds, relative_half_width(passes)
     return Throughput(
@@ -335,19 +337,19 @@ def throughput(passes: Sequence[Sequence[float]], *, samples: float, tokens: flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedup:
-    """Eager over compiled time on the same batches."""
+    """Eager time divided by compiled time on the same batches."""
 
     ratio: float
     ci95: tuple[float, float]
 
 
 def speedup(window: Window) -> Speedup | None:
-    """From the passes that stand between two eager blocks; None if there are fewer than two.
+    """Computes the speedup from the passes between two eager blocks; None if there are fewer than two.
 
-    The ratio is that of total times, where the eager time beside a pass is the mean of the blocks before and after it: what
-    drifts linearly cancels. The interval is of a ratio estimator: each pass is paired with the block after it alone, so that no
-    block counts twice, and with r the ratio, the scatter of eager - r x compiled among whole passes is its error: what the
-    steps of a pass share, such as a host's slow stretch, counts in full.
+    The ratio is that of total times, where the eager time for a pass is the mean of the blocks before and after it, which cancels
+    linear drift. The interval is that of a ratio estimator: each pass is paired only with the block after it, so that no block
+    counts twice, and the error is the scatter of eager - r × compiled among whole passes, where r is the ratio. Effects common to
+    the steps of a pass, such as a host's slow stretch, count in full.
     """
     blocks = np.asarray(window.eager_blocks)
     if len(blocks) < 3:
@@ -362,17 +364,17 @@ def speedup(window: Window) -> Speedup | None:
 
 
 def clock_drift(window: Window) -> float | None:
-    """Slowest over fastest block of the reference, less 1; None for fewer than two blocks."""
+    """Returns the slowest over the fastest block of the reference, minus 1; None with fewer than two blocks."""
     totals = [math.fsum(block) for block in window.eager_blocks]
     return max(totals) / min(totals) - 1 if len(totals) > 1 else None
 
 
 def step_ms_at(window: Window, length: int) -> float:
-    """Milliseconds of a typical step of this padded length.
+    """Returns the milliseconds of a typical step of this padded length.
 
-    The median of the length's timed steps where the pool has it; otherwise on a straight line between the nearest lengths it
-    has, since most of a step is linear in the number of tokens. Below the shortest and above the longest, the line has the
-    slope of a least-squares fit to all, which one odd neighbour does not tilt.
+    This is the median of the length's timed steps if the pool has it. Otherwise it is interpolated linearly between the nearest
+    lengths, since most of a step is linear in the number of tokens. Outside the range of lengths, the line has the slope of a
+    least-squares fit to all of them, which one odd neighbor does not tilt.
     """
     by_length: dict[int, list[float]] = {}
     for times in window.passes:

@@ -1,8 +1,8 @@
-"""What compiles for Inductor, made ready before anything is measured: the C++ headers on a CPU, the compile workers on a GPU.
+"""Prepares the tools that Inductor compiles with before anything is measured: C++ headers on a CPU, compile workers on a GPU.
 
-torch precompiles its C++ headers once a host and keeps them outside `TORCHINDUCTOR_CACHE_DIR`, in the folder for temporary files,
-so the first cold compile on a host would pay seconds that no later one does. Its compile workers take about 7 s to start on an
-H200 host, the time a model takes to build; exported settings start them when they are imported, and so does a trial.
+Torch precompiles its C++ headers once per host and keeps them outside `TORCHINDUCTOR_CACHE_DIR`, in the folder for temporary
+files, so the first cold compile on a host would take seconds longer than later ones. Its compile workers take about 7 s to start
+on an H200 host, as long as it takes to build a model; exported settings start them on import, and so does a trial.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ step(torch.ones(64, 64, requires_grad=True)).backward()
 
 
 def cpp_header_folder() -> Path:
-    """Creates, if need be, and returns the folder in which torch keeps precompiled C++ headers."""
+    """Returns the folder in which torch keeps precompiled C++ headers, creating it if necessary."""
     folder = Path(default_cache_dir(), "precompiled_headers")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def warm_cpp_headers() -> None:
-    """Compiles a trifle in another process, once for a host, user and torch version; a failure is left to the real compile."""
+    """Compiles a tiny program in another process, once per host, user and torch version; ignores failures."""
     with (cpp_header_folder() / f"compile-sweep-{torch.__version__}").open("a") as mark:
-        fcntl.flock(mark, fcntl.LOCK_EX)  # trials side by side: one makes them, the others wait
-        if os.fstat(mark.fileno()).st_size == 0:  # tell() is where the file ended before the lock was had
+        fcntl.flock(mark, fcntl.LOCK_EX)  # of concurrent trials, one compiles and the others wait
+        if os.fstat(mark.fileno()).st_size == 0:  # tell() would be where the file ended before the lock was acquired
             environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
             if subprocess.run([sys.executable, "-c", _COMPILE_SOMETHING], env=environment, check=False).returncode == 0:
                 mark.write("made\n")
 
 
 def link_cpp_headers(headers: Path) -> None:
-    """Has processes that this one starts find the headers, now that its temporary files go to a new folder.
+    """Lets processes that this one starts find the headers although its temporary files now go to a new folder.
 
     Args:
-        headers: `cpp_header_folder()` before that.
+        headers: Result of `cpp_header_folder()` before the change.
     """
     folder = Path(default_cache_dir())
     folder.mkdir()

@@ -1,6 +1,6 @@
-"""What a `best.py` does beyond the settings it holds: builds the workload, trains by them in this process, and says how fast.
+"""What a `best.py` does besides holding its settings: builds the workload, trains in this process, and reports the speed.
 
-`analysis.export` copies everything below the imports into a `best.py`, after the source of the settings as it was measured.
+`analysis.export` copies everything below the imports into a `best.py`, after the measured source of the settings.
 """
 
 from __future__ import annotations

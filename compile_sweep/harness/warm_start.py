@@ -1,9 +1,9 @@
-"""Starting a setting until it compiles no more, and no further: what a training job pays each time that it is restarted.
+"""Starts a setting until nothing is left to compile, and then stops: the cost that a training job pays at each restart.
 
-Background: the job's process is new and its compile caches hold what an earlier one left. The batches are those of the warm-up
-that `measure.py` times, so the two can be compared; there is no steady window, no eager reference and no check.
+Background: the job's process is new, and its compile caches hold what an earlier one left. The batches are those of the warm-up
+that `measure.py` times, so the two are comparable; there is no steady window, no eager reference and no check.
 
-Output: seconds to build model and optimizer, of the first step, and of the whole warm-up with what its steps themselves take.
+Output: seconds for building model and optimizer, for the first step, and for the whole warm-up including its steps.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Start:
 
     device: str
     load_s: float
-    """Building the model and its optimizer and applying the settings."""
+    """Seconds for building the model and its optimizer and applying the settings."""
     first_step_s: float
-    """Of `warmup_s`."""
+    """Seconds of the first step, a part of `warmup_s`."""
     warmup_s: float
     warmup_steps: int
     compile_phases_s: dict[str, float]
-    """Adds up to `warmup_s`; steps are in other."""
+    """Seconds by phase, which add up to `warmup_s`; steps are in `other`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that cross processes without this module."""
+        """Converts to plain values, which cross processes without this module."""
         return asdict(self)
 
 
@@ -53,13 +53,13 @@ def restart(
     """Starts one setting in this process, which should be fresh.
 
     Args:
-        prepared: the setting, on its workload.
-        rank: this worker's; the default process group must exist where there are several.
-        protocol: how long to warm up.
-        on_phase: told when a phase begins.
+        prepared: The setting, on its workload.
+        rank: This worker's rank; with several workers, the default process group must exist.
+        protocol: How long to warm up.
+        on_phase: Called when a phase begins.
 
     Raises:
-        SettingsError: the model has nothing of what the settings compile.
+        SettingsError: The model has nothing that the settings compile.
     """
     workload, device = prepared.workload, prepared.device
     with workload.process_settings():
@@ -68,7 +68,7 @@ def restart(
         batches = warm_up_batches(prepared, pool, rank=rank, protocol=protocol or Protocol())
         _synchronize(device)
         began = time.perf_counter()
-        model = workload.build_model().to(device)  # as a job does; a trial's models are copies of one
+        model = workload.build_model().to(device)  # builds it as a job does; a trial's models are copies of one
         optimizer = prepared.optimizer(model)
         seed_all(workload.seed)
         with applied(prepared, model, optimizer) as step:

@@ -1,1 +1,1 @@
-"""torch's compile caches: their folders and bundles, what is in them, and how they move to another process."""
+"""Torch's compile caches: their folders and bundles, their contents, and their transfer to another process."""

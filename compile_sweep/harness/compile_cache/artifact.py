@@ -1,4 +1,4 @@
-"""What a compiler leaves behind for the next process: one artifact, as plain bytes that cross processes and hosts."""
+"""A compiler's output for the next process: one artifact, as plain bytes that cross processes and hosts."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 FUNCTION_KEYED_KINDS = ("precompile", "pgo")
-"""Kinds whose keys name a function of the model, whatever was made of it: one setting's would be taken for another's."""
+"""Kinds keyed by a function of the model alone, so that one setting's artifact would be mistaken for another's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """One piece of a compile cache. Content is code: restore none whose origin is not verified."""
+    """One piece of a compile cache. The content is code: restore only artifacts whose origin is verified."""
 
     kind: str
-    """What made it, one of `ArtifactKind` in `folders.py`."""
+    """What made the artifact, one of `ArtifactKind` in `folders.py`."""
     key: str
-    """Its name within the kind: torch's own cache key, or its path within the cache's folder."""
+    """Name within the kind: torch's own cache key, or the path within the cache's folder."""
     content: bytes
     cost_s: float = 0.0
-    """Seconds of compiling that a hit saves; 0 where another artifact of the same graph carries them."""
+    """Seconds of compile time that a hit saves; 0 if another artifact of the same graph carries them."""
 
     @cached_property
     def digest(self) -> str:

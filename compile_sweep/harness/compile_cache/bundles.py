@@ -34,23 +34,24 @@ T = TypeVar("T")
 
 
 def split_bundle(bundle: bytes) -> list[Artifact]:
-    """The entries of a bundle that `torch.compiler.save_cache_artifacts` or `joined` made.
+    """Splits a bundle that `torch.compiler.save_cache_artifacts` or `join_bundle` made into its entries.
 
     Raises:
-        ValueError: it is none, or holds something that could not be restored.
+        ValueError: The bytes are not a bundle, or it contains an entry that cannot be restored.
     """
     try:
         groups = AppendingByteSerializer.to_list(bundle, deserialize_fn=_read_group)
-    except (AssertionError, RuntimeError) as error:  # torch's, of a content that is none or is damaged
+    except (AssertionError, RuntimeError) as error:  # raised by torch for bytes that are not a bundle or are damaged
         raise ValueError(str(error)) from None
     return [artifact for kind, entries in groups for key, content in entries for artifact in _artifacts(kind, key, content)]
 
 
 def join_bundle(artifacts: Iterable[Artifact]) -> bytes:
-    """A bundle for `torch.compiler.load_cache_artifacts`, each kind listed once.
+    """Makes a bundle for `torch.compiler.load_cache_artifacts` that lists each kind only once.
 
-    torch has no kind of entry for compiled libraries and timings. An autotuning entry is for torch a file by its path below
-    Inductor's folder, so they travel as such. Folders of Triton's kernels stay behind: graphs bring the kernels they call.
+    Torch has no kind of entry for compiled libraries and timings. It restores an autotuning entry as a file, by its path below
+    Inductor's folder, so libraries and timings are disguised as such. Folders of Triton kernels are left out, since graphs
+    contain the kernels they call.
     """
     groups: dict[str, dict[tuple[str, bytes], None]] = {}
 
@@ -79,7 +80,7 @@ def _artifacts(kind: str, key: str, content: bytes) -> Iterable[Artifact]:
     if kind == ArtifactKind.AUTOTUNE and slash and folder == CHOICES_FOLDER:
         return split_choices(name, content)
     artifact = Artifact(kind=kind, key=pgo_key(key) if kind == ArtifactKind.PGO else key, content=content)
-    inductor_path(artifact)  # refuses what could not be restored
+    inductor_path(artifact)  # refuses what cannot be restored
     return [artifact]
 
 
@@ -90,7 +91,7 @@ def _read_group(reader: BytesReader) -> _Group:
 
 
 def _inside(reader: BytesReader, found: T) -> T:
-    """What was read. Past its end, torch's reader goes on for ever with nothing."""
+    """Returns what was read; raises at the end of the bytes, past which torch's reader would loop forever."""
     if reader._i > len(reader._data):
         raise ValueError("it says that it is longer than it is")
     return found
@@ -109,17 +110,17 @@ GUARDED_KINDS = (ArtifactKind.INDUCTOR, ArtifactKind.AOT_AUTOGRAD)
 
 
 def guarded_name(kind: str, key: str, guards: str | None) -> tuple[str, str]:
-    """Kind and key of an entry: torch's own key is one for all that were compiled under different guards, ours is not."""
+    """Returns an entry's kind and key. Torch's key is the same for all guards that a graph was compiled under; ours is not."""
     return str(kind), f"{key}/{hashlib.sha256(str(guards or '').encode()).hexdigest()[:16]}"
 
 
 def entry_name(kind: str, key: str, entry: Any) -> tuple[str, str]:
-    """Kind and key of an entry as torch holds it."""
+    """Returns the kind and key of an entry in torch's own form."""
     return guarded_name(kind, key, getattr(entry, "guards_expr", None))
 
 
 def seconds_taken(entry: Any) -> float:
-    """Seconds that compiling an entry took, as torch has it; 0 where it has not."""
+    """Returns how long compiling an entry took, in seconds, as torch recorded it; 0 if it did not."""
     nanoseconds = getattr(entry, "_time_taken_ns", None)
     if nanoseconds is None:
         nanoseconds = getattr(entry, "forward_time_taken_ns", 0) + getattr(entry, "backward_time_taken_ns", 0)
@@ -127,7 +128,7 @@ def seconds_taken(entry: Any) -> float:
 
 
 def referenced_graphs(entry: Any) -> list[tuple[str, str]]:
-    """Inductor's entries that one of AOTAutograd's refers to: forward, then backward if there is one."""
+    """Returns the Inductor entries that an AOTAutograd entry refers to: forward, then backward if there is one."""
     parts: list[Any] = [getattr(entry, "compiled_fw", None), getattr(entry, "compiled_bw", None)]
     return [
         guarded_name(ArtifactKind.INDUCTOR, part.fx_graph_cache_info[0], part.fx_graph_guard_expr)
@@ -137,25 +138,25 @@ def referenced_graphs(entry: Any) -> list[tuple[str, str]]:
 
 
 def read_graph_entry(artifact: Artifact) -> Artifact:
-    """A compiled graph under its full key, with the seconds torch says it took, and without choices that were made since."""
+    """Returns a compiled graph under its full key, with its compile seconds, and reduced to the configurations chosen since."""
     try:
         entry = pickle.loads(artifact.content)
-    except Exception:  # torch takes an entry that does not load for a miss, and so loses nothing by its key
+    except Exception:  # torch treats an entry that does not load as a miss, so an incomplete key loses nothing
         return replace(artifact, key=f"{artifact.key}/{artifact.digest[:16]}")
     key = entry_name(artifact.kind, artifact.key, entry)[1]
     return replace(artifact, key=key, cost_s=seconds_taken(entry), content=_settled(entry) or artifact.content)
 
 
 def _settled(entry: Any) -> bytes | None:
-    """An entry of Inductor's whose kernels were tuned since it was written, with their best configuration alone; else None.
+    """Returns an Inductor entry with only the best configuration of kernels tuned since it was written; None if there are none.
 
-    torch writes an entry before its kernels first run. Of each it keeps all configurations, and a path of this host where to
-    look for the best: elsewhere, a process that imports only torch would tune them all again.
+    Torch writes an entry before its kernels first run. It keeps all configurations of each, and a path on this host where to look
+    for the best. On another host, a process that imports only torch would tune them all again.
     """
     bundle = getattr(entry, "_triton_bundle", None)
     kernels = [held.kernel for held in getattr(bundle, "static_autotuners", None) or ()]
     try:
         settled = [cache_kernels.keep_best_configuration(kernel) for kernel in kernels]
         return pickle.dumps(entry) if any(settled) else None
-    except Exception:  # as torch wrote it, it serves as well, if more slowly
+    except Exception:  # the entry that torch wrote works as well, only more slowly
         return None

@@ -1,9 +1,9 @@
-"""What of torch's state makes compile-cache artifacts invalid or wrong in another process.
+"""The parts of torch's state that make compile-cache artifacts invalid or wrong in another process.
 
-torch's own keys hold most of it. Not all: AOTAutograd's, for one, ignore which back-ends of scaled dot-product attention are
-switched on, so that a process that forbids one would be handed a graph that calls it; and a graph compiled for a CPU has its
-number of threads in its code. What torch's keys hold too is here all the same, because a reader of two environments that do
-not share wants its name.
+Torch's own keys contain most of it, but not all. For example, AOTAutograd's keys ignore which back-ends of scaled dot-product
+attention are enabled, so that a process that forbids one would be handed a graph that calls it; and a graph compiled for a CPU
+has its number of threads in its code. Facts that torch's keys contain are listed here anyway, so that they can be named to a
+reader who asks why two environments do not share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_NO_MATTER = re.compile(
     r"|trace.*|(.*_)?log(s|ging|path|_.*)?|.*_logs?_.*|.*caching_precompile|.*job_id|fx_graph_cache|force_disable_caches",
     re.IGNORECASE,
 )
-"""Settings of where and how loudly a process compiles, not of what."""
+"""Settings for where and how verbosely a process compiles, which do not change the result."""
 _ENVIRONMENT = re.compile(r"TORCHINDUCTOR_.*|TORCHDYNAMO_.*|TORCH_COMPILE.*|TRITON_.*|PYTORCH_.*|CUBLAS_.*|NVIDIA_TF32_OVERRIDE")
 _ENVIRONMENT_OF_NO_MATTER = re.compile(
     r".*(_DIR|_THREADS|_POOL|_PID|_PATH|_LOGS|_LOG|_VERBOSE|REMOTE_CACHE|REDIS_URL|ALLOC_CONF|DISABLE_CACHES|START|JOB_ID)"
@@ -38,9 +38,9 @@ _ENVIRONMENT_OF_NO_MATTER = re.compile(
 
 
 def torch_configuration() -> dict[str, str]:
-    """Each such component by name. What hosts differ in (versions, GPU, CPU) is not here, apart from what torch brings itself.
+    """Returns each component by name. Leaves out what differs by host (versions, GPU, CPU), except for what torch itself brings.
 
-    Compile settings change some of it for their own trial only; what they change so is in torch's keys.
+    Compile settings change some of these for their own trial only; such changes are in torch's keys.
     """
     return dict(sorted(_components()))
 
@@ -89,13 +89,13 @@ def _components() -> Iterator[tuple[str, str]]:
 
 
 def _changed(prefix: str, config: Any) -> Iterator[tuple[str, str]]:
-    """Settings of one of torch's configuration modules that are not at their default."""
+    """Yields the settings in one of torch's configuration modules that are not at their default."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reading a deprecated setting warns
         for name, value in config.save_config_portable().items():
             if _OF_NO_MATTER.fullmatch(name) or config._is_default(name):
                 continue
-            if value != config._config[name].default:  # one that was changed and put back counts for torch as changed
+            if value != config._config[name].default:  # a setting that was changed and restored still counts as changed for torch
                 yield f"{prefix}.{name}", re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
@@ -104,10 +104,10 @@ def _flags(**switches: bool) -> str:
 
 
 def _assembler() -> str:
-    """Version of the assembler that Triton uses in this process; it may be Triton's own or, by the environment, another."""
+    """Returns the version of the assembler that Triton uses in this process: its own or, by the environment, another."""
     try:
         from triton import knobs
 
         return str(knobs.nvidia.ptxas.version)
-    except Exception as missing:  # no Triton, one without a CUDA back-end, or an assembler that does not run
+    except Exception as missing:  # no Triton, no CUDA back-end, or an assembler that does not run
         return f"none ({type(missing).__name__})"

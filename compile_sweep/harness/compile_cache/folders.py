@@ -1,11 +1,11 @@
-"""The folders torch's compile caches live in, as artifacts, and artifacts as files in such folders again.
+"""Converts the folders of torch's compile caches to artifacts, and artifacts back to files in such folders.
 
-Background: all that Inductor, AOTAutograd, Dynamo and Triton keep is files in two folders, in layouts that torch 2.11 to 2.13
-share. `torch.compiler.save_cache_artifacts` sees only a part of it: not the C++ libraries, not the timings by which max-autotune
+Background: Inductor, AOTAutograd, Dynamo and Triton store only files, in two folders, in layouts that torch 2.11 to 2.13 share.
+`torch.compiler.save_cache_artifacts` covers only a part of them: not the C++ libraries, not the timings by which max-autotune
 chose, of Triton's kernels only those bundled into a graph, and only what this process made or hit. So the folders are read.
-Files that the next process writes again in passing (generated Python and C++ source) are left out.
+Files that the next process regenerates anyway (Python and C++ source) are left out.
 
-Restoring only writes files, below the folders given and nowhere else; torch reads them when it compiles.
+Restoring only writes files, below the given folders and nowhere else; torch reads them when it compiles.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ArtifactKind(StrEnum):
     AUTOTUNE = "autotune"
     """The best configuration of one Triton kernel."""
     PGO = "pgo"
-    """What Dynamo found to be dynamic; only jobs that name themselves (`torch.compiler.config.job_id`) have it."""
+    """Sizes that Dynamo found to be dynamic; only jobs with a name (`torch.compiler.config.job_id`) have it."""
     PRECOMPILE = "precompile"
     """A traced function with its guards; only with `torch._dynamo.config.caching_precompile`."""
     CHOICES = "choices"
@@ -56,16 +56,16 @@ class ArtifactKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFolders:
-    """Where a process keeps its compile caches."""
+    """The folders of a process's compile caches."""
 
     inductor: Path
     triton: Path
 
     @classmethod
     def of_process(cls) -> CacheFolders:
-        """The folders this process uses, from `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR`, else torch's defaults.
+        """Returns this process's folders, from `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR`, or else torch's defaults.
 
-        Of torch's defaults for Triton, which are one for each GPU, that of the first.
+        Torch's default for Triton has a folder per GPU; this is the first GPU's.
         """
         return cls(inductor=Path(cache_dir()), triton=Path(triton_cache_dir(0)))
 
@@ -73,23 +73,24 @@ class CacheFolders:
 _CARRIED_CODE = (".so", ".cubin", ".hsaco")
 _OWN_FOLDERS = ("fxgraph", "aotautograd", "dynamo", "cache", "triton", "locks")
 _HERE = b"[KERNEL FOLDER]"
-"""Stands for a kernel's own folder in Triton's lists of its files, which hold absolute paths."""
+"""Placeholder for a kernel's own folder in Triton's lists of its files, which contain absolute paths."""
 _NAME = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_.=+@-]{,199}")
 CHOICES_FOLDER = "cache"
-"""Where Inductor keeps timings, below its folder."""
+"""Folder below Inductor's in which it keeps timings."""
 
 _MOST_UNPACKED_BYTES = 2**30
-"""Of the folder of one kernel, which is some hundreds of kilobytes."""
+"""Maximum size of one kernel's folder, which usually has some hundreds of kilobytes."""
 
 _CHOICE_DEPTH = 3  # operation, inputs, matmul precision
 
 
 def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Artifact]:
-    """All artifacts in the folders. Costs are not known here, and keys of guarded entries still lack their guards.
+    """Yields all artifacts in the folders. Costs are not known here, and keys of guarded entries still lack their guards.
 
     Args:
-        folders: those of a process.
-        given: what was written there before it began; of these, what is still there comes as it was given, and is not read.
+        folders: Folders of a process.
+        given: Artifacts that were restored there before the process began; those still present are yielded as given, without
+            being read.
     """
     known = {_place(artifact, folders): artifact for artifact in given if artifact.kind != ArtifactKind.CHOICES}
 
@@ -128,10 +129,10 @@ def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Ite
 
 
 def write_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
-    """Writes artifacts as the files torch looks for. What is there already stays; choices are merged into what is there.
+    """Writes artifacts as the files that torch looks for. Existing files stay; choices are merged into them.
 
     Raises:
-        ValueError: a key that is not one of this module's, which could name a file elsewhere.
+        ValueError: A key is not one that this module makes, and so could name a file elsewhere.
     """
     choices: list[Artifact] = []
     kernels: list[Artifact] = []
@@ -144,16 +145,16 @@ def write_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> Non
             _write_file(folders.inductor / inductor_path(artifact), artifact.content)
     with _threads() as threads:
         for _ in threads.map(lambda artifact: _unpack(artifact, folders.triton), kernels):
-            pass  # an error in one comes here
+            pass  # raises an error from a thread
     for path, content in merge_choices(choices, folders.inductor).items():
         _write_file(folders.inductor / path, content, replace=True)
 
 
 def inductor_path(artifact: Artifact) -> PurePosixPath:
-    """The file of an artifact that is one file, below Inductor's folder.
+    """Returns the path, below Inductor's folder, of an artifact that is one file.
 
     Raises:
-        ValueError: a key that is not one of this module's.
+        ValueError: The key is not one that this module makes, and so could name a file elsewhere.
     """
     key = artifact.key.partition("/")[0]
     match artifact.kind:
@@ -177,12 +178,12 @@ def inductor_path(artifact: Artifact) -> PurePosixPath:
 
 
 def pgo_key(key: str) -> str:
-    """A job's name as torch spells it in a file's name."""
+    """Returns a job's name as torch spells it in a file name."""
     return re.sub(r'[<>:"/\\|?*]', "_", key)
 
 
 def merge_choices(artifacts: Iterable[Artifact], folder: Path | None = None) -> dict[PurePosixPath, bytes]:
-    """The files of choices by their path below Inductor's folder, with what `folder` already has; own measurements win."""
+    """Returns the files of choices, by path below Inductor's folder, merged with those in `folder`; its own measurements win."""
     merged: dict[str, dict[str, Any]] = {}
     for artifact in artifacts:
         try:
@@ -205,14 +206,14 @@ def merge_choices(artifacts: Iterable[Artifact], folder: Path | None = None) -> 
 
 
 def split_choices(name: str, content: bytes) -> list[Artifact]:
-    """The operations of a file of timings, each apart: as one file, those of one trial would replace those of another.
+    """Splits a file of timings by operation: as one file, the timings of one trial would replace those of another.
 
     Args:
-        name: the file's.
-        content: all of it.
+        name: Name of the file.
+        content: All of the file's bytes.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: The content is not such a file.
     """
     try:
         file = json.loads(content)
@@ -240,7 +241,7 @@ def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def choice_key(system: str, path: Iterable[str]) -> str:
-    """The key of one operation's timings."""
+    """Returns the key of one operation's timings."""
     return f"{system[:16]}/{hashlib.sha256(json.dumps(list(path)).encode()).hexdigest()}"
 
 
@@ -253,34 +254,35 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _packed(folder: Path, files: list[Path]) -> bytes:
-    """A kernel's files as one archive, the same bytes wherever the folder lies and whenever it was written."""
+    """Packs a kernel's files into an archive whose bytes do not depend on the folder's location or the files' times."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in files:
             content = path.read_bytes()
             if path.suffix == ".json":
                 content = content.replace(str(folder).encode(), _HERE)
-            info = zipfile.ZipInfo(path.name)  # dated 1980 and of no owner
+            info = zipfile.ZipInfo(path.name)  # dated 1980, without an owner
             info.external_attr = (0o755 if path.suffix == ".so" else 0o644) << 16
             archive.writestr(info, content, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 
 
 def unpack_kernel(artifact: Artifact) -> dict[str, bytes]:
-    """Files of a kernel's folder by name; lists of paths hold `kernel_files`' stand-in for the folder.
+    """Returns the files of a kernel's folder by name; lists of paths contain the placeholder for the folder.
 
     Raises:
-        ValueError: a name that is none of a file in a kernel's folder.
+        ValueError: A name is not that of a file in a kernel's folder.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(artifact.content)) as archive:
             files = archive.infolist()
             if not _NAME.fullmatch(artifact.key) or not all(_NAME.fullmatch(file.filename) for file in files):
                 raise _unusable(artifact)
-            if sum(file.file_size for file in files) > _MOST_UNPACKED_BYTES:  # no more than it says is ever unpacked
+            if sum(file.file_size for file in files) > _MOST_UNPACKED_BYTES:  # never unpacks more than the archive declares
                 raise _unusable(artifact)
             return {file.filename: archive.read(file) for file in files}
-    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError):  # encrypted, or packed otherwise
+    # Encrypted, or compressed by another method.
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError):
         raise _unusable(artifact) from None
 
 
@@ -313,12 +315,12 @@ def _write_file(path: Path, content: bytes, *, replace: bool = False) -> None:
 
 
 def _threads() -> ThreadPoolExecutor:
-    """One a core of this process: packing holds no lock of Python's, and max-autotune leaves a thousand kernels."""
+    """Returns a pool with a thread per core: packing releases the GIL, and max-autotune leaves a thousand kernels."""
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="kernels")
 
 
 def _place(artifact: Artifact, folders: CacheFolders) -> Path:
-    """Where `write` puts an artifact that is not a choice."""
+    """Returns where `write_artifacts` puts an artifact that is not a choice."""
     is_kernel = artifact.kind == ArtifactKind.TRITON
     return folders.triton / artifact.key if is_kernel else folders.inductor / inductor_path(artifact)
 
@@ -333,7 +335,7 @@ def _files(folder: Path, *, depth: int) -> Iterator[Path]:
 
 
 def _children(folder: Path) -> list[Path]:
-    """Sorted, without the files that are still being written."""
+    """Lists a folder's files, sorted, without unfinished ones."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.name.startswith("tmp."))

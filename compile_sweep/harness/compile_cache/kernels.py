@@ -1,7 +1,7 @@
-"""Tuning of Triton kernels at their first call: who was tuned here, at what cost, and whom a restored configuration spared it.
+"""Tracks the tuning of Triton kernels at their first call: which were tuned, at what cost, and which were restored tuned.
 
-A kernel that came with a restored graph remembers the path it was written to where it was made, and looks for its best
-configuration beside that; so does torch when it saves one. Both are led to this process's own folder.
+A kernel from a restored graph remembers the path it was written to on the host that made it, and looks for its best
+configuration next to that path; so does torch when it saves one. Both are redirected to this process's own folder.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from compile_sweep.harness.compile_cache.folders import ArtifactKind
 
 
 class TuningListener(Protocol):
-    """Who wants to know, by kind and key of the kernel's configuration."""
+    """Receives events about kernels, by kind and key of the kernel's configuration."""
 
     def spared(self, name: tuple[str, str]) -> None:
-        """A kernel is ready, and needs no tuning."""
+        """Called when a kernel is ready without tuning."""
 
     def tuned(self, name: tuple[str, str], seconds: float) -> None:
-        """A kernel was tuned; may come twice for one kernel, with the seconds of each part."""
+        """Called when a kernel was tuned, with the seconds it took; may be called twice for one kernel, once for each part."""
 
     def chosen(self, best: tuple[str, str], configurations: Sequence[tuple[str, str]]) -> None:
-        """Of what was compiled for a kernel, one configuration was found best. Who is given it compiles none of the others."""
+        """Called when one of a kernel's compiled configurations was chosen as best; restoring it saves compiling the rest."""
 
 
 def functions_to_wrap(tally: TuningListener) -> Iterator[tuple[type, str, Callable[..., Any]]]:
-    """Functions of torch's to be followed: class, name, and what to call in place of it, given the original first."""
+    """Yields functions of torch to wrap: class, name, and a replacement that takes the original as its first argument."""
 
     def tune(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
         with _timing() as seconds:
@@ -72,7 +72,7 @@ def functions_to_wrap(tally: TuningListener) -> Iterator[tuple[type, str, Callab
 
 
 def keep_best_configuration(kernel: Any) -> bool:
-    """Leaves a restored kernel its best configuration alone, if this process's folder has it; True if that changed the kernel."""
+    """Reduces a restored kernel to its best configuration if this process's folder has it; returns whether it changed."""
 
     def compile_anew() -> Any:
         raise LookupError("the best configuration is none of those that were compiled")
@@ -91,7 +91,7 @@ def keep_best_configuration(kernel: Any) -> bool:
 
 
 def compiled_configurations(kernel: Any) -> list[tuple[str, str]]:
-    """Kind and key of what Triton compiled for a kernel, one for each of its configurations that is still in question."""
+    """Returns kind and key of each of a kernel's remaining configurations that Triton compiled."""
     hashes = (getattr(result.kernel, "hash", None) for result in getattr(kernel, "compile_results", ()))
     return [(ArtifactKind.TRITON, triton_hash_to_path_key(each)) for each in hashes if each]
 
@@ -101,10 +101,10 @@ def _here(path: str) -> str:
 
 
 def _name(kernel: Any) -> tuple[str, str] | None:
-    """Kind and key of a kernel's best configuration; None for a kernel that has none of its own."""
+    """Returns kind and key of a kernel's best configuration; None if the kernel has none of its own."""
     try:
         cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "") if kernel.filename else None
-    except Exception:  # whatever it is about this kernel, its launch must not fail of being watched
+    except Exception:  # watching a kernel must not make its launch fail
         return None
     if cache is None or cache.local_cache is None:
         return None

@@ -1,9 +1,9 @@
-"""Inductor's remote caches, sealed: torch unpickles what they hold, so nothing of it may reach torch before a signature holds.
+"""Seals Inductor's remote caches: torch unpickles their values, so none may reach torch before its signature is verified.
 
-torch's own format knows no signatures, and whoever can write to the server could else run code in every trial. A seal goes
-before each value and covers its key, too, so that one value cannot stand in for another. What has none, or another's, is to
-torch as if it were not there. So is a server that hangs, is full or loads: torch does without one that refuses connections, and
-of whatever else one answers the compile would fail.
+Torch's own format has no signatures, so anyone who can write to the server could run code in every trial. A seal is prepended to
+each value and also covers its key, so that one value cannot replace another. A value without a valid seal counts as missing. So
+does any error of a server that hangs, is full or is loading: torch tolerates a refused connection, but any other error would fail
+the compile.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _END = b"\n"
 
 
 class Signer(Protocol):
-    """What signs: a secret that the server does not have."""
+    """Signs and verifies messages with a secret that the server does not have."""
 
     def sign(self, message: bytes) -> str:
-        """A signature of the message, on one line."""
+        """Returns a signature of the message, on one line."""
         ...
 
     def problem(self, message: bytes, signature: str) -> str | None:
-        """Why a signature of a message cannot be trusted; None if it can."""
+        """Returns why a message's signature cannot be trusted; None if it is valid."""
         ...
 
 
 @contextmanager
 def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
-    """Signs what this process gives to Redis and takes nothing else from there while the block lasts.
+    """Signs values that this process writes to Redis and accepts only signed ones while the block lasts.
 
     Args:
-        seal: signs and verifies.
-        address: of the server, as `redis://:password@host:6379/0`. torch would take it from an environment variable, which it
-            writes, with the password, into every graph that it keeps.
+        seal: Signs and verifies.
+        address: Address of the server, such as `redis://:password@host:6379/0`. It is passed directly because torch would take it
+            from an environment variable, which it writes, with the password, into every graph that it stores.
 
     Yields:
         Keys of values that were refused so far.
@@ -47,7 +47,7 @@ def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
     connect, get, put = patched.__init__, RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
 
     def connected(backend: RedisRemoteCacheBackend, cache_id: str) -> None:
-        import redis  # only where it is needed: the client is optional
+        import redis  # the client is optional, so it is imported only here
 
         RemoteCacheBackend.__init__(backend)
         backend._redis = redis.Redis.from_url(address)
@@ -73,7 +73,7 @@ def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
 
 
 def _answer(backend: RedisRemoteCacheBackend, call: Callable[..., bytes | None], *arguments: Any) -> bytes | None:
-    """What the server answers; nothing, from now on, if that is an error."""
+    """Returns the server's answer; after an error, returns None from now on."""
     import redis
 
     try:

@@ -3,7 +3,7 @@
 Built from `folders.py` (files), `bundles.py` (torch's bundles), `usage.py` (hits, misses and the seconds that hits save) and
 `facts.py` (what makes artifacts invalid or wrong in another environment).
 
-Output: `watch_caches` reports what hits saved, so that a warm compile time plus `saved_s` is about the cold one.
+Output: `watch_caches` reports how many seconds hits saved; a warm compile time plus `saved_s` approximates the cold one.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = [
 
 
 def gather_artifacts(folders: CacheFolders, use: CacheUsage | None = None, given: Iterable[Artifact] = ()) -> list[Artifact]:
-    """All that this process made, used or was given, each artifact once.
+    """Returns all artifacts that this process made, used or was given, each only once.
 
-    Two artifacts of the same kind and key, from environments with the same `configuration`, serve equally, though their bytes
-    differ: torch writes into each how long it took. Of one graph compiled under different guards, each has a key of its own.
+    Two artifacts of the same kind and key, from environments with the same `torch_configuration`, are equally good although their
+    bytes differ, because torch writes into each how long it took. A graph compiled under several guards has a key for each.
 
     Args:
-        folders: those the process compiled with.
-        use: what `watch_caches` saw, which knows costs better than torch's entries do.
-        given: what was restored there; it comes as it was, which spares packing it again.
+        folders: Folders that the process compiled with.
+        use: Result of `watch_caches`, whose costs are better than those in torch's entries.
+        given: Artifacts that were restored there; they are returned as they were, which avoids packing them again.
     """
     saved = torch.compiler.save_cache_artifacts()
     artifacts: dict[tuple[str, str], Artifact] = {}
@@ -58,28 +58,28 @@ def gather_artifacts(folders: CacheFolders, use: CacheUsage | None = None, given
 
 
 def restore_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
-    """Writes artifacts into the folders of this process, or of one to be started, before anything compiles there.
+    """Writes artifacts into the folders of this process, or of one about to start, before anything compiles there.
 
-    Nothing of them is run or unpickled here; torch does that when it compiles. Restore only what is verified.
+    This neither runs nor unpickles them; torch does when it compiles. Restore only verified artifacts.
 
     Raises:
-        ValueError: an artifact that names no cache file.
+        ValueError: An artifact's key does not name a cache file.
     """
     cache_folders.write_artifacts(artifacts, folders)
 
 
 def make_bundle(artifacts: Iterable[Artifact]) -> bytes:
-    """One file for `torch.compiler.load_cache_artifacts`, for a process that imports only torch."""
+    """Returns one file for `torch.compiler.load_cache_artifacts`, for a process that imports only torch."""
     return bundles.join_bundle(artifacts)
 
 
 @contextmanager
 def enable_precompile(precompile: bool = True) -> Iterator[None]:
-    """Has torch keep what Dynamo traced, too, for functions given to `torch.compile` within; gather within as well.
+    """Makes torch also store Dynamo's traces of functions compiled in the block; call `gather_artifacts` in it, too.
 
-    A process to which that is restored neither traces nor lowers. It loads it where `torch.compile` is called, not at the first
-    call of what that returns, and checks fewer guards: torch leaves out those it cannot keep, so that a module swapped between
-    calls may go unnoticed. Hence it is nobody's default.
+    A process that restores them neither traces nor lowers. It loads a trace where `torch.compile` is called, not at the first
+    call of the result, and checks fewer guards: torch drops those that it cannot store, so a module that is replaced between
+    calls may go unnoticed. Hence this is off by default.
     """
     with dynamo_config.patch(caching_precompile=precompile):
         yield

@@ -1,20 +1,20 @@
 """Hits and misses of a process's compile caches, and the compile seconds that hits saved.
 
-Background: torch counts hits, but a count says little: a hit on forward and backward of a graph includes two on Inductor's
-graphs, and one that took a minute to make counts like one of a millisecond. So lookups are followed where they happen. torch
-notes in an entry what it took, and three corrections make of that what a cold process would spend:
+Background: torch counts hits, but counts say little: a hit on forward and backward of a graph includes two on Inductor's
+graphs, and one that took a minute to make counts as much as one of a millisecond. So lookups are followed where they happen.
+Torch stores in an entry how long it took, and three corrections turn that into what a cold process would spend:
 
-- AOTAutograd's time contains Inductor's of the forward, and of the backward only where that is compiled at once.
-- An entry made in a process that hit something on the way (Inductor's graph, max-autotune's timings) took less than it would
-  have; what was saved then is added.
-- A hit takes time itself (lookup, loading libraries, on a CPU also finding out about its instructions); that is taken off.
+- AOTAutograd's time contains Inductor's time for the forward, and for the backward only if that is compiled at once.
+- An entry from a process that hit something on the way (Inductor's graph, max-autotune's timings) took less than it would
+  have cold; the savings of that process are added.
+- A hit takes time itself (lookup, loading libraries, on a CPU also querying its instruction set); that is subtracted.
 
-A graph that itself missed may find Triton kernels ready that other settings compiled. Compilers work in processes of their own
-and side by side, so what counts is the time that was waited for them: each kernel costs its part of that, and saves it. Where
-several configurations of one were compiled, the best bears the cost of all, since with it goes the word that it is the best.
+A graph that missed may find Triton kernels that other settings compiled. Compilers work in parallel in processes of their own, so
+what counts is the time spent waiting for them: each kernel costs, and a hit on it saves, its part of that. If several
+configurations of a kernel were compiled, the best one carries the cost of all, because restoring it also restores the choice.
 
-So a warm compile time plus `saved_s` is about the cold one. Not seen are C++ libraries that a graph which itself missed finds
-ready. Such a graph is recorded cheaper than it is.
+So a warm compile time plus `saved_s` approximates the cold one. C++ libraries that a missed graph finds ready go unnoticed, and
+such a graph is recorded as cheaper than it is.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ class CacheUsage:
     """Filled while `watch_caches` is open."""
 
     hits: dict[str, int] = field(default_factory=dict)
-    """By kind, each artifact once, and none that this process made itself. Libraries and kernels' folders are not counted."""
+    """By kind, counting each artifact once and none that this process made. Libraries and kernels' folders are not counted."""
     misses: dict[str, int] = field(default_factory=dict)
-    """By kind: what was compiled or tuned anew."""
+    """By kind: artifacts that were compiled or tuned here."""
     hit_keys: list[ArtifactName] = field(default_factory=list)
-    """Kind and key of each artifact hit, as `gather` names them, in the order of their first hits."""
+    """Kind and key of each artifact hit, as `gather_artifacts` names them, in the order of their first hits."""
     saved_s: float = 0.0
-    """Seconds that making what was hit took, less the seconds that finding and loading it took now."""
+    """Seconds that the artifacts hit took to make, less the seconds that finding and loading them took now."""
     cost_s: dict[ArtifactName, float] = field(default_factory=dict)
-    """Seconds of compiling that a hit saves, of what was restored and of what was made while watching."""
+    """Seconds of compile time that a hit saves, by artifact, for those restored and those made while watching."""
 
 
 @contextmanager
 def watch_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUsage]:
-    """Follows every compile inside the block; torch is as before when it ends.
+    """Follows every compile inside the block; restores torch when it ends.
 
-    A version of torch without one of the functions that are followed loses what is seen there, and nothing fails.
+    If a version of torch lacks one of the wrapped functions, what it would report is missing, and nothing fails.
 
     Args:
-        restored: what this process was given, whose recorded costs say what a hit saves.
+        restored: Artifacts that this process was given; their recorded costs say what a hit saves.
     """
     use = CacheUsage(cost_s={(str(artifact.kind), artifact.key): artifact.cost_s for artifact in restored if artifact.cost_s})
     with ExitStack() as undo:
@@ -81,7 +81,7 @@ def watch_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUsage]:
 
 
 def _follow(undo: ExitStack, owner: type, name: str, by: Callable[..., Any]) -> None:
-    """Has `by(original, ...)` called in place of a function of a class, until `undo` closes."""
+    """Replaces a class's function by `by(original, ...)` until `undo` closes."""
     declared = owner.__dict__.get(name)
     if declared is None:
         return
@@ -104,12 +104,12 @@ class _Tally:
         self._counting = threading.Lock()  # backward graphs compile in autograd's own threads
 
     def hit(self, name: ArtifactName, *, otherwise_s: float = 0.0, took_s: float = 0.0) -> float:
-        """Counts a hit, and returns what it saved: nothing if this process hit or made the artifact before.
+        """Counts a hit and returns the seconds it saved: 0 if this process hit or made the artifact before.
 
         Args:
-            name: of the artifact.
-            otherwise_s: what making it took, if nothing better is recorded.
-            took_s: what finding and loading it took.
+            name: Name of the artifact.
+            otherwise_s: Seconds that making it took, if no better figure is recorded.
+            took_s: Seconds that finding and loading it took.
         """
         with self._counting:
             if name in self._made or name in self._use.hit_keys:
@@ -117,12 +117,12 @@ class _Tally:
             self._use.hit_keys.append(name)
             self._use.hits[name[0]] = self._use.hits.get(name[0], 0) + 1
             cost_s = self.cost_s(name, otherwise_s)
-            saved_s = cost_s - took_s if cost_s else 0.0  # of what nobody timed, nothing is claimed
+            saved_s = cost_s - took_s if cost_s else 0.0  # claims no saving for an artifact that was never timed
             self._use.saved_s += saved_s
             return saved_s
 
     def also_hit(self, name: ArtifactName) -> None:
-        """Counts a hit that another hit's saving includes."""
+        """Counts a hit whose saving is part of another hit's."""
         with self._counting:
             if name not in self._made and name not in self._use.hit_keys:
                 self._use.hit_keys.append(name)
@@ -140,9 +140,9 @@ class _Tally:
             self._use.cost_s[name] = cost_s
 
     def readied(self, kernels: Iterable[ArtifactName], took_s: float) -> float:
-        """Takes in the kernels of a graph that was compiled here, after so many seconds, and returns what restored ones saved.
+        """Records the kernels of a graph compiled here in `took_s`; returns the seconds that restored kernels saved.
 
-        They count neither as hits nor as misses, and a second graph finds them ready as it would in a cold process.
+        These count neither as hits nor as misses; a second graph finds them ready, as it would in a cold process.
         """
         with self._counting:
             new = [name for name in dict.fromkeys(kernels) if name not in self._made]
@@ -158,11 +158,11 @@ class _Tally:
         return self._use.cost_s.get(name, otherwise_s)
 
     def spared(self, name: ArtifactName) -> None:
-        if name in self._use.cost_s:  # others have but one configuration
+        if name in self._use.cost_s:  # other kernels have only one configuration
             self.hit(name)
 
     def tuned(self, name: ArtifactName, seconds: float) -> None:
-        if name in self._made:  # a second part, coordinate descent
+        if name in self._made:  # the second part of tuning, coordinate descent
             seconds += self.cost_s(name)
         else:
             self.missed(name[0])
@@ -177,43 +177,43 @@ class _Tally:
 
 
 class _Thread(threading.local):
-    """What a thread is in the middle of."""
+    """The current state of a thread."""
 
     key: str | None = None
-    """AOTAutograd's key that is looked up."""
+    """AOTAutograd key being looked up."""
     entry: Any = None
-    """What is there under it."""
+    """Entry found under that key."""
     within: list[ArtifactName] | None = None
-    """Inductor's entries loaded for it; None outside of such a lookup."""
+    """Inductor entries loaded for it; None outside such a lookup."""
     prepared_s: float = 0.0
-    """Making the key of the graph that Inductor looks up next."""
+    """Seconds that making the key of the next graph for Inductor took."""
     saved_s: float = 0.0
-    """What hits in this thread saved; its growth within a compile is what that compile was spared."""
+    """Seconds that hits in this thread saved; its growth during a compile is what that compile was spared."""
     saved_before_s: float = 0.0
     benchmarked: list[ArtifactName] | None = None
-    """Operations whose candidates were timed; None outside of max-autotune."""
+    """Operations whose candidates were timed; None outside max-autotune."""
     is_loading: bool = False
-    """One of Inductor's entries, whose kernels come with it."""
+    """Whether an Inductor entry is loading, whose kernels come with it."""
     readied: list[ArtifactName] | None = None
-    """Kernels that the graph in hand has waited for; None outside of such waiting."""
+    """Kernels that the current graph has waited for; None when it does not wait."""
 
 
 class _Follower:
-    """Each method stands for a function of torch's that it calls."""
+    """Replacements for torch's functions; each method calls the original."""
 
     def __init__(self, tally: _Tally) -> None:
         self._tally = tally
         self._here = _Thread()
         self._missed: dict[str, tuple[float, float]] = {}
-        """AOTAutograd's keys that missed: when, and after how many seconds of looking."""
+        """AOTAutograd keys that missed: when, and after how many seconds of lookup."""
         self._unserved: set[CompileId] = set()
-        """Frames of which the last lookup of AOTAutograd's missed. Dynamo starts some twice, and looks up another graph then."""
+        """Frames whose last AOTAutograd lookup missed. Dynamo starts some frames twice and looks up another graph then."""
         self._looked_up_at: dict[ArtifactName, float] = {}
         self._spared_s: dict[ArtifactName, float] = {}
-        """Inductor's entries: what of their cost was not spent here, because of hits."""
+        """By Inductor entry: seconds of its cost that hits saved here."""
         self._frames_before_s = _frames_s()
         self._traced: ArtifactName | None = None
-        """The function traced last."""
+        """The function that was traced last."""
 
     def followed(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
         yield AOTAutogradCache, "try_load", self.load_aot
@@ -226,7 +226,7 @@ class _Follower:
         yield AlgorithmSelectorCache, "do_autotuning", self.tune
         yield DiskDynamoCache, "load", self.load_traced
         yield DynamoStore, "record_package", self.record_traced
-        yield AsyncCompile, "triton", self.wait_for_kernels  # compiles here where its workers are not up
+        yield AsyncCompile, "triton", self.wait_for_kernels  # compiles in this process if its workers are not ready
         yield AsyncCompile, "wait", self.wait_for_kernels
         yield CachingAutotuner, "precompile", self.ready_kernel
 
@@ -239,7 +239,7 @@ class _Follower:
         finally:
             here.within = None
         took_s = time.perf_counter() - begun
-        is_hit = (result[0] if isinstance(result, tuple) else result) is not None  # 2.13 returns more than 2.11
+        is_hit = (result[0] if isinstance(result, tuple) else result) is not None  # torch 2.13 returns more than 2.11
         attempted = CompileContext.current_compile_id()
         if is_hit and attempted is not None and attempted in self._unserved:
             self._unserved.discard(attempted)
@@ -310,7 +310,7 @@ class _Follower:
         return result
 
     def save_graph(self, original: TorchFunction, key: str, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(key, graph, *args, **kwargs)  # which notes the guards
+        result = original(key, graph, *args, **kwargs)  # records the guards
         name = bundles.entry_name(ArtifactKind.INDUCTOR, key, graph)
         taken_s = bundles.seconds_taken(graph)
         self._looked_up_at[name] = time.perf_counter() - taken_s
@@ -344,7 +344,7 @@ class _Follower:
             self._tally.made(name, time.perf_counter() - begun)
             if here.benchmarked is not None:
                 here.benchmarked.append(name)
-        elif timings and len(timings) == len(choices):  # fewer, where some candidate is new
+        elif timings and len(timings) == len(choices):  # fewer if some candidate is new
             here.saved_s += self._tally.hit(name)
         return timings
 
@@ -353,7 +353,7 @@ class _Follower:
         here.benchmarked = []
         try:
             result = original(*args, **kwargs)
-            for name in here.benchmarked:  # compiling the candidates, too, is spared who has their timings
+            for name in here.benchmarked:  # with the timings, compiling the candidates is spared as well
                 self._tally.made(name, (time.perf_counter() - begun) / len(here.benchmarked))
         finally:
             here.benchmarked = None
@@ -389,7 +389,7 @@ class _Follower:
         return result
 
     def record_traced(self, original: TorchFunction, cache: Any, package: Any, *args: Any, **kwargs: Any) -> Any:
-        """Comes after each frame, for the package of the function that was given to `torch.compile`."""
+        """Runs after each frame, for the package of the function that was given to `torch.compile`."""
         result = original(cache, package, *args, **kwargs)
         spent_s = _frames_s() - self._frames_before_s
         self._frames_before_s += spent_s
@@ -400,5 +400,5 @@ class _Follower:
 
 
 def _frames_s() -> float:
-    """Seconds that this process compiled frames, backward graphs that were left for later not included."""
+    """Returns the seconds that this process spent compiling frames, without backward graphs that were left for later."""
     return sum(compilation_time_metrics.get("_compile.compile_inner", ()))

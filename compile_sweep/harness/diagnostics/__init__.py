@@ -1,1 +1,1 @@
-"""What the compiler did: graph breaks, recompiles, coverage, and advice on them."""
+"""What the compiler did: graph breaks, recompiles, coverage, and advice about them."""

@@ -1,7 +1,7 @@
 """Explains a measurement to a person: what was compiled, what did not go as intended, and what usually helps. Pure values.
 
-What helps is in one table of causes, `compile_sweep/schema/causes.py`; here is what needs the settings and the workload as well:
-guards of sizes, and performance hints. A finding without advice keeps torch's own words, as shortened by `torch_logs.py`.
+The table of causes, `compile_sweep/schema/causes.py`, says what helps. This module adds what depends on the settings and the
+workload: guards of sizes, and performance hints. A finding without advice keeps torch's own words, shortened by `torch_logs.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PROPERTIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSizes:
-    """What a size of a tensor may stand for."""
+    """What a tensor's size may stand for."""
 
     settings: CompileSettings
     max_length: int
@@ -62,23 +62,23 @@ class KnownSizes:
     batch_size: int
 
     def are_sequence_lengths(self, *sizes: int) -> bool:
-        """Whether all these sizes are lengths that batches are padded to, or as many tokens as a batch of such a length has."""
+        """Tells whether all sizes are lengths that batches are padded to, or the number of tokens in a batch of such a length."""
         known = self.settings.shape_policy(self.max_length).lengths()
         return any(set(sizes) <= {length * rows for length in known} for rows in (1, self.batch_size))
 
 
 def advise_on_hint(text: str) -> str | None:
-    """What a performance hint comes to in these settings."""
+    """Returns what a performance hint means for these settings."""
     return _first(_HINTS, text)
 
 
 def explain_guard(guard: str, lengths: KnownSizes) -> str:
-    """A failed guard in words, and what helps."""
+    """Explains a failed guard, and what helps."""
     return explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), lengths)
 
 
 def explain_recompiles(series: RecompileSeries, lengths: KnownSizes) -> str:
-    """Recompiles for one source in words, and what helps."""
+    """Explains the recompiles of one source, and what helps."""
     first, cause = series.first, _cause(series, lengths)
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None:
@@ -95,7 +95,7 @@ def explain_recompiles(series: RecompileSeries, lengths: KnownSizes) -> str:
 
 
 def _cause(series: RecompileSeries, lengths: KnownSizes) -> Cause | None:
-    """The cause in the table; a number that takes the lengths of the batches is not a counter."""
+    """Returns the cause from the table; a number that takes the batches' lengths is not a counter."""
     cause = cause_of_series(series)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
     if cause is not None and cause.name == "module's counter" and len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):
@@ -104,7 +104,7 @@ def _cause(series: RecompileSeries, lengths: KnownSizes) -> Cause | None:
 
 
 def _guard_of(cause: Cause, series: RecompileSeries, lengths: KnownSizes) -> str:
-    """The advice on a guard, with what it names."""
+    """Returns the advice on a guard, with the names in it."""
     name, kind = _named(series.first.source), series.first.kind
     values = series.values[0] if len(series.values) == 1 else f"{series.values[0]}, then {', '.join(series.values[1:3])}"
     if cause.name == "module's counter" and lengths.settings.scope is Scope.REGIONAL:
@@ -137,7 +137,7 @@ def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownS
 
 
 def _named(source: str) -> str:
-    """An argument by the name a person gave it, out of Dynamo's path to it."""
+    """Extracts the name that a person gave an argument from Dynamo's path to it."""
     if not re.fullmatch(r"[\w.\[\]']+", source):
         return source
     names = re.findall(r"\['(\w+)'\]|\.(\w+)|^(\w+)$", source)
@@ -155,7 +155,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the lines below it."""
 
     title: str
     lines: Sequence[str]
@@ -164,13 +164,13 @@ class Section:
 def explain_measurement(
     measurement: Mapping[str, Any], settings: CompileSettings, lengths: KnownSizes, targets: Sequence[str]
 ) -> Iterator[Section]:
-    """Everything about one measured setting but its verdict and its source.
+    """Yields everything about one measured setting except its verdict and its source.
 
     Args:
-        measurement: `compile_sweep.harness.measure.Measurement.to_dict()`, or the same out of JSON.
-        settings: what was measured.
-        lengths: what sizes of tensors stand for.
-        targets: names of the modules compiled apart.
+        measurement: `compile_sweep.harness.measure.Measurement.to_dict()`, or the same values from JSON.
+        settings: The settings that were measured.
+        lengths: What sizes of tensors stand for.
+        targets: Names of the modules that are compiled separately.
     """
     found = measurement
     yield Section(title="compiled", lines=list(_compiled(found, settings, targets)))
@@ -196,11 +196,11 @@ def explain_measurement(
 
 
 _SHORT = 3
-"""Findings of one kind that a short list shows."""
+"""How many findings of one kind a short list shows."""
 
 
 def short_findings(found: Mapping[str, Any]) -> Iterator[str]:
-    """The first graph breaks and recompiles of a measurement, a line each, with what helps below it."""
+    """Yields the first graph breaks and recompiles of a measurement, one per line, each with what helps below it."""
     for text in list(dict.fromkeys(found["graph_break_reasons"]))[:_SHORT]:
         yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))
     for series in fold_recompiles(found["recompile_reasons"])[:_SHORT]:
@@ -225,7 +225,7 @@ def _compiled(found: Mapping[str, Any], settings: CompileSettings, targets: Sequ
 
 
 def _listed(findings: Sequence[str], helps: Callable[[str], str | None]) -> list[str]:
-    """Each finding once, with how often it was met and what helps."""
+    """Lists each distinct finding with its count and what helps."""
     lines: list[str] = []
     for text, times in Counter(findings).items():
         head, *rest = text.splitlines()
@@ -237,7 +237,7 @@ def _listed(findings: Sequence[str], helps: Callable[[str], str | None]) -> list
 
 
 def _hints(hints: Sequence[str]) -> list[str]:
-    """Hints, each kind of advice once below those that it is about."""
+    """Lists hints, with each kind of advice once, below the hints that it is about."""
     by_advice: dict[str | None, list[str]] = {}
     for hint in hints:
         by_advice.setdefault(advise_on_hint(hint), []).append(hint)
@@ -246,7 +246,7 @@ def _hints(hints: Sequence[str]) -> list[str]:
 
 
 def _recompiled(recompiles: Sequence[str], lengths: KnownSizes) -> list[str]:
-    """Each source once, with its values and what helps."""
+    """Lists each source once, with its values and what helps."""
     lines = [
         line for series in fold_recompiles(recompiles) for line in (series.text, f"  → {explain_recompiles(series, lengths)}")
     ]
@@ -296,7 +296,7 @@ def _numerics(numerics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _gradient_check(check: Mapping[str, Any]) -> str:
-    """What finite differences of the loss say of the gradients."""
+    """Says what finite differences of the loss show about the gradients."""
     if check["outcome"] == "skipped":
         return f"whether gradients belong to the loss could not be checked: {check['reason']}"
     layers = ", ".join(f"{name} {100 * error:+.3g} %" for name, error in check["layers"].items())

@@ -1,8 +1,8 @@
 """What the compiler did: graphs, graph breaks and recompiles with reasons, limits hit, fallbacks, CUDA graphs skipped, hints.
 
-torch counts some of this and only logs the rest: `counters["graph_break"]` misses data-dependent branches, nothing counts a hit
-recompile limit, after which a function silently runs eagerly, and a graph of which no part can be a CUDA graph is left without
-one and without a word. So the loggers are read, and the counters where they suffice. Loggers and messages are those of torch 2.11
+Torch counts some of this and only logs the rest. `counters["graph_break"]` misses data-dependent branches; nothing counts a
+recompile limit that was hit, after which a function silently runs eagerly; and a graph without any part fit for CUDA graphs
+silently runs without. So the loggers are read, and counters where they suffice. Loggers and messages are those of torch 2.11
 to 2.13.
 """
 
@@ -27,33 +27,34 @@ from compile_sweep.harness.diagnostics import torch_logs
 from compile_sweep.harness.diagnostics.coverage import Expectation
 
 MAX_FINDINGS = 100
-"""Different findings of one kind that are kept; who has more needs no longer list."""
+"""Maximum number of different findings of one kind that are kept; a longer list would help nobody."""
 
 _ARTIFACTS = ("graph_breaks", "recompiles", "perf_hints")
 _NO_CUDAGRAPH = "no CUDA graph was recorded"
 
 
 _NODES = "torch._inductor.scheduler.__cudagraphs"
-"""Logs every node outside CUDA graphs with each line of its stack: 40,000 records for a model of 200 million parameters without
-CUDA graphs, which say nothing there. Torch's own handler would write them all, and compile time would pay for it."""
+"""Logger that reports every node outside CUDA graphs with each line of its stack. Without CUDA graphs this means 40,000 useless
+records for a model of 200 million parameters; torch's own handler would write them all, which would inflate compile time.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Diagnostics:
-    """Filled while `watching` is open, and complete when it has ended. No text holds a path of this machine."""
+    """Filled while `capture_diagnostics` is open; complete when it has ended. No text contains a path of this machine."""
 
     graphs: int = 0
     graph_break_reasons: list[str] = field(default_factory=list)
-    """One for each break: the user's line and what breaks there; then, on lines of their own, the code and torch's advice."""
+    """One per break: the user's line and what breaks there; then, on lines of their own, the code and torch's advice."""
     recompile_reasons: list[str] = field(default_factory=list)
-    """One for each recompile, repeated ones included: the function and the guard that failed."""
+    """One per recompile, including repeated ones: the function and the guard that failed."""
     recompile_limit_hits: list[str] = field(default_factory=list)
     cudagraph_skip_reasons: list[str] = field(default_factory=list)
     cudagraph_skips: int = 0
     perf_hints: list[str] = field(default_factory=list)
-    """What torch says would be faster."""
+    """What torch reports would be faster."""
     fallbacks: list[str] = field(default_factory=list)
-    """One sentence for each thing that was meant to be compiled and runs eagerly, apart from hit recompile limits."""
+    """A sentence for each thing that should be compiled but runs eagerly, apart from recompile limits that were hit."""
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnos
     """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards.
 
     Args:
-        expected: what the settings mean to compile; what of it never was compiled or captured is then a finding too.
+        expected: What the settings should compile; parts that were never compiled or captured become findings.
     """
     diagnostics = Diagnostics()
     reader = _Reader(diagnostics)
@@ -74,7 +75,8 @@ def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnos
             del sources[_NODES]
         for name, (level, read) in sources.items():
             _listen(logging.getLogger(name), level, read, undo)
-        for artifact in set(_ARTIFACTS) - log_state.artifact_names:  # whether to log recompiles torch asks here, not the logger
+        # Torch checks this, not the logger, to decide whether to log recompiles.
+        for artifact in set(_ARTIFACTS) - log_state.artifact_names:
             log_state.artifact_names.add(artifact)
             undo.callback(log_state.artifact_names.discard, artifact)
         undo.callback(register_bytecode_hook(lambda code, _: converted.add(code)).remove)
@@ -85,7 +87,7 @@ def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnos
     diagnostics.cudagraph_skips = counters["inductor"]["cudagraph_skips"] - skips_before
     if expected is not None:
         diagnostics.fallbacks += expected.missed(converted, diagnostics.graphs)
-        if not expected.cudagraphs:  # torch gives this hint whether there are CUDA graphs or not
+        if not expected.cudagraphs:  # torch gives this hint with or without CUDA graphs
             diagnostics.perf_hints = [hint for hint in diagnostics.perf_hints if not hint.startswith("Grad tensors")]
         if expected.cudagraphs and not reader.cudagraphs_recorded and not diagnostics.cudagraph_skips:
             diagnostics.cudagraph_skips = 1
@@ -103,7 +105,7 @@ class _Reader:
         self.cudagraphs_recorded = False
 
     def sources(self) -> dict[str, tuple[int, Callable[[logging.LogRecord], None]]]:
-        """Loggers to listen to, by name: the least level each must log at, and who reads its records."""
+        """Returns the loggers to listen to, by name: the lowest level that each must log, and who reads its records."""
         return {
             "torch._dynamo.symbolic_convert.__graph_breaks": (logging.DEBUG, self._graph_break),
             "torch._dynamo.convert_frame.__graph_breaks": (logging.DEBUG, self._graph_break),
@@ -122,12 +124,12 @@ class _Reader:
         }
 
     def python_warning(self, text: str, path: str) -> None:
-        """Reads a Python warning: that TensorFloat32 is off, say, is none of torch's log records."""
+        """Reads a Python warning, such as the one about TensorFloat32, which is not in torch's log records."""
         if torch_logs.is_inductor_file(path):
             _add(self._into.perf_hints, torch_logs.parse_hint(text, *_lowered_node()))
 
     def finish(self) -> None:
-        """Reads what a last record could still have continued."""
+        """Flushes a record that a further one could have continued."""
         if self._outside:
             _add(self.outside_cudagraphs, found := torch_logs.parse_outside_cudagraphs("\n".join(self._outside)))
             _add(self._into.perf_hints, found)
@@ -153,7 +155,7 @@ class _Reader:
         text = _text(record)
         if record.levelno < logging.WARNING:
             return
-        if "distinct sizes" in text:  # many sizes are captured all the same, one CUDA graph each
+        if "distinct sizes" in text:  # many sizes are still captured, one CUDA graph each
             _add(self._into.perf_hints, torch_logs.parse_hint(text))
         else:
             _add(self._into.cudagraph_skip_reasons, torch_logs.parse_cudagraph_skip(text))
@@ -162,7 +164,7 @@ class _Reader:
         self.cudagraphs_recorded |= "Recording cudagraph" in _text(record)
 
     def _partition(self, record: logging.LogRecord) -> None:
-        """A node that splits a graph: a line with the reason, then its stack, a record for each line."""
+        """Reads a node that splits a graph: a line with the reason, then its stack, one record per line."""
         text = _text(record)
         if "reason=" in text and "cudagraphs is disabled" not in text:
             self.finish()
@@ -181,7 +183,7 @@ class _Reader:
 
 
 class _Listener(logging.Handler):
-    """Hands records to a reader; what a reader trips over must not end a compile."""
+    """Passes records to a reader; an error in the reader must not end a compile."""
 
     def __init__(self, read: Callable[[logging.LogRecord], None]) -> None:
         super().__init__(level=logging.DEBUG)
@@ -198,7 +200,7 @@ def _listen(logger: logging.Logger, level: int, read: Callable[[logging.LogRecor
     listener = _Listener(read)
     if logger.name == _NODES:
         undo.callback(setattr, logger, "propagate", logger.propagate)
-        logger.propagate = logger.isEnabledFor(logging.DEBUG)  # then somebody asked for them
+        logger.propagate = logger.isEnabledFor(logging.DEBUG)  # then the user asked for these records
     undo.callback(logger.setLevel, logger.level)
     logger.setLevel(min(level, logger.getEffectiveLevel()))
     logger.addHandler(listener)
@@ -217,7 +219,7 @@ def _listen_to_warnings(read: Callable[[str, str], None], undo: ExitStack) -> No
 
 
 def _lowered_node() -> tuple[str, bool]:
-    """Stack of the model's code that Inductor is just lowering, and whether complex numbers are in it; none outside of that."""
+    """Returns the stack of the model code that Inductor is lowering, and whether it has complex numbers; else empty."""
     node = getattr(V.graph, "current_node", None)
     if node is None:
         return "", False

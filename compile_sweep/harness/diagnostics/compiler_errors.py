@@ -1,4 +1,4 @@
-"""Whose an exception is: the compiler's, or that of the code it compiles."""
+"""Tells whether an exception comes from the compiler or from the code that it compiles."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 import traceback
 
 _COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/")
-"""Where AOTAutograd and Inductor raise errors of their own at run time, such as that no second derivative is possible."""
+"""Modules where AOTAutograd and Inductor raise their own errors at run time, such as the one about second derivatives."""
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Whether the compiler raised it, while it compiled or while its code ran."""
-    dynamo = sys.modules.get("torch._dynamo.exc")  # nothing was compiled if it is not loaded
+    """Tells whether the compiler raised the error, while it compiled or while its code ran."""
+    dynamo = sys.modules.get("torch._dynamo.exc")  # if it is not loaded, nothing was compiled
     if dynamo is not None and isinstance(error, dynamo.TorchDynamoException):
         return True
     if not isinstance(error, RuntimeError) or error.__traceback__ is None:

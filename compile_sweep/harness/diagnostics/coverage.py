@@ -1,7 +1,7 @@
-"""What settings mean to compile, and what of it torch never compiled: nothing else would say so.
+"""Finds what settings should compile and torch never compiled, which nothing else reports.
 
-A region whose forward is never called, or is called by another way than its forward, compiles to nothing without a word; so does
-everything where torch.compile is switched off. Dynamo reports each frame it converts, and that is compared with what was meant.
+A region whose forward is never called, or called in another way than through `forward`, silently compiles to nothing; so does
+everything where torch.compile is disabled. Dynamo reports each frame it converts; these are compared with the expected ones.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import OptimizerKind, Scope
 
 _INLINE_WRAPPER = "torch/_dynamo/external_utils.py"
-"""Where torch keeps the function it compiles around one that it would not convert on its own, such as a forward of `torch.nn`."""
+"""File in which torch wraps a function that it would not convert by itself, such as a forward of `torch.nn`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What a run under some settings must compile and capture if they are to be believed."""
+    """What a run under some settings must compile and capture to be believed."""
 
     what: str
-    """The settings in words, for the sentence that nothing was compiled; empty where nothing is to be."""
+    """The settings in words, for the sentence that nothing was compiled; empty if nothing should be."""
     targets: Mapping[str, Callable[..., Any]]
-    """Functions compiled apart, by what a person calls them."""
+    """Functions that are compiled separately, by their names for a person."""
     cudagraphs: bool
 
     @classmethod
     def of(cls, prepared: Prepared, model: nn.Module, optimizer: Optimizer | None) -> Expectation:
-        """What the prepared settings mean for this model, before they are applied."""
+        """Returns what the prepared settings should compile in this model, before they are applied."""
         settings, inner = prepared.settings, unwrap_ddp(model)
         targets: dict[str, Callable[..., Any]] = {
             name: inner.get_submodule(name).forward for name in prepared.compiled_apart(model)
@@ -51,11 +51,11 @@ class Expectation:
         return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs)
 
     def missed(self, converted: Set[CodeType], graphs: int) -> list[str]:
-        """One sentence for each kind of thing that was meant to be compiled and never was.
+        """Returns a sentence for each kind of thing that should have been compiled and never was.
 
         Args:
-            converted: code of every frame that torch converted.
-            graphs: graphs it made.
+            converted: Code of every frame that torch converted.
+            graphs: Number of graphs that it made.
         """
         if self.what and not graphs:
             return [f"nothing was compiled: torch made no graph, though the settings say {self.what}"]
@@ -78,12 +78,12 @@ def _place(code: CodeType) -> _Place:
 
 def _is_converted(function: Callable[..., Any], places: Set[_Place], *, wrapped: bool) -> bool:
     outer, inner = _code(function), _code(inspect.unwrap(function))
-    if outer is None or inner is None:  # not written in Python: torch inlines it or breaks the graph, and says so
+    if outer is None or inner is None:  # not written in Python: torch inlines it or reports a graph break
         return True
     owner = type(getattr(function, "__self__", None)).__qualname__
     for code in (outer, inner):
         file, line, name = _place(code)
-        # Settings give each class of modules a copy of the code under a name of its own: `with_own_code` in source_runtime.py.
+        # Settings give each class of modules a renamed copy of the code: `with_own_code` in source_runtime.py.
         if {(file, line, name), (file, line, f"{name}_of_{owner}")} & places:
             return True
     is_disabled = getattr(function, "_torchdynamo_disable", False)

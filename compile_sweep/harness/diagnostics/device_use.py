@@ -1,13 +1,13 @@
-"""What a step makes of its GPU: arithmetic and memory traffic over rates measured on the card, and time by kind of kernel.
+"""How well a step uses its GPU: arithmetic and memory traffic relative to rates measured on the card, and time by kind of kernel.
 
 Background: model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B) is the arithmetic of a step's matrix products,
-convolutions and attention, counted on the eager step by torch's `FlopCounterMode`, over what the device could have done in the
-step's time. What it could do is the rate of one large matrix product in the step's own precision, measured here, since no card
-reaches its nominal rate at its power limit. Memory traffic is what the operators of the eager step read and write, over the
-measured rate of a large copy: what fusing saves of it shows as more than the card can do. A profile of a few steps says how much
-of the time any kernel runs, and of which kind.
+convolutions and attention, counted on the eager step by torch's `FlopCounterMode`, divided by what the device could have done in
+the step's time. The latter is the rate of one large matrix product in the step's own precision, measured here, since no card
+reaches its nominal rate at its power limit. Memory traffic is what the operators of the eager step read and write, relative to
+the measured rate of a large copy; fusion can push it above 100 %. A profile of a few steps says what fraction of the time any
+kernel runs, and of which kind.
 
-Output: figures by name, for `TrialRecord.device_use`; what cannot be had is left out. On a CPU nothing is.
+Output: figures by name, for `TrialRecord.device_use`; unavailable ones are left out. On a CPU there are none.
 """
 
 from __future__ import annotations
@@ -41,24 +41,25 @@ KINDS = (
     ("reductions", r"triton_(red|per)|reduce|softmax|norm|Norm"),
     ("pointwise", r"triton_poi|elementwise|pointwise|multi_tensor|foreach|fused_dropout"),
 )
-"""Kinds of kernels by the names that cuBLAS, cuDNN, torch and Inductor give them; the first that fits counts."""
+"""Kinds of kernels by the names that cuBLAS, cuDNN, torch and Inductor give them; the first match counts."""
 
 MATRIX_SIZE = 8192
-"""Rows and columns of the product that the card's rate is measured on: 1.1 TFLOP, in bfloat16 400 MB."""
+"""Rows and columns of the product that measures the card's rate: 1.1 TFLOP, in bfloat16 400 MB."""
 
 PROFILED_STEPS = 3
 _ALIGNED = 8
-"""Elements in half precision that a matrix's sides must be multiples of, for tensor cores to take 16 bytes at a time (NVIDIA,
-Matrix Multiplication Background User's Guide)."""
+"""The sides of a half-precision matrix must be multiples of this many elements for tensor cores to load 16 bytes at a time
+(NVIDIA, Matrix Multiplication Background User's Guide).
+"""
 
 
 def kind_of_kernel(name: str) -> str:
-    """What a kernel does, by its name."""
+    """Returns a kernel's kind, by its name."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "other")
 
 
 class _Operators(TorchDispatchMode):
-    """Counts matrix products, those of which a side is not a multiple of 8, and the bytes that operators read and write."""
+    """Counts matrix products, those with a side that is not a multiple of 8, and the bytes that operators read and write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -79,11 +80,11 @@ class _Operators(TorchDispatchMode):
 
 
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
-"""Their last two positional arguments are the matrices."""
+"""Operators whose last two positional arguments are the matrices."""
 
 
 def count_work(run: Callable[[], object]) -> dict[str, float]:
-    """Arithmetic and memory traffic of what runs eagerly: FLOPs, bytes if nothing is fused, share of unaligned products."""
+    """Counts FLOPs, bytes without fusion, and the share of unaligned products of what `run` does eagerly."""
     operators = _Operators()
     with FlopCounterMode(display=False) as counter, operators:
         run()
@@ -94,21 +95,21 @@ def count_work(run: Callable[[], object]) -> dict[str, float]:
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device, size: int = MATRIX_SIZE) -> float:
-    """FLOP/s of a square matrix product in this dtype, with the precision of float32 products that is set."""
+    """Measures the FLOP/s of a square matrix product in this dtype, at the current precision of float32 products."""
     one = torch.randn(size, size, device=device, dtype=dtype)
     out = torch.empty_like(one)
     return 2 * size**3 / _shortest_s(lambda: torch.mm(one, one, out=out), device)
 
 
 def copy_rate(device: torch.device, size: int = MATRIX_SIZE) -> float:
-    """Bytes/s that are read and written together, of a large copy."""
+    """Measures the bytes/s of a large copy, read and written together."""
     one = torch.zeros(size, size, device=device)
     out = torch.empty_like(one)
     return 2 * one.nbytes / _shortest_s(lambda: out.copy_(one), device)
 
 
 def _shortest_s(run: Callable[[], object], device: torch.device) -> float:
-    """Of ten calls after a first one."""
+    """Returns the shortest of ten calls after a first one, in seconds."""
     found = []
     for _ in range(11):
         _synchronize(device)
@@ -120,10 +121,10 @@ def _shortest_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def time_by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Share of the kernels' time by their kind.
+    """Returns each kind's share of the kernels' time.
 
     Args:
-        kernels: name and microseconds of each.
+        kernels: Name and microseconds of each kernel.
     """
     spent = defaultdict[str, float](float)
     for name, duration_us in kernels:
@@ -133,15 +134,15 @@ def time_by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def profiled(step: Callable[[Batch], Tensor], batch: Batch, step_ms: float, device: torch.device) -> dict[str, float]:
-    """Where the device's time in a step goes, by a profile of a few steps; empty where the profiler sees no kernels.
+    """Profiles a few steps and returns where the device's time goes; empty if the profiler sees no kernels.
 
     Args:
-        step: trains on a batch.
-        batch: what to train on.
-        step_ms: what a step on it takes without a profiler.
-        device: where it runs.
+        step: Trains on a batch.
+        batch: The batch to train on.
+        step_ms: Milliseconds of a step on it without a profiler.
+        device: The device that the step runs on.
     """
-    step(batch)  # the eager step before has left gradients
+    step(batch)  # drops the gradients of the eager step before
     _synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(PROFILED_STEPS):
@@ -168,15 +169,15 @@ def device_use(
     device: torch.device,
     speedup_eager: float | None,
 ) -> dict[str, float]:
-    """What a measured training step makes of its GPU; empty on a CPU. Trains on the batch, so it comes last.
+    """Returns how well a measured training step uses its GPU; empty on a CPU. Trains on the batch, so call it last.
 
     Args:
-        step: has run before on a batch of this shape.
-        batch: what to count and profile.
-        step_ms: what a step on this batch takes.
-        dtype: what matrix products compute in.
-        device: where it runs.
-        speedup_eager: only a step that is hardly faster than eager is profiled.
+        step: A step that has run before on a batch of this shape.
+        batch: The batch to count and profile.
+        step_ms: Milliseconds of a step on this batch.
+        dtype: The dtype that matrix products compute in.
+        device: The device that the step runs on.
+        speedup_eager: Speedup over eager; only a step that is hardly faster is profiled.
     """
     if device.type != "cuda":
         return {}
@@ -189,8 +190,8 @@ def device_use(
         found["bandwidth"] = found["eager_bytes_per_step"] / (step_ms / 1e3) / found["copy_bytes_per_s"]
         if speedup_eager is None or speedup_eager < FASTER_FROM:
             found |= profiled(step, batch, step_ms, device)
-    except Exception:  # an operator that cannot be counted, no memory, a torch without a profiler: the measurement counts
-        pass  # and what is known so far is kept
+    except Exception:  # an operator that cannot be counted, no memory, a torch without a profiler: the measurement is still valid
+        pass  # keeps the figures so far
     return found
 
 

@@ -1,10 +1,10 @@
-"""Graphs that are compiled after the warm-up, because the work changes with the step: counters, schedules, late unfreezing.
+"""Graphs that are compiled after the warm-up because the work changes with the step: counters, schedules, late unfreezing.
 
 Background: a step that compiles is not an ordinary step, and steps before it may do other work than those after it. So the window
-of timed steps begins anew after a pass in which something was compiled (`steady.py`), a few times at most: if compiling goes on,
-its seconds belong to the throughput, and their rate says what a longer job has to expect.
+of timed steps restarts after a pass in which something was compiled (`steady.py`), at most a few times. If compiling goes on,
+its seconds belong to the throughput, and their rate says what to expect of a longer job.
 
-Output: sentences for a person, which say at which step, how long it took and why.
+Output: sentences that say at which step something compiled, how long it took and why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compile_sweep.contract.base import Batch
 from compile_sweep.schema.recompiles import fold_recompiles
 
 JOB_STEPS = 100_000
-"""Steps of a job that a rate of compiling is projected onto."""
+"""Steps of a job that the rate of compiling is projected to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +31,18 @@ class LateCompile:
     """Steps that the model had made before."""
     graphs: int
     seconds: float
-    """Of the whole call."""
+    """Duration of the whole call, in seconds."""
     reasons: Sequence[str]
-    """Recompiles that torch reported, as records have them; none where a function ran for the first time."""
+    """Recompiles that torch reported, as in records; empty if a function ran for the first time."""
 
 
 class LateCompiles:
-    """Watches the steps of a run.
+    """Watches the steps of a run for compiles.
 
     Args:
-        step: trains on a batch.
-        reasons: recompiles so far, which grows as they are reported.
-        steps: how many steps the model has made already.
+        step: Trains on a batch.
+        reasons: Recompiles so far; a list that grows as they are reported.
+        steps: Number of steps that the model has made already.
     """
 
     def __init__(self, step: Callable[[Batch], Tensor], reasons: Sequence[str], steps: int) -> None:
@@ -68,14 +68,14 @@ class LateCompiles:
 
     @property
     def graphs(self) -> int:
-        """Graphs compiled since watching began."""
+        """Number of graphs compiled since watching began."""
         return sum(one.graphs for one in self.found)
 
     def sentences(self, *, has_stopped: bool) -> list[str]:
-        """What was compiled late, and what that means.
+        """Says what was compiled late, and what that means.
 
         Args:
-            has_stopped: whether a whole window of steps was timed after the last compile.
+            has_stopped: Whether a whole window of steps was timed after the last compile.
         """
         if not self.found:
             return []

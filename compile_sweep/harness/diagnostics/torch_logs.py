@@ -1,7 +1,7 @@
-"""What torch's log messages say, in few words: where in the model's code, what, why and what torch advises. Text in, text out.
+"""Summarizes torch's log messages: where in the model's code, what, why, and what torch advises. Text in, text out.
 
-Background: a message carries a whole stack, of which one frame is the user's, and absolute paths, which belong in no record.
-Output: one text a finding, its first line `place: what`, further lines indented.
+Background: a message contains a whole stack, of which one frame is the user's, and absolute paths, which must not be recorded.
+Output: one text per finding; its first line is `place: what`, further lines are indented.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import NamedTuple
 from compile_sweep.schema.recompiles import plain_guard
 
 LINE_LENGTH = 300
-"""Characters kept of one line."""
+"""Maximum length of a line, in characters."""
 
 _HINTS = 3
 _QUOTED = r"""(?:"[^"]*"|'[^']*')"""
 _NO_FALLBACK = (
-    "recompile limit exceeded",  # logged with the function and the limit just before
-    "Attempt to trace generator",  # what calls a generator is a frame of its own, and inlines it if it is compiled
+    "recompile limit exceeded",  # logged with the function and the limit right before
+    "Attempt to trace generator",  # the caller of a generator has a frame of its own, and inlines the generator if it is compiled
 )
 _ROOT = Path(__file__).resolve().parents[3]
 _HARNESS = (f"{_ROOT}/compile_sweep/", f"{_ROOT}/orchestrator/")
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
 
 def module_path(path: str) -> str:
-    """A source file's path as modules are imported, without the folder this machine keeps them in."""
+    """Returns a source file's path as modules are imported, without the folder that this machine keeps them in."""
     for folder in _import_folders():
         if path.startswith(folder):
             return path.removeprefix(folder)
@@ -59,26 +59,26 @@ def module_path(path: str) -> str:
 
 
 def without_machine_paths(text: str) -> str:
-    """The text with every absolute path of a Python file as `module_path` gives it."""
+    """Returns the text with every absolute path of a Python file replaced by its `module_path`."""
     return re.sub(r"(?<![\w.-])/[^\s:'\"`()<>]+\.py\b", lambda found: module_path(found.group()), text)
 
 
 def shorten_text(text: str, length: int = LINE_LENGTH) -> str:
-    """The text without machine paths, cut to a readable length."""
+    """Returns the text without machine paths, cut to a readable length."""
     text = re.sub(r" at 0x[0-9a-f]+", "", without_machine_paths(text))
     return text if len(text) <= length else text[:length] + "…"
 
 
 def parse_frames(text: str) -> list[Frame]:
-    """The frames of a stack as `traceback` prints it, outermost first."""
+    """Parses the frames of a stack that `traceback` printed, outermost first."""
     found = re.finditer(r'File "([^"]+)", line (\d+)(?:, in (\S+))?(?:\n[ \t]+(?!File ")([^\n]*))?', text)
     return [Frame(match[1], int(match[2]), match[3] or "", (match[4] or "").strip()) for match in found]
 
 
 def find_user_frame(stack: Sequence[Frame]) -> Frame | None:
-    """The innermost frame in the model's own code; where it is all a library's, the innermost of the library.
+    """Returns the innermost frame in the model's own code or, if all frames are a library's, the innermost of the library.
 
-    Frames up to the last one of the harness are how the model came to be called, and no part of it.
+    Frames up to the last one of the harness only lead to the model, and are skipped.
     """
     last_harness = max((index for index, frame in enumerate(stack) if _is_harness(frame.path)), default=-1)
     models = stack[last_harness + 1 :]
@@ -88,7 +88,7 @@ def find_user_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def is_torch_internal(path: str) -> bool:
-    """Whether a file is Python's or torch's own and computes no part of a model: only `torch.nn` and libraries on it do."""
+    """Tells whether a file belongs to Python or torch and computes no part of a model: only `torch.nn` and libraries on it do."""
     if path.startswith("<frozen ") or (path.startswith(_folders("stdlib")) and not _is_package(path)):
         return True
     inside = path.removeprefix(_torch_folder())
@@ -96,12 +96,12 @@ def is_torch_internal(path: str) -> bool:
 
 
 def is_inductor_file(path: str) -> bool:
-    """Whether a file is part of Inductor, whose Python warnings are advice on speed."""
+    """Tells whether a file is part of Inductor, whose Python warnings are advice on speed."""
     return path.startswith(f"{_torch_folder()}_inductor/")
 
 
 def function_name(name: str) -> str:
-    """A code object's name as a person knows it: torch names what follows a graph break, and we name copies for classes."""
+    """Returns a code object's name without what torch appends after a graph break and we append to copies for classes."""
     if resumed := re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_(\d+)", name):
         return f"{function_name(resumed[1])} from line {resumed[2]} on"
     if copied := re.fullmatch(r"(\w+?)_of_([\w.<>]+)", name):
@@ -110,10 +110,10 @@ def function_name(name: str) -> str:
 
 
 class GraphBreak(NamedTuple):
-    """One graph break: where torch saw it, and what it is."""
+    """A graph break: where torch saw it, and what it is."""
 
     key: tuple[str, str]
-    """The same for the same break reported again."""
+    """Equal when the same break is reported again."""
     text: str
 
 
@@ -121,8 +121,8 @@ def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
     """Reads a message of the artifact `graph_breaks`.
 
     Args:
-        message: torch's.
-        inside: function in which Dynamo gave up, where its message does not name it.
+        message: Torch's message.
+        inside: Function in which Dynamo gave up, if its message does not name it.
     """
     location = re.search(r"in user code at (.+?):(\d+)\s", message)
     stack = parse_frames(re.split(r"User code traceback:|following user code:", message)[-1])
@@ -138,7 +138,7 @@ def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
 
 
 def parse_recompile(message: str) -> str:
-    """Reads a message of the artifact `recompiles`: which function, and which guard of its latest graph failed."""
+    """Parses a message of the artifact `recompiles`: which function, and which guard of its latest graph failed."""
     head = re.search(r"Recompiling function (\S+) in (.+?):(\d+)", message)
     guards = re.findall(r"^\s*- (\d+/\d+\S*: .*)$", message, re.MULTILINE)
     function = f"{function_name(head[1])} ({module_path(head[2])}:{head[3]})" if head else "a function"
@@ -148,7 +148,7 @@ def parse_recompile(message: str) -> str:
 
 
 def parse_recompile_limit(message: str) -> str | None:
-    """Reads a warning of Dynamo's frame conversion that a recompile limit was hit; None for other messages."""
+    """Parses a warning of Dynamo's frame conversion about a recompile limit that was hit; None for other messages."""
     limit = re.search(r"hit config\.(\w*recompile_limit|cache_size_limit) \((\d+)\)", message)
     if limit is None:
         return None
@@ -161,17 +161,17 @@ def parse_recompile_limit(message: str) -> str | None:
 
 
 def parse_not_converted(message: str, error: BaseException | None) -> str | None:
-    """Reads Dynamo's message that it will not convert a frame; None if it says another thing, or of no code of a model.
+    """Parses Dynamo's message that it will not convert a frame; None for other messages and for frames outside the model.
 
     Args:
-        message: of the logger of frame conversion.
-        error: the exception it was logged with.
+        message: A message of the logger of frame conversion.
+        error: The exception that it was logged with.
     """
     frame = re.match(r"WON'T CONVERT (\S+) (.+?) line (\d+)", message)
     if frame is None or is_torch_internal(frame[2]) or any(words in str(error) for words in _NO_FALLBACK):
         return None
     where = f"{function_name(frame[1])} ({module_path(frame[2])}:{frame[3]})"
-    if hasattr(error, "gb_type"):  # torch's own refusal; anything else is an error that suppress_errors swallowed
+    if hasattr(error, "gb_type"):  # refused by torch itself; any other error was swallowed by suppress_errors
         reasons = [_explained(part)[0] for part in str(error).split("*** While handling this graph break")]
         why = f"torch would not convert it ({'; then '.join(reasons)})"
     else:
@@ -183,14 +183,14 @@ def parse_not_converted(message: str, error: BaseException | None) -> str | None
 
 
 def parse_cudagraph_skip(message: str) -> str:
-    """Reads a warning that CUDA graphs are skipped: why, and the user's line if torch knows one."""
+    """Parses a warning that CUDA graphs are skipped: why, and the user's line if torch knows one."""
     why = re.split(r"\.?\s*Found from\s*:", message)[0]
     at = find_user_frame(parse_frames(message))
     return shorten_text(f"{_one_line(why)}{f', at {at.place}: {at.code}' if at else ''}", 2 * LINE_LENGTH)
 
 
 def parse_outside_cudagraphs(message: str) -> str:
-    """Reads the lines on a node that stays outside a graph's CUDA graphs: why, and the user's line if torch knows one."""
+    """Parses the lines about a node that stays outside a graph's CUDA graphs: why, and the user's line if torch knows one."""
     found = re.search(r"reason=(.*?), ir=\w+(?:, fx=([^\n(]+))?", message)
     why = " in ".join(filter(None, found.groups())) if found else _one_line(message)
     at = find_user_frame(parse_frames(message))
@@ -198,12 +198,12 @@ def parse_outside_cudagraphs(message: str) -> str:
 
 
 def parse_hint(message: str, stack: str = "", is_complex: bool = False) -> str:
-    """A hint on one line, with long lists of names cut to their number.
+    """Returns a hint on one line, with long lists of names replaced by their length.
 
     Args:
-        message: torch's.
-        stack: the code of the model that was lowered when torch gave the hint; empty where it is about no operator.
-        is_complex: whether complex numbers go in or out of it.
+        message: Torch's message.
+        stack: The model's code that was being lowered when torch gave the hint; empty if the hint is not about an operator.
+        is_complex: Whether the operator has complex inputs or outputs.
     """
     text = re.sub(rf"\[{_QUOTED}(?:, {_QUOTED})+\]", lambda found: f"[{found[0].count(', ') + 1} of them]", _one_line(message))
     at = find_user_frame(parse_frames(stack))
@@ -212,7 +212,7 @@ def parse_hint(message: str, stack: str = "", is_complex: bool = False) -> str:
 
 
 def _guard(text: str) -> str:
-    """A failed guard without the number of its graph, and with the line of code it stems from, of which torch cuts the path."""
+    """Returns a failed guard without its graph's number, with the line of code it comes from, whose path torch abbreviates."""
     text = re.sub(r"^\d+/\d+(?:_\d+)?: ", "", _one_line(text)).partition(" (user code shown is first use")[0]
     return plain_guard(re.sub(r"(?<=# )\S*/([\w.-]+\.py:\d+ in)", r"\1", text))
 
@@ -223,13 +223,13 @@ _NAMED_IN_CONTEXT = (
     r"unsupported operator: ([\w.]+)",
     r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable)\b",
 )
-"""What torch could not hand to a graph, such as a Generator or an operator, which the context for its developers alone names."""
+"""Objects that torch could not put into a graph, such as a Generator or an operator; only the developer context names them."""
 
 
 def numpy_function(error: BaseException | None) -> str | None:
-    """The function of numpy's in which Dynamo failed, by the error it handles; None if it is in none.
+    """Returns the numpy function in which Dynamo failed, from the error it handles; None if it failed elsewhere.
 
-    Dynamo runs torch's own implementations of them, and reports what breaks inside, not which function it was.
+    Dynamo runs torch's own implementations of numpy functions and reports what breaks inside, not which function it was.
     """
     while error is not None:
         step = error.__traceback__
@@ -243,7 +243,7 @@ def numpy_function(error: BaseException | None) -> str | None:
 
 
 def _explained(reason: str, inside: str | None = None) -> tuple[str, list[str]]:
-    """The headline of a graph break and the lines of advice below it, out of torch's own layout of them."""
+    """Extracts the headline of a graph break and the advice below it from torch's layout."""
     found = re.search(r"^(\S.*)\n {2}Explanation: (.*)((?:\n(?! ?For more).*)*)", reason.strip(), re.MULTILINE)
     if found is None:
         return shorten_text(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
@@ -269,7 +269,7 @@ def _is_harness(path: str) -> bool:
 
 
 def _is_installed(path: str) -> bool:
-    """Whether a file came with Python or a package, other than with this project's own workloads."""
+    """Tells whether a file came with Python or a package, excluding this project's own workloads."""
     if path.startswith((*_HARNESS, _WORKLOADS)):
         return False
     return path.startswith("<") or _is_package(path) or path.startswith(_folders("stdlib"))
@@ -292,6 +292,6 @@ def _folders(*names: str) -> tuple[str, ...]:
 
 
 def _import_folders() -> Iterator[str]:
-    """Folders modules are imported from, the longest first, so that the most of a path goes."""
+    """Yields the folders that modules are imported from, longest first, so that as much as possible of a path is removed."""
     folders = {os.path.abspath(folder) for folder in (*sys.path, os.getcwd()) if folder}
     yield from (f"{folder}/" for folder in sorted(folders, key=len, reverse=True) if folder != "/")

@@ -1,1 +1,1 @@
-"""Checks that a compiled step computes what the eager one does."""
+"""Checks that a compiled step computes the same as the eager one."""

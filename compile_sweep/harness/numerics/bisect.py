@@ -1,9 +1,9 @@
-"""Which module's compiled code is wrong? Compiles the model part after part until the first that does not follow eager.
+"""Finds the module whose compiled code is wrong: compiles parts of the model until the first one that does not follow eager.
 
-Background: of a setting that `diverges`, gradients and updates name the layers that come out wrong, which need not be the layers
-whose code is wrong: an error goes on through a backward. With one module compiled and all others eager, only that module can be
-at fault. Modules are tried together first, then by halves of their order, then inside the one that was found, as torch's own
-minifier does with graphs. In the end the back-end is taken apart in the same way: without Inductor, then without AOTAutograd.
+Background: if a setting `diverges`, gradients and updates name the layers with wrong results, which need not be the layers
+with wrong code, because an error propagates through the backward pass. With one module compiled and all others eager, only that
+module can be at fault. Modules are tried together first, then by halves of their order, then inside the one that was found, as
+torch's own minifier does with graphs. Finally the back-end is bisected the same way: without Inductor, then without AOTAutograd.
 
 Output: a `Bisection`, which names the innermost module, or says that no module is wrong by itself.
 """
@@ -29,30 +29,30 @@ from compile_sweep.harness.prepare import Prepared
 _WRONG = (NumericsStatus.DIVERGES, NumericsStatus.NAN)
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-"""Modules that have no forward of their own."""
+"""Modules without a forward of their own."""
 
 _OF_INDUCTOR: dict[str, Any] = dict.fromkeys(("mode", "cudagraphs", "shape_padding", "options", "activation_memory_budget"))
-"""What other back-ends do not take."""
+"""Settings that other back-ends do not accept."""
 
 STAGES = (("eager", "Dynamo"), ("aot_eager", "AOTAutograd"))
-"""Back-ends that do less and less, the least first, and what is at fault where the first of them is wrong."""
+"""Back-ends from the one that does least to the one that does most, and what is at fault if each is the first to be wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bisection:
-    """What was found."""
+    """The result of a bisection."""
 
     is_wrong: bool
-    """Whether the setting itself is."""
+    """Whether the setting itself is wrong."""
     module: str = ""
-    """Dotted name of the innermost module that is wrong when it alone is compiled; empty if none is."""
+    """Dotted name of the innermost module that is wrong when it is compiled alone; empty if there is none."""
     class_name: str = ""
     worst: str = ""
-    """How it differs from eager."""
+    """How that module differs from eager."""
     stage: str = ""
-    """What of the compiler is at fault; empty where that was not looked for."""
+    """Part of the compiler at fault; empty if it was not looked for."""
     tried: list[str] = field(default_factory=list)
-    """What was compiled and what came of it, a sentence each, in order."""
+    """What was compiled and with what result, a sentence each, in order."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that cross processes."""
@@ -60,11 +60,11 @@ class Bisection:
 
 
 def bisect(prepared: Prepared, batches: Sequence[Batch]) -> Bisection:
-    """Looks for the module whose compiled code is wrong.
+    """Finds the module whose compiled code is wrong.
 
     Args:
-        prepared: a setting that diverges.
-        batches: of the compared steps, in order.
+        prepared: A setting that diverges.
+        batches: Batches of the compared steps, in order.
     """
     search = _Search(prepared, batches)
     worst = search.fault(prepared, "as the setting says")
@@ -92,14 +92,14 @@ class _Search:
         self.tried: list[str] = []
 
     def innermost(self, model: nn.Module) -> str:
-        """The innermost module that is wrong by itself; empty if none is."""
+        """Returns the innermost module that is wrong by itself; empty if there is none."""
         found = ""
         while inside := first_wrong(children_of(model, found), lambda names: self.fault_of(names) is not None):
             found = inside
         return found
 
     def stage(self, module: str) -> str:
-        """The first stage of the compiler that makes the module wrong."""
+        """Returns the first stage of the compiler that makes the module wrong."""
         if self._prepared.settings.backend is not None:
             return f"back-end {self._prepared.settings.backend}"
         apart = self._prepared.compiling([module])
@@ -110,14 +110,14 @@ class _Search:
         return "Inductor"
 
     def fault_of(self, modules: Sequence[str]) -> str | None:
-        """How the model differs from eager if only these modules are compiled; None if it does not."""
+        """Describes how the model differs from eager if only these modules are compiled; None if it does not."""
         key = tuple(modules)
         if key not in self._known:
             self._known[key] = self.fault(self._prepared.compiling(modules), named(modules))
         return self._known[key]
 
     def fault(self, prepared: Prepared, what: str) -> str | None:
-        """How the model differs from eager under these settings; None if it does not."""
+        """Describes how the model differs from eager under these settings; None if it does not."""
         workload = prepared.workload
         model = build_model_on(workload, prepared.device)
         optimizer = prepared.optimizer(model)
@@ -134,12 +134,12 @@ class _Search:
 
 
 def named(modules: Sequence[str]) -> str:
-    """Modules in few words."""
+    """Describes modules in a few words."""
     return modules[0] if len(modules) == 1 else f"{len(modules)} modules, {modules[0]} to {modules[-1]}"
 
 
 def children_of(model: nn.Module, name: str) -> list[str]:
-    """Dotted names of the modules in a module that can be compiled by themselves and have something to compute."""
+    """Lists the dotted names of a module's descendants that compute something and can be compiled by themselves."""
     found = []
     for child, module in model.get_submodule(name).named_children():
         inside = f"{name}.{child}" if name else child
@@ -148,11 +148,11 @@ def children_of(model: nn.Module, name: str) -> list[str]:
 
 
 def first_wrong(modules: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> str:
-    """The first module with which those up to it are wrong; empty if all together are not.
+    """Finds the first module such that it and those before it are wrong together; empty if all together are right.
 
     Args:
-        modules: in order.
-        is_wrong: whether something is wrong if these are compiled.
+        modules: Modules, in order.
+        is_wrong: Tells whether anything is wrong when these are compiled.
     """
     if not modules or not is_wrong(modules):
         return ""

@@ -43,7 +43,7 @@ class NumericsStatus(StrEnum):
 
     OK = "ok"
     NAN = "nan"
-    """Not finite in a compared or a timed step, where eager is."""
+    """NaN or infinite in a compared or a timed step where eager is finite."""
     DIVERGES = "diverges"
     """Further from eager than right runs are."""
     EAGER_UNSTABLE = "eager_unstable"
@@ -54,44 +54,47 @@ class NumericsStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """The verdict and what it rests on; gaps are relative to eager, mappings go by module group."""
+    """The verdict and its evidence. Gaps are relative to eager; mappings go by module group."""
 
     status: NumericsStatus
     compared_steps: int
     first_bad_step: int | None
-    """Index of the first compared step that is not finite or, where status is diverges, out of tolerance by itself; None where
-    only that is out which is looked at once, after the last step: parameters, buffers and finite differences."""
+    """Index of the first compared step that is not finite or, if status is diverges, out of tolerance by itself. None if only
+    figures taken after the last step are out: parameters, buffers and finite differences.
+    """
     first_bad_steady_step: int | None
     """Index of the first timed step whose loss is not finite."""
     last_loss: float | None
-    """Loss at the end of the steady state; None where it is not finite."""
+    """Loss at the end of the steady state; None if it is not finite."""
     judged_steps: int
-    """Of the compared steps, those before chance alone had driven eager runs apart; all of them where nothing is random."""
+    """Number of compared steps before chance alone drove eager runs apart; all of them if nothing is random."""
     random: bool
     """Whether eager steps draw random numbers, so that right runs scatter."""
     reference: str | None
-    """dtype of the more precise run: float32, or float64 where float32 is under test; None where memory did not allow one, or
-    float64 is under test."""
+    """dtype of the more precise run: float32, or float64 if float32 is under test. None if memory did not allow one, or if
+    float64 is under test.
+    """
     loss: Gap
     gradients: Mapping[str, Gap]
-    """Of the gradients' norms."""
+    """Gaps of the gradients' norms."""
     updates: Mapping[str, Gap]
-    """Of how far each step moves the parameters."""
+    """Gaps of how far each step moves the parameters."""
     parameters: Mapping[str, Gap]
-    """Of where the parameters are after the compared steps, in units of how far the reference moved them."""
+    """Gaps of the parameters' positions after the compared steps, in units of how far the reference moved them."""
     buffers: Mapping[str, Gap]
-    """The same of floating-point buffers, where any run moved them."""
+    """Gaps of floating-point buffers' positions, if any run moved them."""
     outputs: Gap | None = None
-    """Of inference: of the elements of the outputs. Its loss above is the outputs' root mean square."""
+    """Gap of the elements of inference outputs. The loss above is then the outputs' root mean square."""
     gradient_check: GradientCheck | None = None
-    """Whether the gradients belong to the loss, by finite differences in the compiled code; None of inference, eager settings and
-    where it was not asked for."""
+    """Whether the gradients belong to the loss, by finite differences in the compiled code. None for inference, eager settings
+    and if it was not requested.
+    """
     worst: str
-    """Which of them is nearest to its tolerance, or furthest above."""
+    """The figure nearest to its tolerance, or furthest above."""
     remark: str | None = None
-    """What is out of tolerance and does not make the setting unusable, and its usual cause."""
+    """What is out of tolerance without making the setting unusable, and its usual cause."""
     advice: str | None = None
-    """What to try where the status is diverges."""
+    """What to try if the status is diverges."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -108,16 +111,16 @@ def check_numerics(
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
 ) -> Numerics:
-    """Runs the references and judges a compiled run. Wants as much memory as training in float32 takes, and frees it.
+    """Runs the references and judges a compiled run. Needs as much memory as training in float32, and frees it.
 
     Args:
-        prepared: the settings under test; all workers of a group must call this together.
-        batches: of the compared steps, in order.
-        compiled: what a `Recorder` recorded of the run under test.
-        steady_losses: of its timed steps.
-        eager: the run of `eager_reference`, where it was recorded already.
-        eager_steady_losses: of eager steps between the timed ones, where there were any.
-        gradient_check: of the step under test, where there was one.
+        prepared: The settings under test; all workers of a group must call this together.
+        batches: Batches of the compared steps, in order.
+        compiled: The recorded run under test.
+        steady_losses: Losses of its timed steps.
+        eager: The run of `eager_reference`, if it was already recorded.
+        eager_steady_losses: Losses of eager steps between the timed ones, if there were any.
+        gradient_check: Gradient check of the step under test, if there was one.
     """
     references = run_references(prepared, batches, eager=eager)
     return judge(compiled, references, steady_losses, eager_steady_losses, gradient_check)
@@ -130,10 +133,10 @@ def judge(
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
 ) -> Numerics:
-    """Judges a compiled run by eager runs that exist already; arguments as in `check`.
+    """Judges a compiled run by existing eager runs; takes the same arguments as `check_numerics`.
 
     Raises:
-        ValueError: the runs are not of the same length.
+        ValueError: The runs are not of the same length.
     """
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
@@ -216,16 +219,19 @@ _FLOAT32_ROUNDING = 2.0**-24
 
 
 _REPEATS_ROUNDINGS = 1 / 8
-"""Of the compute dtype, that the first loss of two eager runs may differ by: relative to it, and to what its gradient makes of
-weights that are off by all of their size, for a loss near zero may be a difference of large numbers. Real ones differed by 2e-7,
-in bfloat16 too: the rows of a batch round alike wherever they are."""
+"""Roundings of the compute dtype by which the first loss of two eager runs may differ: relative to the loss, and to the change
+that its gradient implies if all weights are off by their size, since a loss near zero may be a difference of large numbers.
+Actual differences were 2e-7, in bfloat16 too: the rows of a batch round alike wherever they are.
+"""
 
 _REPEATS_SHARE = 1e-3
-"""Of the loss, in any case: convolutions round to TF32 where matrix products do not. As much widens tolerances by 1 or 2 %."""
+"""Fraction of the loss that is always allowed: convolutions round to TF32 where matrix products do not. This widens tolerances by
+1 or 2 %.
+"""
 
 
 def _differing(references: References) -> str | None:
-    """A sentence where eager steps from the same weights on the same rows do not repeat, though they draw nothing."""
+    """Says that eager steps with equal weights and rows do not repeat although they draw no random numbers; else None."""
     eager = references.eager
     if eager.random:
         return None
@@ -248,11 +254,11 @@ class _Comparison:
     module: str
     gap: Gap
     step_gaps: Sequence[float]
-    """Of each step by itself; empty for what is looked at once, after the last one."""
+    """Gap of each step by itself; empty for figures taken once, after the last step."""
 
     @property
     def first_bad_step(self) -> int | None:
-        """The first step out of tolerance by itself; there is one wherever a mean over the steps is."""
+        """Index of the first step out of tolerance by itself; there is one whenever a mean over the steps is out."""
         if not self.step_gaps:
             return None
         limit = self.gap.tolerance or 0.0
@@ -294,7 +300,7 @@ def _comparisons(compiled: Trajectory, references: References, about: Comparison
 
 
 def _moved_buffers(compiled: Trajectory, references: References) -> list[str]:
-    """Groups whose buffers some run moved, and every eager one to finite numbers."""
+    """Lists groups whose buffers some run moved, and every eager run moved to finite numbers."""
     runs = (compiled, *references.runs)
     return [module for module in _sound_buffers(compiled, references) if any(bool(run.buffers[module].any()) for run in runs)]
 
@@ -307,7 +313,7 @@ def _sound_buffers(compiled: Trajectory, references: References) -> list[str]:
 
 
 def _outputs_compare(references: References) -> bool:
-    """Whether outputs can be compared element by element; those of random steps are different by right."""
+    """Tells whether outputs can be compared element by element; outputs of random steps differ legitimately."""
     return bool(references.eager.outputs) and not references.eager.random
 
 
@@ -342,7 +348,7 @@ class _NotFinite:
 
 
 def _not_finite(run: Trajectory) -> _NotFinite | None:
-    """The first number that is not finite, in the order in which a step computes them."""
+    """Returns the first number that is not finite, in the order in which a step computes them."""
     series = {
         "loss": run.losses,
         **{f"gradients of {module}": norms for module, norms in run.gradients.items()},
@@ -360,7 +366,7 @@ def _has_infinities(run: Trajectory) -> bool:
 
 
 def _infinite_elsewhere(run: Trajectory, references: References) -> _NotFinite | None:
-    """The first step whose outputs are not infinite in the same places as run A's: in those sampled, and as many in all."""
+    """Returns the first step whose infinite outputs differ from run A's, in position among the samples or in number."""
     eager = references.eager
     pairs = zip(zip(run.outputs, run.infinities, strict=False), zip(eager.outputs, eager.infinities, strict=False), strict=False)
     for step, ((elements, counts), (expected, expected_counts)) in enumerate(pairs):
@@ -372,7 +378,7 @@ def _infinite_elsewhere(run: Trajectory, references: References) -> _NotFinite |
 
 
 def _buffers_not_finite(compiled: Trajectory, references: References) -> _NotFinite | None:
-    """The first buffers that the compared steps moved where no number is, and no eager run did."""
+    """Returns the first buffers that the compared steps moved to NaN or infinity, and no eager run did."""
     bad = (module for module in _sound_buffers(compiled, references) if not bool(compiled.buffers[module].isfinite().all()))
     return next((_NotFinite(len(compiled.losses) - 1, f"buffers of {module}: not finite") for module in bad), None)
 
@@ -382,5 +388,5 @@ def _signs_of_infinities(elements: Tensor) -> Tensor:
 
 
 def _first_not_finite(values: Sequence[float], infinite: bool = False) -> int | None:
-    """Index of the first that is not a number or, unless such are right, infinite."""
+    """Returns the index of the first value that is NaN or, unless infinities are valid, infinite."""
     return next((step for step, value in enumerate(values) if math.isnan(value) or (math.isinf(value) and not infinite)), None)

@@ -1,22 +1,22 @@
-"""Do the gradients of a compiled step belong to its loss? Finite differences of the loss, in the compiled code alone.
+"""Checks that the gradients of a compiled step belong to its loss, by finite differences of the loss in the compiled code alone.
 
-Background: two runs with other random numbers scatter, and a comparison with eager must allow for that. Within one program, with
-one seed before each forward, the loss is a function of the parameters, and its difference between two points is the integral of
-its gradient on the way. By Simpson's rule over the points -1, 0 and 1 of a line in parameter space
+Background: two runs with different random numbers scatter, and a comparison with eager must allow for that. Within one program,
+with one seed before each forward, the loss is a function of the parameters, and its difference between two points is the integral
+of its gradient along the way. By Simpson's rule over the points -1, 0 and 1 of a line in parameter space
 
     L(1) - L(-1) = (p(-1) + 4 p(0) + p(1)) / 3 + O(step ** 5),
 
-where p is the gradient's projection on the line. What is left over, in units of how much of the loss one layer's move accounts
-for, is 0 if the gradients are right and e if one layer's are (1 + e) times what they should be.
+where p is the gradient's projection on the line. The residual, in units of the change of the loss that one layer's move causes,
+is 0 if the gradients are right and e if one layer's are (1 + e) times what they should be.
 
-Every layer moves along its own gradient, by as much as changes the loss by the same amount, so that a small layer counts for as
-much as a large one; and back or forth at random, so that the loss stays near to where it was. Two such lines at one width are
-enough where nothing is wrong. What is left over at two widths alike is an error, unless eager has it too: a loss with `detach`
-or a straight-through estimate in it has gradients that are not derivatives. What is left over otherwise is curvature, kinks or
-rounding. In a deep network under autocast, a move that stands out from rounding bends the loss if all layers make it at once. So
-where lines cannot tell, layers move in groups, one group at a time, which takes more evaluations.
+Every layer moves along its own gradient, far enough to change the loss by the same amount, so that a small layer counts as much
+as a large one; and back or forth at random, so that the loss stays near its value. Two such lines at one width suffice if nothing
+is wrong. A residual that is equal at two widths is an error, unless eager has it too: a loss with `detach` or a straight-through
+estimate in it has gradients that are not derivatives. Other residuals are curvature, kinks or rounding. In a deep network under
+autocast, a move that stands out from rounding bends the loss if all layers make it at once. So if lines cannot tell, layers move
+in groups, one group at a time, which takes more evaluations.
 
-Output: a `GradientCheck`. Parameters, buffers, gradients and random numbers are afterwards what they were.
+Output: a `GradientCheck`. Afterwards parameters, buffers, gradients and random states are what they were.
 """
 
 from __future__ import annotations
@@ -45,50 +45,52 @@ from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.settings import Scope
 
 NUM_LINES = 2
-"""Lines that each moves every layer. Errors of two layers may cancel on one of them."""
+"""Number of lines, each of which moves every layer. On a single line, the errors of two layers may cancel."""
 
 STARTING_SCALE = 0.02
-"""Root mean square that weights are taken to have at least, such as biases that start at zero."""
+"""Root mean square that weights are assumed to have at least, for those such as biases that start at zero."""
 
 LEAST_SHARE = 0.1
-"""Of the usual change of the loss, that a layer within `max_move` must be able to make; others have too small a gradient to be
-told from rounding, and stay where they are."""
+"""Fraction of the usual change of the loss that a layer must be able to make within `max_move`; the gradients of others are too
+small to be told from rounding, and these layers stay fixed.
+"""
 
 MAX_SINGLE_LAYERS = 16
-"""Up to so many layers each is looked at by itself once something is wrong; of more, halves are, for the worst one."""
+"""Up to this many layers, each is examined by itself once something is wrong; with more, the worst one is found by halving."""
 
 SCATTER = 0.3
-"""Share of what eager leaves over by which compiled code may differ from it. Right gradients of GPT-2 and a ResNet-50 under
-autocast differed by 1 to 12 % of it on an H100, and what is left over was 0.4 and 1.8 layers' worth (docs/results.md)."""
+"""Fraction of eager's residual by which compiled code may differ from it. With right gradients, GPT-2 and a ResNet-50 under
+autocast differed by 1 to 12 % of it on an H100, and the residual was 0.4 and 1.8 layers' worth (docs/results.md).
+"""
 
 FLOOR_MARGIN = 3.0
-"""Times what eager leaves over, beyond which compiled code that draws other random numbers is held to be wrong."""
+"""Multiple of eager's residual above which compiled code that draws other random numbers counts as wrong."""
 
 MAX_GROUPS = 16
-"""Groups of layers that move in turn where all of them together bend the loss too much."""
+"""Number of groups of layers that move in turn if all together bend the loss too much."""
 
 GROUP_MARGIN = 2.0
-"""Times the most that eager leaves over in any group, up to which compiled code's are right."""
+"""Multiple of eager's largest residual over the groups, up to which compiled code's residuals are right."""
 
 FINE_ENOUGH = 0.2
-"""Error that must be seen for groups not to be moved at another width, which might show smaller ones."""
+"""Detectable error below which groups are not moved at another width, which might detect smaller ones."""
 
 COARSEST = 1.0
-"""Error that a check must be able to see to say that gradients are right: those of one layer that are wholly wrong."""
+"""Largest detectable error with which a check may call gradients right: that of one layer that is completely wrong."""
 
 _SEED = 0x5EED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """How finely the check can look, by what the step computes in."""
+    """How precisely the check can look, given the precision of the step."""
 
     allowed: float
-    """Relative error of one layer's gradient that is not held against a run."""
+    """Relative error of one layer's gradient that is tolerated."""
     widths: Sequence[float]
-    """Relative change of the loss that each layer makes; the first one is tried first."""
+    """Relative changes of the loss that each layer makes; the first one is tried first."""
     max_move: float
-    """Of a layer's 2-norm, that it moves at most: beyond, the loss is not a polynomial of low degree."""
+    """Maximum move of a layer, as a fraction of its 2-norm: beyond it, the loss is not a polynomial of low degree."""
 
 
 PRECISIONS = (
@@ -96,12 +98,13 @@ PRECISIONS = (
     (2.0**-11.5, Precision(allowed=0.015, widths=(1e-3, 3e-3, 3e-4), max_move=0.03)),
     (math.inf, Precision(allowed=0.03, widths=(1e-3, 3e-3, 1e-2), max_move=0.1)),
 )
-"""By the relative rounding error of one operation, up to which each holds: float32, half precision, bfloat16. What rounding
-makes of the difference and what is allowed are measured in benchmarks/gradient_errors.py (docs/results.md)."""
+"""By the largest relative rounding error of one operation that each applies to: float32, half precision, bfloat16. The effect of
+rounding and the allowed error are measured in benchmarks/gradient_errors.py (docs/results.md).
+"""
 
 
 class Outcome(StrEnum):
-    """What the check says."""
+    """The outcome of a gradient check."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -114,20 +117,20 @@ class GradientCheck:
 
     outcome: Outcome
     reason: str | None = None
-    """Why nothing can be said, where it was skipped."""
+    """Why the check was skipped, if it was."""
     error: float | None = None
-    """Relative to one layer's gradient, the largest over the lines; of the worst layer where the outcome is wrong."""
+    """Error relative to one layer's gradient, the largest over the lines; that of the worst layer if the outcome is wrong."""
     allowed: float | None = None
     layers: Mapping[str, float] = field(default_factory=dict)
-    """Relative errors of those that are out of tolerance, the largest first; with many layers only the worst one is sought."""
+    """Relative errors of layers out of tolerance, largest first; with many layers only the worst one is determined."""
     share_checked: float | None = None
-    """Of the layers that have gradients: the others' are too small to be told from rounding."""
+    """Fraction of the layers with gradients that was checked; the other gradients are too small to be told from rounding."""
     evaluations: int = 0
-    """Forward and backward passes that it took."""
+    """Number of forward and backward passes."""
 
     @property
     def sentence(self) -> str:
-        """Of a wrong one: which layers, and by how much."""
+        """Says, for a wrong outcome, which layers are wrong, and by how much."""
         assert self.error is not None
         assert self.allowed is not None
         named = list(self.layers)
@@ -141,15 +144,15 @@ class GradientCheck:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Differentiated:
-    """A step whose gradients can be had without an update.
+    """A step whose gradients can be computed without an update.
 
     Args:
-        parameters: those that train, by dotted name.
-        buffers: the model's, asked for anew each time, since a forward may put new ones in place.
-        run: forward and backward on one batch from the state that random numbers are in; returns the loss and leaves gradients.
-        discard: takes the gradients away as the step itself does.
-        gradients: those that are there, in the order of the parameters.
-        device: where the step runs.
+        parameters: Trained parameters, by dotted name.
+        buffers: Returns the model's buffers; called each time, since a forward may replace them.
+        run: Runs forward and backward on one batch from the current random state; returns the loss and keeps the gradients.
+        discard: Drops the gradients as the step itself does.
+        gradients: Returns the gradients, in the order of the parameters.
+        device: The device that the step runs on.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -161,20 +164,20 @@ class Differentiated:
 
 
 def skipped(reason: str) -> GradientCheck:
-    """A check that says nothing."""
+    """Returns a check that was skipped."""
     return GradientCheck(outcome=Outcome.SKIPPED, reason=reason)
 
 
 def check_gradients(
     step: Differentiated, *, rounding: float, draws: bool, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> GradientCheck:
-    """Checks the gradients of a compiled step; all workers of a group must call it together.
+    """Checks the gradients of a compiled step; all workers of a group must call this together.
 
     Args:
-        step: the one under test.
-        rounding: relative error of one operation, in what it computes in.
-        draws: whether a step draws random numbers, so that eager's loss is another function.
-        eagerly: within it, `step` runs uncompiled.
+        step: The step under test.
+        rounding: Relative error of one operation in the step's precision.
+        draws: Whether a step draws random numbers, so that eager's loss is a different function.
+        eagerly: Context in which `step` runs uncompiled.
     """
     precision = next(one for bound, one in PRECISIONS if rounding <= bound)
     if reason := _unfit(step.parameters.values()):
@@ -188,7 +191,7 @@ def check_gradients(
         finally:
             search.put_back()
         evaluations += search.evaluations
-        # Where random numbers are drawn, or rounding is coarse, one draw of them is not enough to call a setting wrong.
+        # With random numbers or coarse rounding, a single draw does not suffice to call a setting wrong.
         if found.outcome is not Outcome.WRONG or not (draws or precision is not PRECISIONS[0][1]):
             break
     return replace(found, evaluations=evaluations)
@@ -203,7 +206,7 @@ def _unfit(parameters: Iterable[nn.Parameter]) -> str | None:
 
 
 def _put_back(step: Differentiated, buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """In place, so that addresses that CUDA graphs know stay; also into a buffer that a forward replaced."""
+    """Restores buffers in place, including replaced ones, so that addresses known to CUDA graphs stay valid."""
     for (known, value), now in zip(buffers, step.buffers(), strict=True):
         known.copy_(value)
         if now is not known and now.shape == value.shape:
@@ -212,11 +215,11 @@ def _put_back(step: Differentiated, buffers: Sequence[tuple[Tensor, Tensor]]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """What a forward and backward gave at one point."""
+    """Result of a forward and backward at one point."""
 
     loss: float
     slopes: Sequence[float]
-    """For each layer, the projection of its gradient on the direction of its own at the start."""
+    """For each layer, the projection of its gradient on its own direction at the start."""
 
 
 class _Search:
@@ -241,7 +244,7 @@ class _Search:
         self._signs: list[dict[str, float]] = []
 
     def put_back(self) -> None:
-        """Makes parameters and buffers what they were, and takes the gradients away."""
+        """Restores parameters and buffers, and drops the gradients."""
         with torch.no_grad():
             for parameter, value in zip(self._parameters, self._start, strict=True):
                 parameter.copy_(value)
@@ -249,7 +252,7 @@ class _Search:
         self._step.discard()
 
     def found(self) -> GradientCheck:
-        """What the lines say."""
+        """Returns what the lines show."""
         self._center = self._begun()
         if self._center is None:
             return skipped("the loss or a gradient is not finite")
@@ -275,19 +278,19 @@ class _Search:
         return self._doubtful(errors, checked)
 
     def _doubtful(self, errors: Mapping[float, list[float]], checked: float) -> GradientCheck:
-        """No width shows that all is right: by what eager does, kinks of the loss are told from wrong gradients."""
+        """Judges by comparison with eager if no width shows that all is right, to tell kinks of the loss from wrong gradients."""
         with self._uncompiled():
             eager = {width: [self._error(self._moves(width), signs, width) for signs in self._signs] for width in errors}
         allowed = self._precision.allowed
         differences = {
             width: [one - other for one, other in zip(values, eager[width], strict=True)] for width, values in errors.items()
         }
-        if not self._draws:  # the same function of the same weights: what is not smooth in it cancels
+        if not self._draws:  # both evaluate the same function of the same weights, so what is not smooth in it cancels
             for values in differences.values():
                 if max(map(abs, values)) <= allowed:
                     return self._verdict(Outcome.OK, max(map(abs, values)), checked)
         judged = errors if self._draws else differences
-        # What eager leaves over is curvature, kinks and rounding. In float32 it cancels, if the random numbers are the same.
+        # Eager's residual is curvature, kinks and rounding. In float32 it cancels if the random numbers are the same.
         floors = {width: max(map(abs, eager[width])) for width in errors}
         limits = {width: max(allowed, SCATTER * floor) for width, floor in floors.items()}
         fine = self._precision is PRECISIONS[0][1]
@@ -310,7 +313,7 @@ class _Search:
         )
 
     def _by_groups(self, checked: float) -> GradientCheck | None:
-        """What layers say that move in small groups, one at a time; None if that is nothing."""
+        """Returns what layers show that move in small groups, one at a time; None if that is inconclusive."""
         precision = self._precision
         names = [name for name, move in self._moves(precision.widths[0]).items() if move]
         groups = [names[first::MAX_GROUPS] for first in range(min(MAX_GROUPS, len(names)))]  # neighbors act on each other most
@@ -349,7 +352,7 @@ class _Search:
 
     @contextmanager
     def _uncompiled(self) -> Iterator[None]:
-        """Within it, what is evaluated is eager's."""
+        """Makes evaluations in the block eager."""
         compiled_center = self._center
         try:
             with self._eagerly():
@@ -370,7 +373,7 @@ class _Search:
         )
 
     def _wrong_layers(self, width: float, among: Sequence[str] | None) -> dict[str, float]:
-        """Relative errors of single layers, the worst first."""
+        """Returns the relative errors of single layers, the worst first."""
         moves = {name: move for name, move in self._moves(width).items() if move and (among is None or name in among)}
         if len(moves) > MAX_SINGLE_LAYERS:
             moves = self._worst_half(moves, width)
@@ -378,13 +381,13 @@ class _Search:
         for name, move in moves.items():
             left = self._error({name: move}, {name: 1.0}, width)
             found[name] = left * width * self._size / (move * self._norms[name])
-        # One evaluation of each has no second width to confirm it: what is far below the worst may be rounding.
+        # A single evaluation of each has no second width to confirm it: values far below the worst may be rounding.
         least = max(self._precision.allowed, max(map(abs, found.values())) / 10)
         wrong = {name: one for name, one in found.items() if abs(one) > least}
         return dict(sorted(wrong.items(), key=lambda item: -abs(item[1])))
 
     def _worst_half(self, moves: Mapping[str, float], width: float) -> dict[str, float]:
-        """Down to one layer, by halves."""
+        """Narrows down to one layer by halving."""
         names = list(moves)
         while len(names) > 1:
             halves = names[: len(names) // 2], names[len(names) // 2 :]
@@ -393,7 +396,7 @@ class _Search:
         return {name: moves[name] for name in names}
 
     def _begun(self) -> _Point | None:
-        """Evaluates where the weights are, and takes each layer's direction from there."""
+        """Evaluates at the current weights, and takes each layer's direction from there."""
         loss = self._evaluate()
         gradients = self._step.gradients()
         self._directions = [None if g is None else _dense(g).detach().clone() for g in gradients]
@@ -416,13 +419,13 @@ class _Search:
         return max(math.sqrt(sum(_dot(self._start[i], self._start[i]) for i in indices)), STARTING_SCALE * math.sqrt(count))
 
     def _moves(self, width: float) -> dict[str, float]:
-        """How far each layer moves along its gradient, 2-norm."""
+        """Returns how far each layer moves along its gradient, as a 2-norm."""
         change = width * self._size
         moves = {name: min(change / self._norms[name], self._reach[name]) for name in self._layers}
         return {name: move if move * self._norms[name] >= LEAST_SHARE * change else 0.0 for name, move in moves.items()}
 
     def _pattern(self, moves: Mapping[str, float], line: int) -> dict[str, float]:
-        """Back or forth for each layer. They do not balance, or an error that all layers have would cancel."""
+        """Chooses back or forth for each layer. The choices do not balance, or an error common to all layers would cancel."""
         random = Random(line)
         changes = {name: move * self._norms[name] for name, move in moves.items()}
         least = math.sqrt(sum(change**2 for change in changes.values()))
@@ -432,7 +435,7 @@ class _Search:
                 return signs
 
     def _error(self, moves: Mapping[str, float], signs: Mapping[str, float], width: float) -> float:
-        """What Simpson's rule leaves over, in units of one layer's change of the loss."""
+        """Returns the residual of Simpson's rule, in units of one layer's change of the loss."""
         steps = {name: signs[name] * move for name, move in moves.items() if move}
         after, before = (self._at(steps, side) for side in (1.0, -1.0))
         assert self._center is not None
@@ -442,7 +445,7 @@ class _Search:
         return left / (width * self._size)
 
     def _at(self, steps: Mapping[str, float], side: float) -> _Point:
-        """Evaluates with each layer moved by its step along its direction, and puts the weights back."""
+        """Evaluates with each layer moved by its step along its direction, then restores the weights."""
         self._move(steps, side)
         try:
             loss = self._evaluate()
@@ -482,7 +485,7 @@ class _Search:
 
 
 def _plateau(errors: Sequence[tuple[float, float]], allowed: float) -> tuple[float, float] | None:
-    """Two widths whose errors agree and are out of tolerance."""
+    """Returns two widths whose errors agree and are out of tolerance."""
     for i, (width, one) in enumerate(errors):
         for other_width, other in errors[i + 1 :]:
             if min(abs(one), abs(other)) > allowed and abs(one - other) < 0.3 * min(abs(one), abs(other)):
@@ -495,14 +498,14 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def _dot(one: Tensor, other: Tensor) -> float:
-    """Of real vectors; complex ones count as pairs of real numbers, as their gradients do."""
+    """Dot product of real vectors; complex numbers count as pairs of real ones, as their gradients do."""
     if one.is_complex():
         one, other = torch.view_as_real(one), torch.view_as_real(other)
     return float((one * other).sum(dtype=torch.float64))
 
 
 def _mean_over_workers(loss: float, device: torch.device) -> float:
-    """The loss whose gradients workers have after they averaged them."""
+    """Returns the loss whose gradients workers have after averaging them."""
     if num_workers() == 1:
         return loss
     shared = torch.tensor(loss, device=device, dtype=torch.float64)
@@ -511,14 +514,14 @@ def _mean_over_workers(loss: float, device: torch.device) -> float:
 
 
 def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Batch, *, draws: bool) -> GradientCheck | None:
-    """Checks a measured training step on one batch; None where nothing of the model is compiled.
+    """Checks a measured training step on one batch; None if nothing of the model is compiled.
 
     Args:
-        prepared: the settings in force.
-        model: what the step trains.
-        step: has run before on a batch of this shape.
-        batch: what to evaluate the loss on.
-        draws: whether the step draws random numbers.
+        prepared: The settings in force.
+        model: The model that the step trains.
+        step: A step that has run before on a batch of this shape.
+        batch: The batch to evaluate the loss on.
+        draws: Whether the step draws random numbers.
     """
     settings, device = prepared.settings, prepared.device
     if settings.scope is Scope.EAGER or not prepared.workload.trains:
@@ -540,7 +543,7 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
     state = PythonState(unwrap_ddp(model))
 
     def run() -> float:
-        state.put_back()  # a counter in the forward would make each evaluation one of another function
+        state.put_back()  # a counter in the forward would make each evaluation that of another function
         return step.forward_and_backward(batch)
 
     subject = Differentiated(
@@ -557,16 +560,17 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
     try:
         return check_gradients(subject, rounding=rounding, draws=draws, eagerly=run_eagerly)
     except torch.OutOfMemoryError:
-        if several:  # where others wait for this worker
+        if several:  # others wait for this worker
             raise
         return skipped("there is no memory for a second copy of the weights")
 
 
 @contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Within it, whatever torch.compile was applied to runs as it is written.
+    """Makes everything that was passed to torch.compile run as it is written in the block.
 
-    Advice to compile what runs here (`flex_attention` warns when it is called eagerly) is not for the user, so it is dropped.
+    Warnings that advise compiling it (`flex_attention` warns when called eagerly) are not meant for the user here, so they are
+    dropped.
     """
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")

@@ -1,7 +1,7 @@
-"""What modules keep in Python beside their parameters and buffers: counters, schedules, lists, generators of their own.
+"""What modules keep in Python besides their parameters and buffers: counters, schedules, lists, generators of their own.
 
-A forward that counts its calls computes another function at each call. Where the same function is to be evaluated again, what it
-keeps is put back first.
+A forward that counts its calls computes a different function at each call. Before the same function is evaluated again, this
+state is restored.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 _VALUES = (bool, int, float, complex, str, tuple, type(None), Tensor)
-"""Kept as they are; of a tensor, which one it is."""
+"""Types stored as they are; for a tensor, its identity is stored."""
 
 
 class PythonState:
     """The state of a model at one time.
 
     Args:
-        model: whose modules are looked at.
+        model: The model whose modules are inspected.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,7 +37,7 @@ class PythonState:
                 self._keep(attributes, name)
 
     def put_back(self) -> None:
-        """Makes the state what it was."""
+        """Restores the state."""
         for attributes, name, value in self._values:
             if attributes.get(name) is not value:
                 attributes[name] = value
@@ -64,7 +64,7 @@ def _refill(container: Any, fill: Callable[[Any], object]) -> Callable[[], objec
     held = container.copy()
 
     def put_back() -> None:
-        if len(container) != len(held) or isinstance(container, dict):  # whose values may be others
+        if len(container) != len(held) or isinstance(container, dict):  # a dict's values may have been replaced
             container.clear()
             fill(held)
 

@@ -1,8 +1,8 @@
-"""Eager runs that a compiled run is compared with, from the same weights on the same batches.
+"""Eager runs that a compiled run is compared with, from the same weights and on the same batches.
 
-They differ in what right runs may differ in: A is eager as it is; B has other random numbers and the rows of each batch in
-another order, so that sums over the batch round otherwise, unless the loss depends on that order; R computes in a precision
-above the one under test, which shows how much of a difference is rounding. Where steps draw random numbers there is more than
+They differ in ways that right runs may differ: A is plain eager; B has other random numbers and the rows of each batch in
+another order, so that sums over the batch round differently, unless the loss depends on that order; R computes in a precision
+above the one under test, which shows how much of a difference is rounding. If steps draw random numbers, there is more than
 one B, to know how far right runs scatter.
 """
 
@@ -32,21 +32,22 @@ from compile_sweep.schema.ddp_settings import Compression
 from compile_sweep.schema.settings import Autocast, CompileSettings, MatmulPrecision
 
 RANDOM_REPEATS = 3
-"""Runs B where steps are random. With A and R that leaves Student's t 4 degrees of freedom at each step; with one B its 2 let
-deviations of a single step pass that are ten times as large."""
+"""Number of runs B if steps are random. With A and R that leaves Student's t 4 degrees of freedom at each step; the 2 of a single
+B let deviations of one step pass that are ten times as large.
+"""
 
 
 class OriginalModel:
-    """The model of the workload that was last asked for, as it was built.
+    """The most recently requested workload's model, as it was built.
 
-    A trial needs six, and the random weights of a large one take seconds; a copy takes less.
+    A trial needs six models, and drawing the random weights of a large one takes seconds; a copy takes less.
     """
 
     def __init__(self) -> None:
         self._of: tuple[Workload, nn.Module | None] | None = None
 
     def copied(self, workload: Workload, device: torch.device) -> nn.Module:
-        """A model of the workload's; one that a copy might not do justice to is built each time."""
+        """Returns a copy of the workload's model; builds it anew if a copy might not be faithful."""
         if self._of is None or self._of[0] is not workload:
             built = workload.build_model()
             if not is_safe_to_copy(built):
@@ -56,20 +57,20 @@ class OriginalModel:
         if (original := self._of[1]) is not None:
             try:
                 return _copied(original, device)
-            except torch.OutOfMemoryError:  # the device's, of which the model is not to blame
+            except torch.OutOfMemoryError:  # of the device's memory, which is not the model's fault
                 raise
-            except Exception:  # what stands in the way of a copy may raise anything
+            except Exception:  # what prevents a copy may raise anything
                 self._of = workload, None
         return workload.build_model()
 
 
 def _copied(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy whose parameters and buffers are on the device, without a copy of them in between."""
+    """Copies a model with its parameters and buffers directly to the device, without an intermediate copy."""
     memo: dict[int, object] = {}
     for weights in model.parameters():
         if type(weights) is nn.Parameter:
             copied = nn.Parameter(weights.detach().to(device, copy=True), weights.requires_grad)
-            vars(copied).update(vars(weights))  # what an optimizer goes by, say, and deepcopy leaves out
+            vars(copied).update(vars(weights))  # attributes, such as those an optimizer reads, which deepcopy drops
             memo[id(weights)] = copied
     memo |= {id(buffer): buffer.to(device, copy=True) for buffer in model.buffers() if type(buffer) is Tensor}
     return copy.deepcopy(model, memo)
@@ -79,20 +80,20 @@ _original = OriginalModel()
 
 
 def build_model_on(workload: Workload, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
-    """A model of the workload's with its starting weights, on the device; in another precision, if one is named."""
-    on_gpu = device.type == "cuda"  # on a CPU memory is measured of the whole process, of which the original would be a part
+    """Builds the workload's model with its starting weights on the device, optionally in another dtype."""
+    on_gpu = device.type == "cuda"  # on a CPU, the process's memory is measured, and the original would count
     model = _original.copied(workload, device) if on_gpu else workload.build_model()
     model = model.to(device=device)
-    return model if dtype is None else model._apply(partial(_in, dtype))  # Module.to would make complex tensors real ones
+    return model if dtype is None else model._apply(partial(_in, dtype))  # Module.to would make complex tensors real
 
 
 @contextmanager
 def eager_reference(prepared: Prepared, *, seed: int | None = None) -> Iterator[tuple[nn.Module, TrainStep]]:
-    """A model with the starting weights and an eager step of it that computes what the prepared settings should compute.
+    """Yields a model with the starting weights and an eager step of it that computes what the prepared settings should compute.
 
     Args:
-        prepared: the settings under test.
-        seed: of the random numbers drawn from here on; None for the workload's.
+        prepared: The settings under test.
+        seed: Seed of the random numbers drawn from here on; None for the workload's.
     """
     with _stepping(prepared.eager_counterpart(), prepared.workload.seed if seed is None else seed) as (model, step):
         yield model, step
@@ -108,7 +109,7 @@ def _stepping(prepared: Prepared, seed: int, dtype: torch.dtype | None = None) -
 
 
 def record_run(workload: Workload, model: nn.Module, step: TrainStep, batches: Sequence[Batch]) -> Trajectory:
-    """Runs the step on the batches, once each, and says what happened."""
+    """Runs the step once on each batch, and returns the recorded trajectory."""
     recorder = make_recorder(workload, model, steps=len(batches))
     for batch in batches:
         recorder.step(step, batch)
@@ -124,39 +125,39 @@ class References:
     permuted: Sequence[Trajectory]
     """Runs B."""
     precise: Trajectory | None
-    """Run R; None where memory did not allow it, or float64 is under test."""
+    """Run R; None if memory did not allow it, or if float64 is under test."""
     precise_dtype: str | None
-    """What run R computed in: float32, or float64 where float32 itself is under test; None without it."""
+    """dtype of run R: float32, or float64 if float32 itself is under test; None without run R."""
     rounding: float
     """Relative rounding error of one operation under the settings."""
 
     @property
     def runs(self) -> list[Trajectory]:
-        """All of them, R last."""
+        """All runs, R last."""
         return [self.eager, *self.permuted, *([self.precise] if self.precise else [])]
 
 
 def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Trajectory | None = None) -> References:
-    """Trains eagerly on the batches, each time from the start; all workers of a group must call it together.
+    """Trains eagerly on the batches, each time from the start; all workers of a group must call this together.
 
     Args:
-        prepared: the settings under test.
-        batches: of the compared steps.
-        eager: run A where the caller has recorded it already, with `recorded` in `eager_reference`.
+        prepared: The settings under test.
+        batches: Batches of the compared steps.
+        eager: Run A, if the caller has already recorded it with `record_run` in `eager_reference`.
     """
     workload, device = prepared.workload, prepared.device
     if eager is None:
         eager = _run(prepared, batches, workload.seed)
-    # Inference sums over no rows, and its outputs are compared element by element.
+    # Inference has no sums over rows, and its outputs are compared element by element.
     in_other_order = _in_other_order(workload, batches, device, eager) if workload.trains else batches
     memory.reset_peaks(device)
     seeds = range(workload.seed + 1, workload.seed + 1 + (RANDOM_REPEATS if eager.random else 1))
     permuted = [_run(prepared, in_other_order, seed) for seed in seeds]
-    # Twice the precision takes twice the memory, of which has_room adds a factor of 1.6.
+    # Twice the precision takes twice the memory; has_room multiplies by 1.6.
     room = round(1.25 * memory.read_peaks(device).in_use_bytes)
     rounding, above = precision_of(prepared.settings, workload.autocast_dtype(device), eager.weights)
     for dtype in above:
-        # An error is caught only where no other worker waits for this one.
+        # An error is caught only if no other worker waits for this one.
         if num_workers() > 1 and not everywhere(memory.has_room(room, device), device):
             continue
         precise = _precise(prepared, batches, dtype)
@@ -181,7 +182,7 @@ def _precise(prepared: Prepared, batches: Sequence[Batch], dtype: torch.dtype) -
     try:
         with _full_precision(), _stepping(prepared.with_settings(eager), seed, dtype) as (model, step):
             return record_run(prepared.workload, model, step, [_as(dtype, batch) for batch in batches])
-    except RuntimeError as error:  # out of memory, or a model with a dtype written into its forward, which is so in every worker
+    except RuntimeError as error:  # out of memory, or a dtype written into the forward, which then fails in every worker
         if num_workers() > 1 and isinstance(error, torch.OutOfMemoryError | dist.DistError):
             raise
         return None
@@ -189,16 +190,16 @@ def _precise(prepared: Prepared, batches: Sequence[Batch], dtype: torch.dtype) -
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Without TF32, in matrix products and in convolutions."""
+    """Disables TF32 in matrix products and convolutions for the block."""
     with preserve_precision():
         use_full_precision()
         yield
 
 
 def _in_other_order(workload: Workload, batches: Sequence[Batch], device: torch.device, eager: Trajectory) -> Sequence[Batch]:
-    """The same rows in another order, so that sums over the batch round otherwise; as they are where the order counts.
+    """Returns the rows in another order, so that sums over the batch round differently; unchanged if the order matters.
 
-    It counts where a tensor is as long as a batch has rows but has none, such as weights of classes.
+    The order matters if a tensor is as long as a batch has rows without being one row each, such as weights of classes.
     """
     names = [name for name in batches[0].inputs if all(_has_rows(batch, name) for batch in batches)]
     permuted = [_permuted(batch, names) for batch in batches]
@@ -217,7 +218,7 @@ def _permuted(batch: Batch, names: Sequence[str]) -> Batch:
 
 
 def _have_one_loss(workload: Workload, batch: Batch, other: Batch, device: torch.device, eager: Trajectory) -> bool:
-    """Whether the loss of the two, without dropout, is the same but for rounding; not where it cannot be had."""
+    """Tells whether both batches' loss, without dropout, is equal except for rounding; false if it cannot be computed."""
     memory.free(device)
     dtype = torch.promote_types(eager.weights, torch.float32)
     limit = _REORDERED_ROUNDINGS * torch.finfo(dtype).eps
@@ -225,7 +226,7 @@ def _have_one_loss(workload: Workload, batch: Batch, other: Batch, device: torch
         with _full_precision(), torch.no_grad():
             model = build_model_on(workload, device, dtype).train(not eager.random)
             seed_all(workload.seed)
-            for weights in model.parameters():  # those that start at zero would hide what is behind them
+            for weights in model.parameters():  # weights that start at zero would hide what is behind them
                 if weights.is_floating_point() or weights.is_complex():
                     weights.add_(_PERTURBATION * torch.randn_like(weights))
             losses = []
@@ -234,16 +235,16 @@ def _have_one_loss(workload: Workload, batch: Batch, other: Batch, device: torch
                 losses.append(float(model(**_as(dtype, one).inputs)))
     except dist.DistError:
         raise
-    except Exception:  # no memory, a dtype written into the forward, or a model that computes a loss only while it trains
+    except Exception:  # no memory, a dtype written into the forward, or a model that computes a loss only in training
         return False
     return math.isclose(*losses, rel_tol=limit)
 
 
 _REORDERED_ROUNDINGS = 64
-"""Relative, that the loss of reordered rows may be off by. Too few cost little: runs B then round as A does."""
+"""Relative error allowed for the loss of reordered rows, in roundings. Too few cost little: runs B then round like A."""
 
 _PERTURBATION = 0.02
-"""Standard deviation; what GPT-2 and most since start their weights with."""
+"""Standard deviation of the perturbation; that of the starting weights of GPT-2 and most models since."""
 
 
 def _as(dtype: torch.dtype, batch: Batch) -> Batch:
@@ -251,7 +252,7 @@ def _as(dtype: torch.dtype, batch: Batch) -> Batch:
 
 
 def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """The tensor in that precision: real numbers stay real, complex ones complex, all others what they are."""
+    """Converts a tensor to that precision: real numbers stay real, complex ones complex, all others unchanged."""
     if tensor.is_complex():
         return tensor.to(dtype.to_complex())
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -260,14 +261,14 @@ def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
 def precision_of(
     settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype
 ) -> tuple[float, list[torch.dtype]]:
-    """Relative rounding error of one operation, and the dtypes that are above it, the best first."""
+    """Returns the relative rounding error of one operation, and the dtypes that are more precise, the best first."""
     rounding, above = _precision_of_compute(settings, autocast, weights)
     compression = settings.ddp.compression if settings.ddp is not None else None
     return max(rounding, _COMPRESSIONS_ROUNDING.get(compression, 0.0)), above
 
 
 def compute_dtype(settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype) -> torch.dtype:
-    """What matrix products compute in: the settings' autocast, else the workload's, else the weights' own dtype."""
+    """Returns the dtype of matrix products: the settings' autocast, else the workload's, else the weights' own dtype."""
     named = {Autocast.BF16: torch.bfloat16, Autocast.FP16: torch.float16, Autocast.OFF: weights}
     return named[settings.autocast] if settings.autocast is not None else autocast or weights
 
@@ -276,13 +277,13 @@ _COMPRESSIONS_ROUNDING: Mapping[Compression | None, float] = {
     Compression.FP16: torch.finfo(torch.float16).eps / 2,
     Compression.BF16: torch.finfo(torch.bfloat16).eps / 2,
 }
-"""Of gradients on their way between workers."""
+"""Relative rounding error of gradients as they are sent between workers."""
 
 
 def _precision_of_compute(
     settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype
 ) -> tuple[float, list[torch.dtype]]:
-    if weights is torch.float64:  # autocast leaves it alone, and there is nothing above it
+    if weights is torch.float64:  # autocast leaves float64 alone, and nothing is more precise
         return torch.finfo(weights).eps / 2, []
     compute = compute_dtype(settings, autocast, weights)
     if compute is not torch.float32:
@@ -293,4 +294,4 @@ def _precision_of_compute(
 
 
 _PRODUCTS_ROUNDING = {"high": 2.0**-11, "medium": 2.0**-8}
-"""TF32 has 10 bits behind the point, bfloat16 has 7; products are rounded to nearest."""
+"""TF32 has 10 fraction bits, bfloat16 has 7; products are rounded to nearest."""

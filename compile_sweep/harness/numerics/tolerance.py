@@ -1,16 +1,16 @@
-"""How far a right run may be from eager runs, by how far these are from each other.
+"""How far a right run may be from eager runs, given how far these are from each other.
 
-Background. Where steps draw random numbers (dropout), right runs scatter. The eager runs are draws of the same distribution, so
-the deviation of the run under test, over their standard deviation at that step, has Student's t distribution; the steps'
-probabilities are combined by Fisher's method. A step counts for as much as it is certain: while eager runs are near to each
-other a wrong constant factor of a per cent is found, and where they have drifted apart by chance nothing is concluded.
+Background. If steps draw random numbers (dropout), right runs scatter. The eager runs are draws from the same distribution, so
+the deviation of the run under test, divided by their standard deviation at that step, has Student's t distribution; the steps'
+probabilities are combined by Fisher's method. A step counts as much as it is certain: while eager runs are close to each
+other, a wrong constant factor of a percent is found; where they have drifted apart by chance, nothing is concluded.
 
-Where steps are deterministic nothing but rounding differs. Two eager runs round nearly alike, so their distance from a more
-precise run is the scale, and a run that rounds otherwise but as finely has errors of the same variance: the ratio of variances
-has Fisher's F distribution.
+If steps are deterministic, only rounding differs. Two eager runs round almost alike, so their distance from a more
+precise run is the scale, and a run that rounds differently but equally finely has errors of the same variance: the ratio of
+variances has Fisher's F distribution.
 
-All quantiles are taken so that the comparisons of a check together raise a false alarm at the rate `FALSE_ALARMS` (Bonferroni).
-Figures behind the constants are in docs/log.md. The quantiles and tails of Fisher's F, Student's t and χ² come first.
+All quantiles are chosen so that the comparisons of one check together raise a false alarm at the rate `FALSE_ALARM_RATE`
+(Bonferroni). The constants are based on figures in docs/log.md. Quantiles and tails of Fisher's F, Student's t and χ² come first.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _INTERVALS = 200
-"""Of Simpson's rule; gives tails of 1e-9 to six digits."""
+"""Number of intervals for Simpson's rule; gives tails of 1e-9 to six digits."""
 
 
 @cache
 def f_quantile(tail: float, above: float, below: float) -> float:
-    """The value that an F-distributed one exceeds with probability `tail`.
+    """Returns the value that an F-distributed variable exceeds with probability `tail`.
 
     Args:
-        tail: probability, below a half.
-        above: degrees of freedom of the numerator, at least 1.
-        below: degrees of freedom of the denominator, at least 1.
+        tail: Probability, below a half.
+        above: Degrees of freedom of the numerator, at least 1.
+        below: Degrees of freedom of the denominator, at least 1.
     """
     low, high = 0.0, 1.0
     while f_tail(high, above, below) > tail:
@@ -49,7 +49,7 @@ def f_quantile(tail: float, above: float, below: float) -> float:
 
 
 def f_tail(value: float, above: float, below: float) -> float:
-    """Probability that an F-distributed value exceeds `value`.
+    """Returns the probability that an F-distributed variable exceeds `value`.
 
     With t = sin²θ, the regularised incomplete beta function I_x(below/2, above/2) at x = below / (below + above · value) is the
     integral of 2 sin^(below-1) θ cos^(above-1) θ / B(below/2, above/2) from 0 to asin √x.
@@ -64,13 +64,13 @@ def f_tail(value: float, above: float, below: float) -> float:
 
 
 def chi_square_quantile(tail: float, degrees: float) -> float:
-    """The value that a χ²-distributed one exceeds with probability `tail`, after Wilson and Hilferty (1931), to about 1 %."""
+    """Returns the value that a χ² variable exceeds with probability `tail`, by Wilson and Hilferty (1931), to about 1 %."""
     spread = 2 / (9 * degrees)
     return degrees * (1 - spread + NormalDist().inv_cdf(1 - tail) * math.sqrt(spread)) ** 3
 
 
 def minus_two_log_p(deviations: Sequence[float] | NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
-    """For each of some t-distributed values, -2 log of the probability of one as far from zero: χ² with 2 degrees of freedom."""
+    """Returns, for t-distributed values, -2 log of the probability of one as far from zero: χ² with 2 degrees of freedom."""
     grid, values = _surprises(degrees)
     found: NDArray[np.float64] = np.interp(np.abs(deviations), grid, values)
     return found
@@ -83,66 +83,73 @@ def _surprises(degrees: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 FALSE_ALARM_RATE = 1e-3
-"""Of one check of a right run: one setting in a thousand is wrongly called diverging."""
+"""Probability that one check calls a right run diverging: one setting in a thousand."""
 
 MAX_CALM_RATIO = 2.0
-"""Times the quietest steps' scatter up to which a step is judged. Beyond, chance differences have grown through training, steps
-that follow each other err alike and by more than a normal distribution has."""
+"""A step is judged only while its scatter is at most this multiple of the quietest steps'. Beyond it, chance differences have
+grown through training: consecutive steps err alike, and more than a normal distribution allows.
+"""
 
 MAX_DIMENSIONS = 30
-"""Independent directions that a group's parameters may scatter in; 40 and more were measured for groups of 128 elements."""
+"""Number of independent directions that a group's parameters may scatter in; 40 and more were measured for groups of 128
+elements.
+"""
 
 FLIPPED_ELEMENTS = 12
-"""Left out of a distance, those that differ most, but at most a tenth. Adam moves an element whose gradient is nothing but
-rounding noise by a whole step either way. That is rare: where no eager run met it, a right run meets more than 12 of them
-with a probability below that of a false alarm (Poisson, -log 1e-5 = 11.5)."""
+"""Number of elements with the largest differences that a distance leaves out, at most a tenth. Adam moves an element whose
+gradient is only rounding noise by a whole step either way. That is rare: if no eager run met it, a right run meets more than 12
+of them with a probability below that of a false alarm (Poisson, -log 1e-5 = 11.5).
+"""
 
 RECORDED_ROUNDING = 4 * 2.0**-24
-"""Relative; the recorded numbers are float32, and sums of such."""
+"""Relative rounding of the recorded numbers, which are float32 and sums of such."""
 
 _FURTHEST = 1e9
-"""Relative deviation beyond which all are alike, so that squares do not overflow."""
+"""Relative deviation at which larger ones are clipped, so that squares do not overflow."""
 
 COARSE_FACTOR = 16.0
-"""Times the floors, where no more precise run shows what rounding does."""
+"""Factor for the floors if no more precise run shows the effect of rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """Something that each step has and runs are compared in."""
+    """A quantity that each step has and in which runs are compared."""
 
     name: str
     correlation: float
-    """Steps that carry the information of one independent step: the variance of Fisher's statistic over that of independent
-    steps. Measured in eager runs of captioning."""
+    """Number of steps that carry the information of one independent step: the variance of Fisher's statistic relative to that of
+    independent steps. Measured in eager runs of captioning.
+    """
     roundings: float
-    """Of the compute dtype, that the value may be off by where the eager runs happen to agree."""
+    """Roundings of the compute dtype by which the value may be off if the eager runs happen to agree."""
     single_steps: bool
-    """Whether a single step can be held against a run; not where chance has longer tails than a normal distribution."""
+    """Whether a single step can fail a run; not if chance has longer tails than a normal distribution."""
 
 
 LOSS = Quantity(name="loss", correlation=2.0, roundings=1 / 8, single_steps=True)
-"""A mean over many tokens, computed in float32, so that their roundings average out."""
+"""The loss is a mean over many tokens, computed in float32, so that their roundings average out."""
 GRADIENTS = Quantity(name="gradients", correlation=2.5, roundings=1.0, single_steps=True)
 UPDATES = Quantity(name="updates", correlation=2.5, roundings=1 / 4, single_steps=False)
-"""Adam averages gradients, so updates that follow each other are alike. Other kernels for the same attention moved one block's
-by 0.62 % on an H200, where an eighth of a rounding allowed 0.59 % (docs/log.md)."""
+"""Adam averages gradients, so consecutive updates are alike. Other kernels for the same attention moved one block's by 0.62 % on
+an H200, where an eighth of a rounding allowed 0.59 % (docs/log.md).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How far a run is from eager in one respect, and how far it may be; relative."""
+    """How far a run is from eager in one quantity, and how far it may be; relative."""
 
     gap: float | None
-    """None where a number is not finite."""
+    """None if a number is not finite."""
     tolerance: float | None
     kind: str
     """rms: root mean square over the steps; constant: the constant error that would be as surprising as all steps together;
-    step: of a single step; distance: of parameters."""
+    step: error of a single step; distance: distance of parameters.
+    """
 
     @property
     def share(self) -> float:
-        """The gap in units of its tolerance: above 1 is out of tolerance."""
+        """The gap in units of its tolerance; above 1 is out of tolerance."""
         if self.gap is None or self.tolerance is None:
             return math.inf
         return self.gap / self.tolerance
@@ -150,34 +157,34 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonContext:
-    """What tolerances depend on beside the runs."""
+    """What tolerances depend on besides the runs."""
 
     random: bool
     """Whether right runs draw different random numbers."""
     has_precise: bool
     """Whether the last of the eager runs is a more precise one."""
     rounding: float
-    """Relative, of one operation under the settings."""
+    """Relative rounding error of one operation under the settings."""
     comparisons: int
-    """All that the check makes."""
+    """Number of comparisons in the check."""
     calm: Sequence[int]
     """Indices of the steps that are judged."""
 
     @property
     def level(self) -> float:
-        """Probability of a false alarm left to each comparison."""
+        """Probability of a false alarm allowed for each comparison."""
         return FALSE_ALARM_RATE / self.comparisons
 
     def floor(self, roundings: float) -> float:
-        """Relative difference that is never held against a run."""
+        """Returns the relative difference that is always tolerated."""
         return (roundings * self.rounding + RECORDED_ROUNDING) * (1 if self.has_precise else COARSE_FACTOR)
 
 
 def calm_steps(eager: Sequence[Sequence[Sequence[float]]]) -> list[int]:
-    """Indices of the steps at which eager runs have not drifted apart.
+    """Returns the indices of the steps at which eager runs have not drifted apart.
 
     Args:
-        eager: norms, for each of some groups of modules, each run, each step.
+        eager: Norms, by group of modules, run and step.
     """
     values = np.array(eager)
     centers = values.mean(axis=1, keepdims=True)
@@ -193,18 +200,18 @@ def compare_series(
     """Compares a value that each step has.
 
     Args:
-        respect: what it is.
-        run: of the run under test, a value a step.
-        eager: of the eager runs, the precise one last.
-        sizes: for each step, what the value is a part of, whose rounding in float32 it carries.
-        about: the circumstances.
+        respect: The quantity that the value is.
+        run: Values of the run under test, one per step.
+        eager: Values of the eager runs, the precise one last.
+        sizes: For each step, the total that the value is a part of, whose float32 rounding it carries.
+        about: The context of the comparison.
 
     Returns:
         The gap nearest to its tolerance or furthest above it, and that of each judged step by itself, 0 for the others.
     """
     calm = list(about.calm)
     values = np.array(eager, dtype=np.float64)[:, calm]
-    # Deterministic runs round around the precise one, random ones scatter around their mean.
+    # Deterministic runs round around the precise one; random ones scatter around their mean.
     centers = values[-1] if about.has_precise and not about.random else values.mean(axis=0)
     scales = np.maximum(np.abs(centers), RECORDED_ROUNDING * np.array(sizes)[calm])
     scales[scales == 0] = 1.0
@@ -259,7 +266,7 @@ def _of_random(
 
 
 def _constant(surprises: float, spreads: NDArray[np.float64], degrees: int) -> float:
-    """The deviation that, alike in all steps, is as surprising as this."""
+    """Returns the deviation that would be equally surprising if it were the same in all steps."""
     low, high = 0.0, float(spreads.max())
     while minus_two_log_p(high / spreads, degrees).sum() < surprises and high < 1e6:
         high *= 2
@@ -273,14 +280,14 @@ def compare_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, st
     """Compares where a group's parameters went, relative to how far the last of the eager runs went.
 
     Args:
-        run: displacement in the run under test, a vector.
-        eager: in the eager runs, the precise one last.
+        run: Displacement vector in the run under test.
+        eager: Displacement vectors in the eager runs, the precise one last.
         start_norm: 2-norm of the parameters at the start.
-        steps: how many the displacement took.
-        about: the circumstances.
+        steps: Number of steps of the displacement.
+        about: The context of the comparison.
     """
     scale = max(float(torch.linalg.vector_norm(eager[-1])), RECORDED_ROUNDING * start_norm) or 1.0
-    # The largest distance of two, because eager runs that round alike say nothing of rounding.
+    # The largest distance between two, because eager runs that round alike say nothing about rounding.
     largest = max(_distance(a, b) for i, a in enumerate(eager) for b in eager[i + 1 :]) / scale
     if about.random:
         runs = len(eager)
@@ -290,8 +297,8 @@ def compare_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, st
     else:
         factor = f_quantile(about.level, steps, steps)
         center = eager[-1]
-    # About the share `rounding` of a gradient's elements is rounding noise, and Adam moves each of them by a whole step either
-    # way: that share of the square of the movement is the square of a distance.
+    # About the fraction `rounding` of a gradient's elements is rounding noise, and Adam moves each of them by a whole step either
+    # way: that fraction of the square of the movement is the square of a distance.
     floor = math.sqrt(about.floor(1.0))
     return Gap(gap=_distance(run, center) / scale, tolerance=math.sqrt(factor) * largest + floor, kind="distance")
 
@@ -302,9 +309,9 @@ def compare_outputs(
     """Compares the outputs of deterministic inference, element by element, relative to the size of the last eager run's.
 
     Args:
-        run: elements of each step's outputs in the run under test.
-        eager: in the eager runs, the precise one last.
-        about: the circumstances.
+        run: Elements of each step's outputs in the run under test.
+        eager: Elements in the eager runs, the precise one last.
+        about: The context of the comparison.
 
     Returns:
         The gap over all steps, and that of each step.

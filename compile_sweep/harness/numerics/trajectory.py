@@ -1,9 +1,9 @@
-"""What the first steps of a training run did: loss, gradients and parameters, by module.
+"""Records the first steps of a training run: loss, gradients and parameters, by module.
 
-Background: a run is compared with others on the same weights and batches, so each keeps a few numbers a step. They are
-computed on the device and fetched once at the end, so that recording neither waits for the device nor changes what a step
-costs. Of large tensors only a fixed random sample of elements is kept, the same in every run: a copy of the parameters would
-show in the peak memory that is being measured.
+Background: a run is compared with others on the same weights and batches, so each keeps a few numbers per step. They are
+computed on the device and fetched once at the end, so that recording neither waits for the device nor changes the cost of a
+step. Only a fixed random sample of a large tensor's elements is kept, the same in every run: a copy of the parameters would
+raise the peak memory that is being measured.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from compile_sweep.schema.errors import WorkloadError
 COMPARED_STEPS = 10
 
 MAX_GROUPS = 40
-"""Above it, modules are named by fewer components, and blocks that follow each other are taken together."""
+"""Maximum number of groups. Above it, modules are named by fewer components, and consecutive blocks are merged."""
 
 SAMPLED_ELEMENTS = 4096
-"""Of each parameter tensor; smaller ones are kept whole. A norm from so many is off by about 1 %, equally in every run."""
+"""Number of sampled elements per parameter tensor; smaller ones are kept whole. A norm of so many is off by about 1 %, equally in
+every run.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,26 +47,30 @@ class Trajectory:
     updates: Mapping[str, Sequence[float]]
     """2-norm of how far each group's parameters moved, for each step."""
     movement: Mapping[str, Tensor]
-    """Sampled elements of each group: where they are after the last step less where they started, on the CPU in float64,
-    scaled so that the 2-norm estimates that of the whole group."""
+    """Sampled elements of each group: position after the last step minus the start, on the CPU in float64, scaled so that the
+    2-norm estimates that of the whole group.
+    """
     start_norms: Mapping[str, float]
     """2-norm of each group's parameters before the first step."""
     buffers: Mapping[str, Tensor]
-    """As `movement`, of each group's floating-point buffers, such as running statistics."""
+    """Like `movement`, for each group's floating-point buffers, such as running statistics."""
     buffer_norms: Mapping[str, float]
     """2-norm of each group's buffers before the first step."""
     weights: torch.dtype
-    """Of the parameters; where a model that infers has none, of its buffers, else what torch computes in by default."""
+    """dtype of the parameters; of the buffers if an inference model has no parameters; otherwise torch's default."""
     random: bool
-    """Whether the first step drew random numbers of torch, numpy or Python, as what draws at all does; so does autotuning."""
+    """Whether the first step drew random numbers from torch, numpy or Python. The other steps then do so as well; so does
+    autotuning.
+    """
     outputs: Sequence[Tensor] = ()
-    """Of inference, sampled elements of each step's outputs, on the CPU in float64; of training, nothing."""
+    """For inference, sampled elements of each step's outputs, on the CPU in float64; empty for training."""
     infinities: Sequence[Sequence[int]] = ()
-    """Of inference, how many elements of each step's whole outputs are inf and -inf, output by output; not in `losses`."""
+    """For inference, how many elements of each step's whole outputs are inf and -inf, by output; `losses` does not contain them.
+    """
 
 
 def make_recorder(workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> Recorder | OutputRecorder:
-    """What records the first steps of a run of this workload; arguments as `Recorder` takes them."""
+    """Returns a recorder for the first steps of a run of this workload; takes the same arguments as `Recorder`."""
     return (Recorder if workload.trains else OutputRecorder)(workload, model, steps=steps)
 
 
@@ -72,9 +78,9 @@ class Recorder:
     """Records the first steps of one training run.
 
     Args:
-        workload: names the repeated blocks that are groups of their own.
-        model: what is trained, before its first step; a `DistributedDataParallel` around it is looked through.
-        steps: how many to record.
+        workload: Names the repeated blocks, which are groups of their own.
+        model: The trained model before its first step; a `DistributedDataParallel` around it is ignored.
+        steps: Number of steps to record.
     """
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
@@ -86,7 +92,7 @@ class Recorder:
             raise WorkloadError(
                 f"the model of {type(workload).__name__} has no parameters that train; for inference, trains=False"
             )
-        first = next(weights for weights in parameters.values() if weights.requires_grad)  # frozen ones may be whole numbers
+        first = next(weights for weights in parameters.values() if weights.requires_grad)  # frozen weights may be integers
         self._device, self._weights = first.device, first.dtype.to_real()
         self._sample = _Sample(self._groups)
         self._start = self._last = self._sample.values()
@@ -99,14 +105,15 @@ class Recorder:
 
     @property
     def done(self) -> bool:
-        """Whether all steps are recorded."""
+        """Tells whether all steps are recorded."""
         return len(self._losses) >= self._steps
 
     def step(self, step: TrainStep, batch: Batch) -> Tensor:
         """Runs `step` on the batch and returns its loss; records it unless recording is done."""
         if self.done:
             return step(batch)
-        states = None if self._losses else _generator_states(self._device)  # one step is enough: what draws, draws in every step
+        # One step is enough: a step that draws random numbers always does.
+        states = None if self._losses else _generator_states(self._device)
         with _unchanged(batch):
             loss = step(batch, before_update=self._record_gradients)
         if states is not None:
@@ -120,7 +127,7 @@ class Recorder:
         return loss
 
     def trajectory(self) -> Trajectory:
-        """What was recorded; waits for the device."""
+        """Returns what was recorded; waits for the device."""
         names = list(self._groups)
         gradients, updates = (_columns(rows) for rows in (self._gradients, self._updates))
         moved = [(now - before).cpu() for now, before in zip(self._last, self._start, strict=True)]
@@ -131,7 +138,7 @@ class Recorder:
             movement=dict(zip(names, moved, strict=True)),
             start_norms=dict(zip(names, _norms(self._start).tolist(), strict=True)),
             buffers={
-                group: torch.where(now == before, 0.0, now - before).cpu()  # a mask's -inf stays where it is
+                group: torch.where(now == before, 0.0, now - before).cpu()  # a mask's -inf stays unchanged
                 for group, now in self._buffers_last.items()
                 if (before := self._buffers_start.get(group)) is not None and before.shape == now.shape
             },
@@ -151,7 +158,7 @@ class Recorder:
 
 
 class OutputRecorder:
-    """Records the first steps of one inference run; arguments as `Recorder` takes them."""
+    """Records the first steps of one inference run; takes the same arguments as `Recorder`."""
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
         self._weights = next((held.dtype for held in _held_by(model) if held.is_floating_point()), torch.get_default_dtype())
@@ -164,7 +171,7 @@ class OutputRecorder:
 
     @property
     def done(self) -> bool:
-        """Whether all steps are recorded."""
+        """Tells whether all steps are recorded."""
         return len(self._digests) >= self._steps
 
     def step(self, step: TrainStep, batch: Batch) -> Tensor:
@@ -186,7 +193,7 @@ class OutputRecorder:
         return found
 
     def trajectory(self) -> Trajectory:
-        """What was recorded; waits for the device."""
+        """Returns what was recorded; waits for the device."""
         return Trajectory(
             losses=_columns([found.reshape(1) for found in self._digests])[0] if self._digests else [],
             gradients={},
@@ -203,13 +210,13 @@ class OutputRecorder:
 
 
 def _held_by(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters, then buffers: inference may have none of the one or of both."""
+    """Yields parameters, then buffers; an inference model may lack either."""
     yield from model.parameters()
     yield from model.buffers()
 
 
 class _Sample:
-    """Chooses elements of each group's tensors, the same for equal shapes."""
+    """A sample of elements of each group's tensors, the same for equal shapes."""
 
     def __init__(self, groups: Mapping[str, Sequence[Tensor]]) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -231,13 +238,13 @@ class _Sample:
 
     @torch.no_grad()
     def values(self) -> list[Tensor]:
-        """A copy of the chosen elements, one tensor a group."""
+        """Returns a copy of the sampled elements, one tensor per group."""
         kept = [[_elements(parameter, where) for parameter, where in chosen] for chosen in self._chosen]
         return [torch.cat(group) * scale for group, scale in zip(kept, self._scales, strict=True)]
 
 
 def _sampled_buffers(workload: Workload, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """A copy of the chosen elements of floating-point buffers, by group; by name, since a step may put a new tensor in place."""
+    """Returns sampled elements of floating-point buffers, by group; looked up by name, since a step may replace a buffer."""
     buffers = {name: held for name, held in model.named_buffers() if held.is_floating_point() and held.device == device}
     groups = group_by_module(workload, model, buffers)
     sample = _Sample({group: [buffers[name] for name in names] for group, names in groups.items()})
@@ -245,12 +252,12 @@ def _sampled_buffers(workload: Workload, model: nn.Module, device: torch.device)
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    """The gradient, or of a sparse one the elements that it has: they have its norm."""
+    """Returns the gradient or, if it is sparse, its stored elements, which have the same norm."""
     return gradient.coalesce().values() if gradient.is_sparse else local_shard(gradient)
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """The tensor, or this worker's shard of one that FSDP2 or tensor parallelism shards: shards are compared with shards."""
+    """Returns the tensor, or this worker's shard if FSDP2 or tensor parallelism shards it; shards are compared with shards."""
     to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
@@ -261,12 +268,12 @@ def _elements(parameter: Tensor, where: Tensor | None) -> Tensor:
 
 
 def module_groups(workload: Workload, model: nn.Module) -> dict[str, list[str]]:
-    """Names of the trained parameters of each group of modules; see `grouped`."""
+    """Returns the names of the trained parameters by group of modules; see `group_by_module`."""
     return group_by_module(workload, model, [name for name, parameter in model.named_parameters() if parameter.requires_grad])
 
 
 def group_by_module(workload: Workload, model: nn.Module, names: Collection[str]) -> dict[str, list[str]]:
-    """Names of parameters or buffers by group of modules, about `MAX_GROUPS` groups at most.
+    """Groups names of parameters or buffers by module, into about `MAX_GROUPS` groups at most.
 
     Each of the workload's repeated blocks is a group; others go by the module that owns them.
     """
@@ -287,7 +294,7 @@ def group_by_module(workload: Workload, model: nn.Module, names: Collection[str]
 
 
 def _above(name: str) -> Iterator[str]:
-    """Dotted names of the modules that hold a parameter, the innermost first."""
+    """Yields the dotted names of the modules that contain a parameter, the innermost first."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
@@ -295,12 +302,13 @@ def _above(name: str) -> Iterator[str]:
 
 @contextmanager
 def _unchanged(batch: Batch) -> Iterator[None]:
-    """Refuses a step that writes into its batch: the steps after it, and eager ones beside it, would get another batch.
+    """Refuses a step that writes into its batch, because later steps and eager ones would see a changed batch.
 
     Raises:
-        WorkloadError: it does; names the tensor.
+        WorkloadError: The step changed its batch; the message names the tensor.
     """
-    counted = {name: tensor for name, tensor in batch.inputs.items() if not tensor.is_inference()}  # those count no changes
+    # Inference tensors do not count changes.
+    counted = {name: tensor for name, tensor in batch.inputs.items() if not tensor.is_inference()}
     before = {name: tensor._version for name, tensor in counted.items()}
     yield
     if changed := [name for name, tensor in counted.items() if tensor._version != before[name]]:
@@ -316,11 +324,11 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _columns(rows: Sequence[Tensor]) -> list[list[float]]:
-    """The columns of a table whose rows are on the device."""
+    """Returns the columns of a table whose rows are on the device."""
     return torch.stack([row.double() for row in rows]).T.tolist() if rows else []
 
 
 def _generator_states(device: torch.device) -> list[object]:
-    """Of torch's generators, numpy's and Python's, to be compared."""
+    """Returns comparable states of torch's, numpy's and Python's random generators."""
     torchs = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     return [*(state.tolist() for state in torchs), pickle.dumps(np.random.get_state(legacy=False)), random.getstate()]
