@@ -1,6 +1,6 @@
 """Plans a sweep, runs its trials on Ray, and records what each one measured.
 
-What is exported here is imported when first used: of the processes that a sweep starts, few need its configuration.
+The exported names are imported at first use, because few of the processes that a sweep starts need its configuration.
 """
 
 from __future__ import annotations

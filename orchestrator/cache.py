@@ -1,4 +1,4 @@
-"""`python -m orchestrator.cache`: what is in a store of compile caches, and what to do with it. See docs/caches.md."""
+"""`python -m orchestrator.cache`: lists, verifies, exports and cleans up a store of compile caches. See docs/caches.md."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from orchestrator.environment import fingerprint
 
 PROG = "python -m orchestrator.cache"
 DEFAULT = "results/cache"
-"""Where sweeps keep what they compile unless they are told otherwise."""
+"""Where sweeps store artifacts by default."""
 
 HERE = "here"
-"""What `explain` calls this environment."""
+"""Name of this environment for `explain`."""
 
 SHOWN_DIGITS = 8
 _NO_ARTIFACTS = "holds no artifacts that torch.compiler.save_cache_artifacts or `export` wrote"
@@ -115,11 +115,11 @@ class ExplainOptions(Place):
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command line; returns the exit code.
+    """Runs the command; returns its exit code.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     return command_line.run(lambda: _dispatch(prog, command_line.words_of(arguments)))
 
@@ -222,7 +222,7 @@ def _export(options: ExportOptions) -> int:
     if not fetched.artifacts:
         raise CacheError(f"nothing of {options.name} can be read from {store.location}, the first because {fetched.refused[0]}"
                          if fetched.refused else f"{options.name} has no artifacts")  # fmt: skip
-    from compile_sweep.harness.compile_cache.transfer import make_bundle  # which loads torch
+    from compile_sweep.harness.compile_cache.transfer import make_bundle  # loads torch
 
     content = make_bundle(fetched.artifacts)
     part = options.file.parent / f".{options.file.name}.part"
@@ -230,7 +230,7 @@ def _export(options: ExportOptions) -> int:
         part.write_bytes(content)
         part.replace(options.file)
     except OSError as error:
-        with suppress(OSError):  # where there is no folder, there is nothing to remove
+        with suppress(OSError):  # if there is no folder, there is nothing to remove
             part.unlink(missing_ok=True)
         raise CacheError(f"{options.file} cannot be written ({error.strerror})") from None
     print(f"# {len(fetched.artifacts)} artifacts, {len(content) / 1e6:.1f} MB, SHA-256 {hashlib.sha256(content).hexdigest()}")
@@ -239,7 +239,7 @@ def _export(options: ExportOptions) -> int:
 
 
 def three_lines(file: str) -> str:
-    """What a production job says before it compiles anything."""
+    """Returns the lines that a production job runs before it compiles anything."""
     return (
         f"import pathlib, torch\nartifacts = pathlib.Path({file!r}).read_bytes()\ntorch.compiler.load_cache_artifacts(artifacts)"
     )
@@ -254,7 +254,7 @@ def _import(options: ImportOptions) -> int:
     except OSError as error:
         raise CacheError(f"{options.file} cannot be read ({error.strerror})") from None
     store = _open(options, may_be_new=True)
-    from compile_sweep.contract.base import load_workload  # which loads torch, as the next do
+    from compile_sweep.contract.base import load_workload  # loads torch, like the imports below
     from compile_sweep.harness.compile_cache.bundles import split_bundle
     from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
@@ -302,8 +302,8 @@ def _explain(options: ExplainOptions) -> int:
 
 
 def _here(other: Side | None) -> Side:
-    """This environment, as the process of a trial of the other side's workload has it; a user's is not imported for that."""
-    from compile_sweep.contract.base import load_workload  # which loads torch, as the next does
+    """Returns this environment as the trial's process on the other side has it, without importing a user's workload."""
+    from compile_sweep.contract.base import load_workload  # loads torch, like the import below
     from compile_sweep.contract.names import BUILT_IN
     from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
@@ -320,7 +320,7 @@ def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Sid
     try:
         values = json.loads(Path(name).read_text(encoding="utf-8"))
         facts = {str(component): str(value) for component, value in values.items()}
-        "".join((*facts, *facts.values())).encode()  # raises where it cannot be printed
+        "".join((*facts, *facts.values())).encode()  # raises an error if it cannot be printed
     except (OSError, ValueError, AttributeError, RecursionError):
         raise CacheError(f"{name} is not a JSON object of components and values, as {PROG} explain compares") from None
     return Side(name=name, facts=facts)
@@ -331,7 +331,7 @@ def _is_file(name: str | None) -> bool:
 
 
 def _find(manifests: Sequence[Manifest], name: str, store: ArtifactStore) -> Manifest:
-    """The newest manifest of a trial, or the one whose id begins so."""
+    """Returns the newest manifest of a trial, or the one whose ID begins with `name`."""
     by_maker = [manifest for manifest in manifests if manifest.maker == name]
     by_id = [manifest for manifest in manifests if name and manifest.id.startswith(name)]
     if not by_maker and not by_id:
@@ -346,19 +346,19 @@ def _open(options: Place, *, may_be_new: bool = False) -> ArtifactStore:
         raise CacheError("what Inductor keeps on Redis is Inductor's; this command is for folders and object stores")
     if "://" not in options.cache and not may_be_new and not os.path.isdir(normalized(options.cache)):
         raise CacheError(f"there is no folder {options.cache!r}; name one with --cache, or a URI")
-    environ = {} if options.key_file else os.environ  # a file that is named goes before the variable
+    environ = {} if options.key_file else os.environ  # an explicit file takes precedence over the variable
     return open_store(options.cache, key=SigningKey.load(options.key_file, environ))
 
 
 def _label(settings_key: str) -> str:
     try:
         return CompileSettings.parse(settings_key).label
-    except SettingsError:  # of another version of this project
+    except SettingsError:  # written by another version of this project
         return settings_key
 
 
 def _tell(refused: Sequence[str]) -> int:
-    """Says what was refused; that is an exit code of 1, so that a script notices."""
+    """Prints what was refused; returns exit code 1 if anything was, so that scripts notice."""
     for sentence in refused:
         print(f"refused: {sentence}", file=sys.stderr)
     return 1 if refused else 0

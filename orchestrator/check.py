@@ -1,7 +1,7 @@
-"""`python -m orchestrator.check WORKLOAD`: does a workload work under a sweep, what is found in it, and what would a sweep cost?
+"""`python -m orchestrator.check WORKLOAD`: does a workload work in a sweep, what is found in it, and what would a sweep cost?
 
-Each scope runs in a fresh process with empty caches, for a few steps only: its times are rough, its findings are not. Where
-batches differ in length, dimensions are marked first and, if that does not work, the other strategies of a sweep are tried.
+Each scope runs in a fresh process with empty caches, for only a few steps: times are rough, findings are not. If batches differ
+in length, dimensions are marked first; if that does not work, the other strategies of a sweep are tried.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from orchestrator.view.script_check import check_script
 PROG = "python -m orchestrator.check"
 
 SHORT = {"compared_steps": 4, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
-"""Of `compile_sweep.harness.measure.Protocol`."""
+"""Fields of `compile_sweep.harness.measure.Protocol`."""
 
 _STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}
-"""Seconds by which a sweep's window and comparison are longer than these."""
+"""Additional seconds of a sweep's window and comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What one setting came to."""
+    """The result of one setting."""
 
     settings: CompileSettings
     wall_s: float
@@ -82,11 +82,11 @@ class Tried:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0 if every scope works under some strategy for lengths, 1 if one does not.
+    """Runs the command; returns its exit code: 0 if every scope works under some strategy for lengths, else 1.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     own, arguments = split_arguments(command_line.words_of(arguments))
     return command_line.run(lambda: _check(command_line.parse(Options, prog, own), arguments))
@@ -150,7 +150,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
 class _Padding:
     lines: Sequence[str]
     is_harmless: bool
-    """Whether padding leaves alone what is trained on."""
+    """Whether padding leaves the training result unchanged."""
 
 
 def _padding(describer: Describer, target: Target, about: Mapping[str, Any]) -> _Padding:
@@ -169,7 +169,7 @@ def _which_works(tried: Sequence[Tried]) -> str:
 
 
 def _to_try(options: Options, target: Target, *, has_regions: bool, pads: bool) -> list[Sequence[CompileSettings]]:
-    """For each scope, the strategies for lengths that a sweep would try, until one of them works."""
+    """Returns, for each scope, the strategies for lengths that a sweep would try, until one works."""
     to_try: list[Sequence[CompileSettings]] = []
     known: set[str] = set()
     for scope in options.scopes:
@@ -185,7 +185,7 @@ def _to_try(options: Options, target: Target, *, has_regions: bool, pads: bool) 
         chosen = choose([{"scope": scope, **strategy, **backend} for strategy in strategies], target)
         if not chosen.settings:
             raise ConfigError(f"{chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")
-        if chosen.settings[0].key not in known:  # scopes can come to one where a workload steps by itself
+        if chosen.settings[0].key not in known:  # if a workload steps by itself, several scopes can be the same
             to_try.append(chosen.settings)
         known |= {one.key for one in chosen.settings}
     return to_try
@@ -240,7 +240,7 @@ def _findings(tried: Tried) -> Iterator[str]:
 
 
 def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[str]:
-    """How long each recipe would take, by the times of the scopes tried."""
+    """Yields the estimated duration of each recipe, based on the scopes that were tried."""
     done = [
         TrialRecord(
             trial_id=str(one.settings.scope),
@@ -254,7 +254,7 @@ def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[s
         if one.measurement is not None
     ]
     for name, recipe in RECIPES.items():
-        if name == AUTO_RECIPE:  # which ends with its time budget, and tries few of what it may
+        if name == AUTO_RECIPE:  # ends with its time budget, and tries only a few of its candidates
             continue
         chosen = choose(recipe(target), target).settings
         size: dict[str, Any] = {"min_length": target.min_length, "regional_share": target.regional_share}

@@ -32,10 +32,10 @@ COMMANDS = {
     "cache": ("orchestrator.cache", "look at a store of compile caches, and clean it up"),
     "run": ("compile_sweep.run", "train with a script and a sweep's winner applied to it"),
 }
-"""The module of each command and what it does; `explain` is an option of the sweep's."""
+"""Module and description of each command; `explain` is an option of the sweep's command."""
 
 NEEDS = dict.fromkeys(("sweep", "check", "explain", "cache"), ("torch", "ray", "rich", "pynvml")) | {"run": ("torch",)}
-"""Modules of the extra `run` that a command cannot do without; the others read what a sweep wrote, and need none of them."""
+"""Modules of the extra `run` that a command needs; commands not named here only read sweeps, and need none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ExplainOptions:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     words = list(command_line.words_of(arguments))
     if not words or words[0] in command_help.WORDS:
         _help()
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         return command_line.run(lambda: _refuse(name))
     module = str(COMMANDS[name][0])
-    if module.startswith("analysis."):  # a script that `run` trains may have one of its own
+    if module.startswith("analysis."):  # a script that `run` trains may have a package of that name
         find_own_packages("analysis")
     command: Callable[[Sequence[str], str], int] = import_module(module).main
     return command(rest, f"{PROG} {name}")

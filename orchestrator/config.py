@@ -1,6 +1,6 @@
-"""What a sweep is: one complete, frozen value that decides everything a sweep does, and what one run of it is asked for.
+"""What a sweep is: one complete, frozen value that decides everything a sweep does, and the options of a single run.
 
-The options of `python -m orchestrator.sweep` are the fields here: the text below each is its help.
+The options of `python -m orchestrator.sweep` are the fields of these classes: the string below each is its help.
 """
 
 from __future__ import annotations
@@ -29,65 +29,65 @@ from orchestrator.search.proposers import Searcher
 from orchestrator.search.stopping import Budget, StableFront
 
 IDENTITY = ("workload", "size", "script", "seed", "device", "workers_per_trial", "pipeline")
-"""Fields in which a resumed sweep must equal the one that began the folder, for its figures to be comparable."""
+"""Fields that a resumed sweep must have in common with the original for its figures to be comparable."""
 
 EACH_RUN = ("max_concurrent", "confirm", "warm_starts", "time_budget_s", "effort")
-"""Fields that a resumed sweep does not take over: they are about one run of it."""
+"""Fields that concern one run and are not taken over by a resumed sweep."""
 
 AUTO = "auto"
 """Leaves a field to the machine, the workload or the sweep's folder; `plan.resolve` fills it in."""
 
 NONE = "none"
-"""What `--cache` and `--storage` say for keeping nothing."""
+"""Value of `--cache` and `--storage` for storing nothing."""
 
 REDIS = ("redis://", "rediss://")
-"""How the address of Inductor's own remote caches begins."""
+"""Prefix of the address of Inductor's own remote caches."""
 
 LONGEST_DEADLINE_S = 30 * 24 * 3600
-"""The system's timers take no longer one, and nothing in a sweep takes so long."""
+"""Maximum deadline: the system's timers accept no longer one, and nothing in a sweep takes that long."""
 
 AFTER_COMPILING_S = 300.0
-"""Seconds of a trial beside its compile deadline, unless its own deadline is given."""
+"""Seconds of a trial in addition to its compile deadline, unless its own deadline is given."""
 
 MOST_AT_ONCE = 10_000
-"""Ray counts what workers claim in ten-thousandths: of more, none could have its share."""
+"""Ray counts claims in ten-thousandths, so more workers could not get their share."""
 
 HIDDEN = redact.REDACTED
-"""Stands for a cache's user and password wherever its address is written down."""
+"""Replaces a cache's user and password wherever its address is stored."""
 
 
 class RunnerKind(StrEnum):
-    """What runs the trials."""
+    """Where trials run."""
 
     RAY = "ray"
     LOCAL = "local"
 
 
 class Device(StrEnum):
-    """What a trial trains on; torch's names."""
+    """Device type that a trial trains on, by torch's names."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Placement(StrEnum):
-    """Which host a trial's workers go to."""
+    """The host that a trial's workers are placed on."""
 
     PACK = "pack"
-    """One that has room beside other trials; a trial's workers to as few hosts as possible."""
+    """A host with room next to other trials; a trial's workers use as few hosts as possible."""
     SPREAD = "spread"
-    """One that no other trial has, all workers of a trial together."""
+    """A host without other trials, for all workers of a trial."""
 
 
 class CachePolicy(StrEnum):
-    """What trials begin with."""
+    """The caches that trials start with."""
 
     COLD = "cold"
-    """Nothing: every compile time is measured."""
+    """Empty caches: every compile time is measured."""
     SHARED = "shared"
-    """What trials before them left: compile times are warm, and cold ones estimated."""
+    """Artifacts of earlier trials: compile times are warm, and cold ones are estimated."""
     AUTO = "auto"
-    """The same, and then the front is measured again, cold."""
+    """Artifacts of earlier trials; then the front is measured again, cold."""
 
 
 class Effort(StrEnum):
@@ -99,7 +99,7 @@ class Effort(StrEnum):
 
     @property
     def seconds(self) -> float:
-        """Its time budget."""
+        """The time budget in seconds."""
         return {Effort.QUICK: 300.0, Effort.STANDARD: 600.0, Effort.THOROUGH: 3600.0}[self]
 
 
@@ -107,7 +107,7 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
     """Refuses a number of trials or workers that cannot run side by side.
 
     Raises:
-        ConfigError: it is below `least` or above `MOST_AT_ONCE`.
+        ConfigError: The number is below `least` or above `MOST_AT_ONCE`.
     """
     if count < least:
         raise ConfigError(f"--{_flag(name)} {count} is too few; use {least} or more")
@@ -116,17 +116,17 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Refuses a seed that not every generator takes.
+    """Refuses a seed that some generators do not accept.
 
     Raises:
-        ConfigError: it is below 0 or has more than 32 bits.
+        ConfigError: The seed is negative or has more than 32 bits.
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed} is none; use a whole number from 0 to {2**32 - 1}")
 
 
 def shown(cache: str) -> str:
-    """A cache's address without the user and password it may hold."""
+    """Returns a cache's address without user and password."""
     return redact.redact_uri(cache)
 
 
@@ -157,7 +157,7 @@ _OnOff = Annotated[
 ]
 
 
-# A recipe may follow after the values of an option; what tells them apart is what every value has and no recipe's name.
+# A recipe may follow the values of an option. Each test recognizes a value by something that no recipe's name has.
 _SETTINGS = Several(lambda word: "=" in word)
 _OBJECTIVES = Several(lambda word: ":" in word)
 _BOUNDS = Several(lambda word: "<" in word or ">" in word or "=" in word)
@@ -291,7 +291,7 @@ class SweepConfig:
 
     @property
     def whole_trial_s(self) -> float:
-        """Seconds a whole trial may take before it is killed."""
+        """Seconds that a whole trial may take before it is killed."""
         return self.trial_deadline_s or self.compile_deadline_s + AFTER_COMPILING_S
 
     def _check_runner(self) -> None:
@@ -316,7 +316,7 @@ class SweepConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; settings as their keys."""
+        """Converts to plain JSON values, with settings as their keys."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items()}
         search = asdict(self.search).items()
@@ -330,20 +330,20 @@ class SweepConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SweepConfig:
-        """The configuration of which `to_dict`, of this version or an earlier one, made these values.
+        """Restores a configuration from the result of `to_dict`, of this version or an earlier one.
 
-        What they lack has its usual value.
+        Missing fields get their defaults.
 
         Raises:
-            TypeError: a value of another kind.
-            ConfigError, SettingsError: a value that does not work.
+            TypeError: A value has the wrong type.
+            ConfigError, SettingsError: A value does not work.
         """
         config: SweepConfig = _read("", cls, values)
         return config
 
     def to_resume(self) -> SweepConfig:
-        """What a command that takes this sweep up again begins from: without what is about one run, and what is to be tried."""
-        is_usual = self.trial_deadline_s == self.compile_deadline_s + AFTER_COMPILING_S  # as earlier versions wrote it down
+        """Returns what a resuming command begins with: without fields about one run, and without settings to try."""
+        is_usual = self.trial_deadline_s == self.compile_deadline_s + AFTER_COMPILING_S  # as earlier versions stored it
         deadline_s = 0.0 if is_usual else self.trial_deadline_s
         each_run = {name: getattr(SweepConfig(), name) for name in EACH_RUN}
         return replace(self, recipe=None, settings=(), excluded=(), trial_deadline_s=deadline_s, **each_run)

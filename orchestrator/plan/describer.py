@@ -1,4 +1,4 @@
-"""Asks a fresh process what a plan must know of a workload and of the installed torch, so that the driver imports neither."""
+"""Asks a fresh process for facts about a workload and the installed torch for a plan, so that the driver imports neither."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from compile_sweep.schema.redact import last_line
 
 
 class Describer:
-    """A process that answers questions as `compile_sweep.describe` does, each one once; it starts with the first at the latest.
+    """A process that answers the questions of `compile_sweep.describe`, each only once; the first question starts it.
 
-    It is also what the installed torch knows by name, an `InstalledTorch`.
+    It also implements `InstalledTorch`, the names that the installed torch knows.
 
     Args:
-        with_current_folder: whether the process imports the user's code from the current folder.
+        with_current_folder: Whether the process imports the user's code from the current folder.
     """
 
     def __init__(self, *, with_current_folder: bool = False) -> None:
@@ -36,7 +36,7 @@ class Describer:
         self._answers: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Starts the process, whose imports take seconds; there is something else to do meanwhile."""
+        """Starts the process early, because its imports take seconds."""
         path = import_path(with_current_folder=self.with_current_folder)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._process = subprocess.Popen(
@@ -65,15 +65,15 @@ class Describer:
         self.close()
 
     def ask(self, what: str, **about: Any) -> Any:
-        """The answer to a question of `compile_sweep.describe.answer`.
+        """Returns the answer to a question of `compile_sweep.describe.answer`.
 
         Args:
-            what: the question's `ask`.
-            about: what else the question says.
+            what: The question's `ask`.
+            about: The question's other fields.
 
         Raises:
-            WorkloadError: no such workload, its own code failed, or it ended the process.
-            SettingsError: settings do not fit the workload.
+            WorkloadError: There is no such workload, its own code failed, or it ended the process.
+            SettingsError: The settings do not fit the workload.
         """
         question = json.dumps({"ask": what, **about})
         if question not in self._answers:
@@ -90,7 +90,7 @@ class Describer:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(BrokenPipeError):  # of a process that has ended; what it ended with is said below
+        with suppress(BrokenPipeError):  # the process has ended; the code below says why
             process.stdin.write(question + "\n")
             process.stdin.flush()
         if not (line := process.stdout.readline()):
@@ -103,13 +103,13 @@ class Describer:
         return answered
 
     def facts(self, workload: str, size: str | None, seed: int, *, has_gpu: bool) -> WorkloadFacts:
-        """Facts about a workload; raises as `ask` does.
+        """Returns facts about a workload; raises the errors of `ask`.
 
         Args:
-            workload: its name.
-            size: one of its sizes; None for its first with a GPU and its last without.
-            seed: decides weights and data.
-            has_gpu: whether trials have one.
+            workload: Name of the workload.
+            size: One of its sizes; None for its first with a GPU and its last without.
+            seed: Seed for weights and data.
+            has_gpu: Whether trials have a GPU.
         """
         return WorkloadFacts.from_dict(self.ask("facts", workload=workload, size=size, seed=seed, has_gpu=has_gpu))
 
@@ -132,5 +132,5 @@ class Describer:
 
 @cache
 def installed_torch() -> Describer:
-    """What the installed torch knows by name, from a process that only a plan which needs it starts."""
+    """Returns what the installed torch knows by name, from a process that starts only if the plan needs it."""
     return Describer()

@@ -1,4 +1,4 @@
-"""How long a trial will probably take, for plans and budgets; never used as a result."""
+"""Estimates how long a trial will take, for plans and budgets; never used as a result."""
 
 from __future__ import annotations
 
@@ -14,31 +14,36 @@ from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 
 _OVERHEAD_S = 20.0
-"""Worker start, model, steady state and check, before any trial has shown what they take."""
+"""Seconds for worker start, model, steady state and check, before any trial has shown how long they take."""
 
 _PER_GRAPH_S = defaultdict(lambda: 60.0, {Scope.EAGER: 0.0})
-"""Cold compile of one graph of the captioning model, `base` on an H200 (docs/results.md); `tiny` on two CPU cores is near."""
+"""Seconds of a cold compile of one graph of the captioning model, `base` on an H200 (docs/results.md); `tiny` on two CPU cores is
+similar.
+"""
 
 _USUAL_REGIONAL_SHARE = 1 / 3
-"""Of a full graph's compile that scope=regional takes, where the model does not tell (`WorkloadFacts.regional_share`)."""
+"""Fraction of a full graph's compile time that scope=regional takes, if the model does not say (`WorkloadFacts.regional_share`).
+"""
 
 _AUTOTUNE_FACTOR = 4.0
-"""max-autotune against default: 53.2 s against 8.8 s for a regional compile (docs/log.md), less on the whole of a model."""
+"""max-autotune relative to default: 53.2 s to 8.8 s for a regional compile (docs/log.md), less for a whole model."""
 
 _ALL_SYMBOLIC_FACTOR = 2.0
-"""dynamic=true against one length: 160 s against 73 s for the whole of captioning's model (docs/results/h200-captioning)."""
+"""dynamic=true relative to one length: 160 s to 73 s for the whole captioning model (docs/results/h200-captioning)."""
 
 _OPTIMIZER_S = 40.0
-"""A compiled optimizer, one graph over all parameters: on an H200 64 s more than a fused one (docs/results/h200-captioning)."""
+"""Seconds of a compiled optimizer, one graph over all parameters: 64 s more than a fused one on an H200
+(docs/results/h200-captioning).
+"""
 
 _LEAST_COMPILE_S = 1.0
-"""Of anything, eager too: libraries load and choose kernels at a length's first steps."""
+"""Minimum compile time, also of eager: libraries load and choose kernels at a length's first steps."""
 
 _LEAST_PACE = 0.1
-"""What one trial may tell of a machine's pace at most: ten times as fast as guessed, or ten times as slow."""
+"""Limit on what one trial says about a machine's pace: at most ten times faster or slower than estimated."""
 
 _WARM_SHARE = 0.2
-"""Of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
+"""Fraction of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
 
 
 def expected_s(
@@ -50,15 +55,15 @@ def expected_s(
     regional_share: float | None = None,
     cold: bool = False,
 ) -> float:
-    """Expected seconds of a trial: the median of like trials in this folder if there are any, otherwise a prior.
+    """Estimates a trial's seconds: the median of similar trials in this folder if there are any, otherwise a prior.
 
     Args:
-        settings: what will be measured.
-        max_length: of the workload, in tokens.
-        done: records of the same sweep.
-        min_length: of the workload, in tokens.
-        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
-        cold: it will begin with empty caches, so that what like trials restored takes its time to compile.
+        settings: Settings to measure.
+        max_length: Maximum length in the workload, in tokens.
+        done: Records of the same sweep.
+        min_length: Minimum length in the workload, in tokens.
+        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
+        cold: Whether the trial starts with empty caches, so that what similar trials restored has to be compiled.
     """
     graphs = settings.num_graphs(max_length, min_length)
     like = [
@@ -78,11 +83,11 @@ def expected_s(
 
 
 _parsed = lru_cache(maxsize=4096)(CompileSettings.parse)
-"""Settings by their keys; a search asks for hundreds of settings what each of a sweep's records says."""
+"""Settings by key, cached: a search asks for hundreds of settings what each record of a sweep says."""
 
 
 def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int, regional_share: float | None) -> float:
-    """By how much compiling took longer here than guessed."""
+    """Returns how many times longer than estimated compiling took in this sweep."""
     compiled = [(_parsed(record.settings_key), record) for record in done if record.caches is Caches.COLD]
     return compile_pace(
         (record.compile_s, guessed_compile_s(setting, max_length, min_length, regional_share))
@@ -92,57 +97,57 @@ def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int, regiona
 
 
 def compile_pace(done: Iterable[tuple[float | None, float]]) -> float:
-    """Returns how many times as long as guessed compiling takes on this machine and model; 1 before anything was compiled.
+    """Returns how many times longer than estimated compiling takes on this machine and model; 1 before anything was compiled.
 
     Args:
-        done: of each trial that compiled, the seconds it took and those that were guessed.
+        done: Measured and estimated seconds of each trial that compiled.
     """
     ratios = [compile_s / guessed_s for compile_s, guessed_s in done if compile_s is not None and compile_s > 0]
     return min(max(statistics.median(ratios), _LEAST_PACE), 1 / _LEAST_PACE) if ratios else 1.0
 
 
 def _not_compiled_s(record: TrialRecord) -> float:
-    """Seconds of compiling that a warm trial was spared; 0 for a cold one."""
+    """Returns the compile seconds that a warm trial was spared; 0 for a cold one."""
     return max(0.0, (record.cold_equivalent_s or 0.0) - (record.compile_s or 0.0)) if record.caches is Caches.WARM else 0.0
 
 
 def guessed_compile_s(
     settings: CompileSettings, max_length: int, min_length: int = 1, regional_share: float | None = None
 ) -> float:
-    """Seconds that compiling takes, before any trial has shown it; good to a factor of two or three.
+    """Estimates compile seconds before any trial has shown them; accurate to a factor of two or three.
 
     Args:
-        settings: what will be compiled.
-        max_length: of the workload, in tokens.
-        min_length: of the workload, in tokens.
-        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
+        settings: Settings to compile.
+        max_length: Maximum length in the workload, in tokens.
+        min_length: Minimum length in the workload, in tokens.
+        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
     """
     of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if settings.tunes else 1.0)
     if settings.scope is Scope.REGIONAL:
         of_one *= _USUAL_REGIONAL_SHARE if regional_share is None else regional_share
     of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     of_optimizer = _OPTIMIZER_S if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
-    # Graphs of one code share kernels, and what the compiler knows by then: three buckets took 24.0 s where one length took
-    # 11.5 (docs/results.md).
+    # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5
+    # (docs/results.md).
     return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(max_length, min_length)) + of_optimizer
 
 
 def rest_s(done: Iterable[tuple[float | None, float]]) -> float:
-    """Seconds of a trial in which nothing compiles: the median of those that compiled to the end, or what is usual.
+    """Returns the seconds of a trial without compiling: the median of trials that compiled to the end, or a typical value.
 
     Args:
-        done: compile and wall seconds of trials.
+        done: Compile seconds and wall seconds of trials.
     """
     rests = [wall_s - compile_s for compile_s, wall_s in done if compile_s is not None and wall_s > compile_s]
     return statistics.median(rests) if rests else _OVERHEAD_S
 
 
 def expected_warm_start_s(settings: CompileSettings, done: Sequence[TrialRecord]) -> float:
-    """Expected seconds of a start from artifacts.
+    """Estimates the seconds of a start from artifacts.
 
     Args:
-        settings: what will be started.
-        done: records of the same sweep, this setting's among them.
+        settings: Settings to start.
+        done: Records of the same sweep, including this setting's.
     """
     compiling = [record.compile_s for record in done if record.settings_key == settings.key and record.compile_s is not None]
     return _OVERHEAD_S + _WARM_SHARE * max(compiling, default=guessed_compile_s(settings, 1))

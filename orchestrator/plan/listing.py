@@ -1,4 +1,4 @@
-"""What `--list` prints: workloads, recipes and settings by name, each with the line that says what it is."""
+"""What `--list` prints: workloads, recipes and settings by name, each with a one-line description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
 
 Line = tuple[str, str]
-"""A name and what it is."""
+"""A name and its description."""
 
 
 def show(console: Console, describer: Describer) -> None:
@@ -29,7 +29,7 @@ def show(console: Console, describer: Describer) -> None:
 
 
 def workloads(describer: Describer) -> Iterator[Line]:
-    """Built-in workloads and those of installed packages, with their sizes; one that does not load says why."""
+    """Yields built-in workloads and those of installed packages, with their sizes; one that does not load says why."""
     for name, says, *details in describer.ask("list"):
         if not details:
             yield name, says
@@ -40,12 +40,12 @@ def workloads(describer: Describer) -> Iterator[Line]:
 
 
 def recipes() -> Iterator[Line]:
-    """Recipes, in the order in which they are documented."""
+    """Yields recipes, in the order in which they are documented."""
     yield from ((name, _first_line(recipe)) for name, recipe in RECIPES.items())
 
 
 def settings() -> Iterator[Line]:
-    """Fields of `CompileSettings`, as the strings under them say; those that hold others by their spelling."""
+    """Yields fields of `CompileSettings` with the strings below them; fields that contain others by the way they are written."""
     written = {name: f"{name}.NAME" for name in ("workload", "ddp", *CONFIG_MODULES)}
     written |= {"options": "inductor.NAME", "parts": "parts.NAME.FIELD"}
     said = dict(_documented(CompileSettings))
@@ -53,7 +53,7 @@ def settings() -> Iterator[Line]:
 
 
 def _documented(kind: type) -> Iterator[Line]:
-    """Each field of a class with the string below it, in one line."""
+    """Yields each field of a class with the string below it, on one line."""
     (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
     for field, below in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

@@ -14,13 +14,13 @@ from orchestrator.plan.space import Candidate, Target, every_candidate
 Recipe = Callable[[Target], Iterator[Candidate]]
 
 AUTO_RECIPE = "auto"
-"""The recipe of a sweep that names none."""
+"""The recipe of a sweep that does not name one."""
 
 GROUP_WINDOW = 100
-"""Batches within which the recipes group captions of like length."""
+"""Number of batches within which recipes group captions of similar length."""
 
 AS_WRITTEN: Candidate = {"scope": "eager", "as_written": "on"}
-"""A script as it is, the baseline of every sweep of one."""
+"""A script without changes, the baseline of every sweep of one."""
 
 _EAGER_MAX: Candidate = {"scope": "eager", "padding": "max"}
 _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
@@ -47,7 +47,7 @@ _LENGTHS = ("dynamic", "num_buckets", "bucket_size")
 
 
 def _crossed(axes: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
-    """Each combination of one candidate of each axis."""
+    """Yields each combination of one candidate per axis."""
     for chosen in product(*axes):
         yield {name: value for one in chosen for name, value in one.items()}
 
@@ -57,16 +57,16 @@ def _replaces(rare: Candidate, name: str) -> bool:
 
 
 def _ways_to_compile(target: Target) -> list[Candidate]:
-    """Scopes, with CUDA graphs and without."""
+    """Returns scopes, with and without CUDA graphs."""
     scopes = ["full", *([] if target.has_blocks is False else ["regional"])]
-    scopes += ["modular"] if target.parts and not target.trains else []  # parts of a loop that writes text, say
+    scopes += ["modular"] if target.parts and not target.trains else []  # for example parts of a loop that writes text
     modes: list[Candidate] = [{}, *([{"mode": "reduce-overhead"}] if target.has_gpu else [])]
     ways = [{"scope": scope, **mode} for scope in scopes for mode in modes]
     return [*ways, *({**way, "compile_loss": "on"} for way in ways if target.is_script and way["scope"] == "full")]
 
 
 def _lengths(target: Target) -> list[Candidate]:
-    """Strategies for lengths that change."""
+    """Returns strategies for varying lengths."""
     if target.has_one_shape or target.is_script:
         return [{"dynamic": "auto"}]
     if target.unpadded_reason is not None:
@@ -77,7 +77,7 @@ def _lengths(target: Target) -> list[Candidate]:
 
 
 def _levers(target: Target) -> list[list[Candidate]]:
-    """Levers beside what is compiled that often gain, each as what to choose from; all of them are crossed."""
+    """Returns levers that often gain, besides what is compiled, each as a list of choices; all are crossed."""
     levers: list[Candidate] = []
     if target.trains:
         levers.append({"optimizer": "fused"})
@@ -95,7 +95,7 @@ def _levers(target: Target) -> list[list[Candidate]]:
 
 
 def _rare_levers(target: Target) -> list[Candidate]:
-    """Levers that seldom gain or take long, each crossed with all that often gain, but not with each other."""
+    """Returns levers that seldom gain or take long, each crossed with all that often gain, but not with each other."""
     untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"} if target.has_gpu else {}
     rare: list[Candidate] = [{"mode": "max-autotune-no-cudagraphs", **untuned}]
     if target.has_gpu:
@@ -104,13 +104,13 @@ def _rare_levers(target: Target) -> list[Candidate]:
         rare.append({"optimizer": "compiled"})
     if target.has_gpu and target.has_attention:
         rare.append({"sdpa_kernel": "flash"})
-    if target.has_blocks and (target.regional_share or 0.0) < 1:  # where hardly two blocks are alike, there is nothing to share
+    if target.has_blocks and (target.regional_share or 0.0) < 1:  # if hardly any two blocks are alike, there is nothing to share
         rare.append({"scope": "nested"})
     if target.has_lengths and not target.is_script:
         buckets: list[Candidate] = [{"num_buckets": 3}, {"num_buckets": 6}]
         rare += buckets if target.row_lengths else [{"dynamic": "buckets", "bucket_size": _part(target, 4)}]
         rare.append({"dynamic": "true"})
-        if target.has_gpu:  # its guard makes a second graph of marked lengths (docs/log.md)
+        if target.has_gpu:  # its guard creates a second graph for marked lengths (docs/log.md)
             rare.append({"dynamic": "mark", "inductor.triton.mix_order_reduction": "off"})
     if target.num_workers > 1 and target.trains:
         rare.append({"ddp.optimize_ddp": "no_optimization"})
@@ -160,9 +160,10 @@ def captioning(target: Target) -> Iterator[Candidate]:
     narrow = _part(target, 8)
     marked: Candidate = {"scope": "full", "dynamic": "mark", "optimizer": "compiled"}
     grouped: Candidate = {"group_window": GROUP_WINDOW, "attention": "unmasked", "optimizer": "fused"}
-    untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"}  # minutes of compiling for no speed here (docs/log.md)
-    one_graph: Candidate = {"inductor.triton.mix_order_reduction": "off"}  # its guard makes a second graph from 107 tokens on
-    unpadded: Candidate = {"shape_padding": "off"}  # with its guards dynamic=true makes four graphs before torch 2.13
+    # Takes minutes to compile without a gain in speed here (docs/log.md).
+    untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"}
+    one_graph: Candidate = {"inductor.triton.mix_order_reduction": "off"}  # its guard creates a second graph from 107 tokens on
+    unpadded: Candidate = {"shape_padding": "off"}  # with its guards, dynamic=true creates four graphs before torch 2.13
     yield _EAGER_MAX
     yield _EAGER_LONGEST
     yield {**_EAGER_LONGEST, "group_window": GROUP_WINDOW}
@@ -304,9 +305,9 @@ def vision(target: Target) -> Iterator[Candidate]:
 
 
 def _unsplit(target: Target, *candidates: Candidate) -> Iterator[Candidate]:
-    """The candidates again where workers train together, with graphs left whole where gradients are reduced.
+    """Yields the candidates again for workers that train together, with graphs that are not split where gradients are reduced.
 
-    Two H100 trained the captioning model 1.27 times as fast so as with split graphs (docs/results.md).
+    Two H100 GPUs trained the captioning model 1.27 times as fast this way as with split graphs (docs/results.md).
     """
     if target.num_workers > 1 and target.trains:
         for candidate in candidates:
@@ -314,7 +315,7 @@ def _unsplit(target: Target, *candidates: Candidate) -> Iterator[Candidate]:
 
 
 def _varied(target: Target, name: str, *values: Scalar) -> list[Candidate]:
-    """The workload's option with each of the values; none where the workload has no such option or the machine cannot run one."""
+    """Returns a candidate per value of the workload's option; empty if it has no such option or the machine cannot run one."""
     able = [value for value in values if target.has_gpu or (name, value) not in target.needs_gpu]
     return [{f"workload.{name}": value} for value in able] if name in target.options else []
 
@@ -325,7 +326,7 @@ def grid(target: Target) -> Iterator[Candidate]:
 
 
 def _part(target: Target, count: int) -> int:
-    """The bucket size that makes so many buckets of the longest sequence, in tokens; rounded down it would make one more."""
+    """Returns the size in tokens of `count` buckets of the longest sequence; rounded up, or there would be one more."""
     return -(-target.max_length // count)
 
 
@@ -343,13 +344,13 @@ RECIPES: dict[str, Recipe] = {
 
 
 def candidates(recipe: str, target: Target) -> Iterator[Candidate]:
-    """What the recipe would like to try, in order.
+    """Yields what the recipe would try, in order.
 
-    Where every batch has one shape, or is not padded, what is compiled without a word on lengths is `torch.compile` as it comes,
-    dynamic=None: dynamic=False would also make constants of Python numbers that change.
+    Where every batch has one shape, or is not padded, a candidate that compiles without a strategy for lengths uses
+    torch.compile's default, dynamic=None: dynamic=False would also make constants of Python numbers that change.
 
     Raises:
-        ConfigError: there is no such recipe.
+        ConfigError: There is no such recipe.
     """
     for candidate in find_recipe(recipe)(target):
         is_default = (
@@ -362,7 +363,7 @@ def find_recipe(name: str) -> Recipe:
     """The recipe called `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is no such recipe.
     """
     if name not in RECIPES:
         close = get_close_matches(name, RECIPES, n=1)

@@ -1,4 +1,4 @@
-"""What a sweep's configuration leaves open, filled in from the machine, the workload, the sweep's folder and an earlier run."""
+"""Fills in what a sweep's configuration leaves open, from the machine, the workload, the sweep's folder and an earlier run."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from orchestrator.storage import mirror
 from orchestrator.tracking import Destination
 
 GIVEN = "given"
-"""What a sweep of `--settings` calls its recipe."""
+"""Name of the recipe of a sweep with `--settings`."""
 
 
 def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool = False) -> Device:
-    """What trials train on.
+    """Returns what trials train on.
 
     Args:
-        config: of the sweep.
-        environment: of this machine.
-        only_plans: whether nothing will run, so that a GPU need not be here.
+        config: The sweep's configuration.
+        environment: This machine's environment.
+        only_plans: Whether nothing will run, so that a GPU need not be present.
 
     Raises:
-        ConfigError: a GPU is asked for, and there is none.
+        ConfigError: A GPU is requested, and there is none.
     """
     device = config.device or (Device.CUDA if environment.gpu else Device.CPU)
     if device is Device.CUDA and not environment.gpu and not only_plans and not os.environ.get("RAY_ADDRESS"):
@@ -60,10 +60,10 @@ def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool
 
 
 def folder_of(config: SweepConfig, run: Run) -> Path:
-    """The sweep's folder.
+    """Returns the sweep's folder.
 
     Raises:
-        ConfigError: nothing says which sweep is to be resumed, or whose home the folder is in.
+        ConfigError: Nothing says which sweep to resume, or whose home the folder is in.
     """
     if run.output is not None:
         return expanded("--output", run.output)
@@ -74,7 +74,7 @@ def folder_of(config: SweepConfig, run: Run) -> Path:
 
 
 def _name_of(storage: str | None) -> str:
-    """The folder's name, which is its storage's if it was made under results/."""
+    """Returns the folder's name, which is its storage's if it was created under results/."""
     if storage is None or storage in (AUTO, NONE):
         raise ConfigError("--resume needs to know which sweep; name its folder with --output, or its --storage")
     name = PurePosixPath(urlsplit(storage).path).name
@@ -90,17 +90,17 @@ def _recipe(config: SweepConfig, run: Run) -> str:
 
 
 def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, environment: Environment, output: Path) -> SweepConfig:
-    """The configuration with nothing left open but what the workload decides, as it means the same in any folder.
+    """Fills in everything except what the workload decides, so that the configuration means the same in any folder.
 
     Args:
-        config: as the command line says it.
-        run: what else it says.
-        before: of the sweep that is taken up again.
-        environment: of this host.
-        output: the sweep's folder.
+        config: The configuration from the command line.
+        run: The command line's other options.
+        before: Configuration of the sweep that is resumed, if any.
+        environment: This host's environment.
+        output: The sweep's folder.
 
     Raises:
-        ConfigError, SettingsError: something that does not work here, whatever the workload.
+        ConfigError, SettingsError: An option does not work here, whatever the workload.
     """
     device = device_of(config, environment, only_plans=run.dry_run)
     if run.settings and config.recipe is not None:
@@ -130,16 +130,16 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
 
 
 def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, target: Target) -> SweepConfig:
-    """What `resolve` returned, with the workload's size and the settings to try.
+    """Adds the workload's size and the settings to try to what `resolve` returned.
 
     Args:
-        config: what `resolve` returned.
-        run: what else the command line says.
-        before: of the sweep that is taken up again.
-        target: what settings must fit.
+        config: Result of `resolve`.
+        run: The command line's other options.
+        before: Configuration of the sweep that is resumed, if any.
+        target: What settings must fit.
 
     Raises:
-        ConfigError, SettingsError: no setting is left to try, or something does not fit the workload.
+        ConfigError, SettingsError: No setting is left to try, or something does not fit the workload.
     """
     recipe, chosen = _chosen(config, run, before, target)
     if target.is_script:
@@ -163,12 +163,12 @@ def _time_budget_s(config: SweepConfig, device: Device, other_recipe: str | None
     """Returns the seconds that the sweep may take.
 
     Args:
-        config: as the command line says it.
-        device: what trials train on.
-        other_recipe: the recipe, if it is not auto.
+        config: The configuration from the command line.
+        device: The device that trials train on.
+        other_recipe: The recipe, if it is not auto.
 
     Raises:
-        ConfigError: an effort, and what contradicts it.
+        ConfigError: An effort is given together with an option that contradicts it.
     """
     effort, search = config.effort, config.search
     ends = {
@@ -189,27 +189,27 @@ def _time_budget_s(config: SweepConfig, device: Device, other_recipe: str | None
 
 
 def _words_of(recipe: str | None, before: SweepConfig | None) -> str:
-    """Returns what a sweep tries, in words."""
+    """Describes what a sweep tries."""
     name = recipe or str(before and before.recipe)
     return "settings of its own" if name == GIVEN else name
 
 
 _LEAST_DEADLINE_S = 120.0
-"""Seconds that recipe auto lets a setting compile, however little time there is."""
+"""Minimum seconds that recipe auto lets a setting compile, however little time there is."""
 
 
 def _compile_deadline_s(config: SweepConfig, budget_s: float | None) -> float:
-    """Returns the compile deadline: of a search within a budget, unless another is asked for, half of it at most."""
+    """Returns the compile deadline: in a search with a budget, at most half of the budget, unless another is given."""
     if budget_s is None or config.compile_deadline_s != SweepConfig().compile_deadline_s:
         return config.compile_deadline_s
     return min(config.compile_deadline_s, max(_LEAST_DEADLINE_S, budget_s / 2))
 
 
 def _learned_from(folder: str) -> str:
-    """The folder of another sweep, absolute.
+    """Returns the absolute folder of another sweep.
 
     Raises:
-        ConfigError: it is an address.
+        ConfigError: The location is a URI.
     """
     if "://" in folder:
         raise ConfigError(f"--learn-from {redact_uri(folder)} is an address; name the folder of a sweep on this host")
@@ -224,14 +224,14 @@ def _search(asked: SearchConfig, *, is_auto: bool = False) -> SearchConfig:
     is_search = asked.searcher or asked.objectives or asked.constraints or asked.stop or asked.gpu_budget_s
     return replace(
         asked,
-        searcher=asked.searcher or (Searcher.GRID if is_search else None),  # which keeps their order
+        searcher=asked.searcher or (Searcher.GRID if is_search else None),  # which keeps the settings' order
         learn_from=tuple(map(_learned_from, asked.learn_from)),
         prune=bool(asked.searcher or asked.constraints) if asked.prune is None else asked.prune,
     )
 
 
 def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: Target) -> tuple[str, Choice]:
-    """The recipe's name and the settings to try."""
+    """Returns the recipe's name and the settings to try."""
     if run.settings:
         return GIVEN, given("--settings", run.settings, run.vary, target)
     if config.recipe is None:
@@ -248,18 +248,18 @@ def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: T
 
 
 def refuse_misspelled(option: str, spelled: Sequence[str], vary: Sequence[str]) -> None:
-    """Refuses settings that are wrong whatever the workload; `given` says of the others whether they can be tried.
+    """Refuses settings that are wrong for any workload; `given` checks whether the others can be tried.
 
     Args:
-        option: of the command line.
-        spelled: the settings that it spells.
-        vary: what `--vary` says.
+        option: Name of the command-line option.
+        spelled: The settings as given in the option.
+        vary: Value of `--vary`.
 
     Raises:
-        ConfigError: one of them has a field or a value that does not exist, or cannot work.
+        ConfigError: A setting has an unknown field or value, or cannot work.
     """
     for candidate in _candidates(option, spelled, vary):
-        if "num_buckets" not in candidate:  # which the workload's lengths make buckets of
+        if "num_buckets" not in candidate:  # buckets depend on the workload's lengths
             try:
                 CompileSettings.from_dict(candidate)
             except SettingsError as error:
@@ -267,10 +267,10 @@ def refuse_misspelled(option: str, spelled: Sequence[str], vary: Sequence[str]) 
 
 
 def given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Target) -> Choice:
-    """The settings that an option spells, crossed with the values of `--vary`.
+    """Returns the settings of an option, crossed with the values of `--vary`.
 
     Raises:
-        ConfigError: one of them cannot be tried here.
+        ConfigError: A setting cannot be tried here.
     """
     chosen = choose(_candidates(option, spelled, vary), target)
     if chosen.excluded:
@@ -285,7 +285,7 @@ def _candidates(option: str, spelled: Sequence[str], vary: Sequence[str]) -> Ite
 
 
 def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
-    """Values by field, from words like `group_window=1,100`."""
+    """Parses words such as `group_window=1,100` to values by field."""
     axes: dict[str, list[str]] = {}
     for word in vary:
         name, equals, values = word.partition("=")
@@ -298,7 +298,7 @@ def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _cache(asked: str | None, output: Path) -> str | None:
-    """Where artifacts are kept; None for nowhere."""
+    """Returns where artifacts are stored; None for nowhere."""
     if HIDDEN in str(asked):
         raise ConfigError(f"the password of {asked} was not written down; give --cache again")
     if asked == AUTO:
@@ -308,7 +308,7 @@ def _cache(asked: str | None, output: Path) -> str | None:
         return asked
     if not asked.strip():
         raise ConfigError(f"--cache {asked!r} is not a place; name a folder or a URI, or none")
-    from orchestrator.artifacts.object_store import normalized, refuse_no_folder  # which loads pyarrow
+    from orchestrator.artifacts.object_store import normalized, refuse_no_folder  # loads pyarrow
 
     location = normalized(asked)
     if "://" not in location:

@@ -1,4 +1,4 @@
-"""A sweep of a person's script: what the command line says of one, and where its plan differs from a workload's."""
+"""Plans a sweep of a person's script: its command-line options, and how its plan differs from a workload's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.plan.space import Choice
 
 
 def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """The command's own words, and what follows after `--`: a script's arguments; None where there is no `--`."""
+    """Splits the command's own words from a script's arguments, which follow `--`; None for the latter without `--`."""
     own = list(words)
     if "--" not in own:
         return own, None
@@ -38,20 +38,20 @@ def job_of(
     stored: Mapping[str, Any] | None = None,
     not_for_scripts: Mapping[str, object] | None = None,
 ) -> ScriptJob | None:
-    """What trials run in place of a workload; None for a sweep of a workload.
+    """Returns what trials run instead of a workload; None for a sweep of a workload.
 
     Args:
-        script: what `--script` names.
-        arguments: what follows after `--`.
-        in_place: whether the script runs in its own folder.
-        compile_loss: whether its loss functions are compiled, too.
-        seed: set before it begins.
-        stored: the job of the sweep that is taken up again.
-        not_for_scripts: options by their words, with what is said of them.
+        script: Value of `--script`.
+        arguments: The words after `--`.
+        in_place: Whether the script runs in its own folder.
+        compile_loss: Whether its loss functions are compiled, too.
+        seed: Seed that is set before it begins.
+        stored: Job of the sweep that is resumed, if any.
+        not_for_scripts: Values of options that do not apply to scripts, by option.
 
     Raises:
-        ConfigError: something is said that does not go with a script, or only with one.
-        ScriptError: there is no such file.
+        ConfigError: An option does not go with a script, or needs one.
+        ScriptError: There is no such file.
     """
     if script is None and stored is not None:
         before = ScriptJob.from_dict(stored)
@@ -73,13 +73,13 @@ def job_of(
 
 
 _REGIONAL_SHARE_OF_CONVOLUTIONS = 1.5
-"""`regional_share` of a script's model with convolutions: a ResNet-50's, whose stages all differ."""
+"""`regional_share` of a script's model with convolutions: that of a ResNet-50, whose stages all differ."""
 
 
 def script_facts(job: ScriptJob) -> WorkloadFacts:
-    """Returns what a plan knows of a script before it runs: what its text, and that of modules beside it, mentions.
+    """Returns what a plan can tell about a script before it runs, from the text of the script and of modules next to it.
 
-    It decides only which levers are tried first; a lever that does not fit the script costs a trial.
+    The facts only decide which levers are tried first; a lever that does not fit the script costs a trial.
     """
     text = _text_of(Path(job.path))
 
@@ -106,22 +106,22 @@ def _text_of(script: Path) -> str:
 
 
 def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:
-    """What was found in a script, as lines.
+    """Formats what was found in a script as lines.
 
     Args:
-        findings: of each trial, those that gave a figure first.
+        findings: Findings of each trial, those with figures first.
     """
     found = dict.fromkeys(line for lines in findings for line in lines)
     return [f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))]
 
 
 def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int = 1) -> dict[str, str]:
-    """What trains a script with a setting, by what it is: our command, and what the script's own libraries call the same.
+    """Returns commands that train a script with a setting, by description: ours, and equivalents in the script's libraries.
 
     Args:
-        job: the script.
-        settings_key: of the setting.
-        num_workers: as many as its trials had.
+        job: The script.
+        settings_key: Key of the setting.
+        num_workers: Number of workers that its trials had.
     """
     launcher = ["python"] if num_workers == 1 else ["torchrun", "--nproc-per-node", str(num_workers)]
     words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.path, *job.arguments]
@@ -132,11 +132,11 @@ def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int =
 
 
 def with_baseline(chosen: Choice, *, compile_loss: bool = False) -> Choice:
-    """The choice with the script as it is in the first place.
+    """Returns the choice with the unchanged script in first place.
 
     Args:
-        chosen: the settings to try.
-        compile_loss: whether those with scope=full also compile the loss functions.
+        chosen: The settings to try.
+        compile_loss: Whether settings with scope=full also compile the loss functions.
     """
     baseline = CompileSettings.from_dict(AS_WRITTEN)
     others = (setting for setting in chosen.settings if setting != baseline)

@@ -1,4 +1,4 @@
-"""The search space: every combination of the settings' values, less what cannot work and what this machine cannot run."""
+"""The search space: every combination of the settings' values, without those that cannot work or that this machine cannot run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Candidate = Mapping[str, Any]
 """Fields of `CompileSettings` as a person would write them, valid or not, and `num_buckets`, which becomes `buckets`."""
 
 GRID_OPTIMIZERS = (OptimizerKind.FOREACH, OptimizerKind.FUSED, OptimizerKind.COMPILED)
-"""What the grid tries; `foreach_map` is a prototype of torch's and compiles for long."""
+"""Optimizers that the grid tries; `foreach_map` is a torch prototype and takes long to compile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +34,20 @@ class Target(WorkloadFacts):
 
     has_gpu: bool
     num_workers: int = 1
-    """Workers of a trial, which train together."""
+    """Number of a trial's workers, which train together."""
     foreach_map_refusal: Callable[[], str | None] = lambda: None
-    """Says why optimizer=foreach_map would train otherwise than the workload's own optimizer; None if it would not."""
+    """Says why optimizer=foreach_map would train differently from the workload's own optimizer; None if it would not."""
     torch: InstalledTorch = field(default_factory=installed_torch)
     """Names that the installed torch knows."""
 
     @classmethod
     def of(cls, facts: WorkloadFacts, *, has_gpu: bool, num_workers: int = 1, **asked: Any) -> Target:
-        """What settings must fit to run this workload.
+        """Returns what settings must fit to run this workload.
 
         Args:
-            facts: about the workload.
-            has_gpu: whether trials have one.
-            num_workers: of a trial.
+            facts: Facts about the workload.
+            has_gpu: Whether trials have a GPU.
+            num_workers: Number of workers per trial.
             asked: `foreach_map_refusal` and `torch`, if they differ from the defaults.
         """
         known = {field.name: getattr(facts, field.name) for field in fields(WorkloadFacts)}
@@ -56,19 +56,19 @@ class Target(WorkloadFacts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Candidates sorted into what to try, in order and without repeats, and what not to."""
+    """Candidates split into those to try, in order and without duplicates, and those to leave out."""
 
     settings: tuple[CompileSettings, ...]
     excluded: tuple[Excluded, ...]
 
 
 def candidate_text(candidate: Candidate) -> str:
-    """The candidate as a person would write it."""
+    """Returns the candidate as a person would write it."""
     return ",".join(f"{name}={value}" for name, value in candidate.items())
 
 
 def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
-    """Sorts candidates: eager baselines first, then as given; two spellings of one setting are tried once."""
+    """Splits candidates: eager baselines first, then in the given order; two spellings of one setting are tried once."""
     settings: dict[str, CompileSettings] = {}
     excluded: dict[str, Excluded] = {}
     for candidate in candidates:
@@ -109,7 +109,7 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
 
 
 def unsupported(settings: CompileSettings, target: Target) -> str | None:
-    """Why this machine cannot run valid settings; None if it can."""
+    """Says why this machine cannot run valid settings; None if it can."""
     if settings.claims_cudagraphs and not target.has_gpu:
         return "CUDA graphs need a GPU, and none is visible"
     if not target.has_gpu and (reason := gpu_requirement(target.needs_gpu, dict(settings.workload or ()))):
@@ -124,14 +124,14 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
 
 
 def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterable[str]) -> None:
-    """Refuses settings that are not of one job: the fastest of them would be the one with the least to do.
+    """Refuses settings that do different jobs, because the fastest would be the one with the least work.
 
     Args:
-        settings: of one sweep, and of those that it learns from.
-        job_options: what of a workload's options they must agree on.
+        settings: Settings of one sweep, and of those that it learns from.
+        job_options: Returns the workload's options that must be equal.
 
     Raises:
-        SettingsError: they differ in what a sample is.
+        SettingsError: The settings differ in what a sample is.
     """
     every = [dict(setting.workload or ()) for setting in settings]
     for name in sorted(job_options):
@@ -144,15 +144,15 @@ def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterab
 
 
 def padded_length(setting: CompileSettings, target: Target) -> float:
-    """Returns the mean length that batches are padded to, in tokens; that of the longest where lengths are not known.
+    """Returns the mean length that batches are padded to, in tokens; the longest if lengths are not known.
 
     Args:
-        setting: decides padding and batches.
-        target: knows the workload's lengths.
+        setting: Decides padding and batches.
+        target: Knows the workload's lengths.
     """
     if target.has_one_shape or target.is_script:
         return 1.0
-    policy = setting.shape_policy(target.max_length, target.min_length)  # without padding, that of pad_multiple=1
+    policy = setting.shape_policy(target.max_length, target.min_length)  # without padding, use that of pad_multiple=1
     longest = _longest_rows(target.row_lengths, target.batch_size, setting.group_window or 1) or target.batch_lengths
     return sum(policy.padded(length) for length in longest) / len(longest) if longest else policy.padded(target.max_length)
 
@@ -169,7 +169,7 @@ def _best_buckets(row_lengths: tuple[int, ...], batch_size: int, window: int, co
 
 
 def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
-    """The candidate with the best so many buckets for the workload's lengths in the place of their number."""
+    """Replaces the candidate's number of buckets by the best buckets of that number for the workload's lengths."""
     if "num_buckets" not in candidate:
         return candidate
     values = {name: value for name, value in candidate.items() if name != "num_buckets"}
@@ -185,11 +185,11 @@ def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
 
 
 def varied(candidates: Iterable[Candidate], axes: Mapping[str, Sequence[Any]]) -> Iterator[Candidate]:
-    """Each candidate with every combination of the axes' values in the place of its own.
+    """Yields each candidate with every combination of the axes' values in place of its own.
 
     Args:
-        candidates: fields of settings.
-        axes: field → values to try.
+        candidates: Fields of settings.
+        axes: Values to try, by field.
     """
     for candidate in candidates:
         for values in product(*axes.values()):
@@ -202,8 +202,8 @@ def every_candidate(bucket_sizes: Iterable[int], pad_multiples: Iterable[int]) -
     The other fields keep torch's and the workload's own choice; `varied` adds any of them as an axis.
 
     Args:
-        bucket_sizes: tokens, tried with dynamic=buckets.
-        pad_multiples: tokens, tried with padding=longest.
+        bucket_sizes: Sizes in tokens, tried with dynamic=buckets.
+        pad_multiples: Multiples in tokens, tried with padding=longest.
     """
     bucket_sizes, pad_multiples = tuple(bucket_sizes), tuple(pad_multiples)
     for optimizer in GRID_OPTIMIZERS:

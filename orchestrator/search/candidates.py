@@ -1,4 +1,4 @@
-"""What a search may propose: a finite, ordered set of settings, and how alike two of them are told by their fields."""
+"""What a search may propose: a finite, ordered set of settings, whose similarity is judged by their fields."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from compile_sweep.schema.setting_text import flatten, format_value
 from compile_sweep.schema.settings import CompileSettings
 
 Codes = npt.NDArray[np.int32]
-"""One row a setting, one column a field; equal numbers in a column are equal values."""
+"""One row per setting, one column per field; equal numbers in a column are equal values."""
 
 ABSENT = ""
-"""The value of a field that does not apply, or that is left to torch or the workload."""
+"""Value of a field that does not apply, or that is left to torch or the workload."""
 
 _ORDER = ("scope", "dynamic", "mode", "padding", "group_window", "optimizer", "attention")
-"""Fields by which settings are told apart first; the others follow by name."""
+"""Fields that distinguish settings first; the others follow by name."""
 
 
 class Candidates:
-    """Settings to choose from, without repeats, and their fields as numbers.
+    """Settings to choose from, without duplicates, and their fields as numbers.
 
     Args:
-        settings: in the order in which a grid would try them.
+        settings: Settings in the order in which a grid would try them.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: There are no settings.
     """
 
     def __init__(self, settings: Sequence[CompileSettings]) -> None:
@@ -41,9 +41,9 @@ class Candidates:
         rows = [_values(setting) for setting in self.settings]
         names = sorted({name for row in rows for name in row}, key=lambda name: (_place(name), name))
         self.names = tuple(name for name in names if len({row.get(name, ABSENT) for row in rows}) > 1)
-        """Fields in which any two of them differ, dotted where one is inside another."""
+        """Fields in which any two settings differ, dotted for nested ones."""
         self.values = tuple(tuple(dict.fromkeys(row.get(name, ABSENT) for row in rows)) for name in self.names)
-        """The values of each such field, as a key spells them, in the order they come."""
+        """Values of each such field, spelled as in a key, in order of appearance."""
         self._code_of = [{value: code for code, value in enumerate(values)} for values in self.values]
         self.codes: Codes = np.array([self._encoded(row) for row in rows], dtype=np.int32).reshape(len(rows), len(self.names))
 
@@ -51,11 +51,11 @@ class Candidates:
         return len(self.settings)
 
     def index(self, key: str) -> int | None:
-        """The place of the setting with this key; None if it is not a candidate."""
+        """Returns the index of the setting with this key; None if it is not a candidate."""
         return self._index.get(key)
 
     def encode(self, setting: CompileSettings) -> Codes:
-        """The codes of any setting; a value that no candidate has is -1, which is like no other."""
+        """Returns the codes of any setting; a value that no candidate has is -1, which resembles no other."""
         return np.array(self._encoded(_values(setting)), dtype=np.int32)
 
     def _encoded(self, row: dict[str, str]) -> list[int]:
@@ -63,10 +63,10 @@ class Candidates:
 
 
 class Untried:
-    """Which candidates have been neither proposed nor told of.
+    """Tracks which candidates were neither proposed nor recorded.
 
     Args:
-        candidates: all of them.
+        candidates: All candidates.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -81,19 +81,19 @@ class Untried:
         return bool(self._is_left[index])
 
     def take(self, index: int) -> CompileSettings:
-        """The candidate at this place, which is left no longer."""
+        """Returns the candidate at this index and removes it from the untried ones."""
         if self._is_left[index]:
             self._is_left[index] = False
             self._num_left -= 1
         return self._candidates.settings[index]
 
     def strike(self, key: str) -> None:
-        """Takes the candidate with this key, if there is one."""
+        """Removes the candidate with this key, if there is one."""
         if (index := self._candidates.index(key)) is not None:
             self.take(index)
 
     def indices(self) -> npt.NDArray[np.intp]:
-        """The places of those that are left."""
+        """Returns the indices of the untried candidates."""
         return np.flatnonzero(self._is_left)
 
 

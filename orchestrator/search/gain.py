@@ -1,6 +1,6 @@
-"""The project's own proposer: the setting that is expected to add most hypervolume for each second it will take.
+"""The project's own proposer: the setting with the largest expected hypervolume gain per second of its trial.
 
-What a search begins with, before results can guide it.
+Also chooses the settings that a search begins with, before results can guide it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ GOOD_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 
 DESIGNED = 6
-"""Settings to begin with; with 4 to 8 of them searches of recorded tables end as soon (docs/search.md)."""
+"""Number of settings to begin with; from 4 to 8, searches of recorded tables end equally soon (docs/search.md)."""
 
 
 def good_elsewhere(workload: str, good: Mapping[str, Sequence[str]] = GOOD_ELSEWHERE) -> list[CompileSettings]:
-    """Settings that are known to be good for other workloads.
+    """Lists settings that are known to be good for other workloads.
 
     Args:
-        workload: and its size, as in the mapping: what was found on itself is not news from elsewhere.
-        good: where they are known from.
+        workload: Workload and size, as in the mapping; its own settings are left out.
+        good: Known good settings, by workload and size.
     """
     return [CompileSettings.parse(key) for origin, keys in good.items() if origin != workload for key in keys]
 
@@ -49,16 +49,16 @@ def designed(
     *,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Places of the settings to begin with: eager ones of each padding, known good ones, and ones that show most.
+    """Yields indices of the settings to begin with: eager ones of each padding, known good ones, and the most informative ones.
 
-    A setting shows the values of its fields. Up to `DESIGNED` in all, the one with most values that were not met yet, for each
-    second it would take, comes next; chance decides between equals.
+    A setting is informative through the values of its fields. Until there are `DESIGNED` in all, the next one is that with the
+    most values not seen yet per second of its trial; ties are broken at random.
 
     Args:
-        candidates: all of them.
-        guessed_s: seconds each would probably take.
-        known_good: settings from elsewhere; eager ones, and those that are not candidates, are left out.
-        seed: of the choice between equals.
+        candidates: All candidates.
+        guessed_s: Estimated seconds of each.
+        known_good: Settings from elsewhere; eager ones, and those that are not candidates, are left out.
+        seed: Seed for breaking ties.
     """
     chance = random.Random(seed)
     settings = candidates.settings
@@ -67,12 +67,12 @@ def designed(
     for index in by_cost:
         if settings[index].scope is Scope.EAGER:
             eager.setdefault(settings[index].padding, index)
-    # An eager one is on a front because it compiles nothing, which is not news.
+    # An eager setting is on a front because it compiles nothing, which is not news.
     compiling = (setting for setting in known_good if setting.scope is not Scope.EAGER)
     known = [place for setting in compiling if (place := candidates.index(setting.key)) is not None]
     begun = list(dict.fromkeys([*eager.values(), *known]))
     yield from begun
-    # Columns are fields, so a column's number tells apart values of the same code.
+    # Columns are fields, so the column's number distinguishes equal codes of different fields.
     fields = np.arange(candidates.codes.shape[1])
     is_met = np.zeros((len(fields), 1 + int(candidates.codes.max(initial=0))), dtype=bool)
     is_met[fields, candidates.codes[begun]] = True
@@ -86,26 +86,26 @@ def designed(
 
 
 def _unusual(setting: CompileSettings) -> int:
-    """How many fields say something else than a setting of this scope and dynamic strategy says of itself."""
+    """Counts the fields that differ from the defaults for the setting's scope and dynamic strategy."""
     usual = CompileSettings(scope=setting.scope, dynamic=setting.dynamic, padding=setting.padding).fields_that_apply()
     own = setting.fields_that_apply()
     return sum(own.get(name) != usual.get(name) for name in own.keys() | usual.keys())
 
 
 _MOST_ASKED = 300
-"""Candidates that are compared at a time, drawn anew for each proposal where there are more. Bounds its time."""
+"""Maximum number of candidates that are compared at a time, sampled anew for each proposal if there are more. Bounds its time."""
 
 
 class GainPerSecond:
-    """Begins with a designed set, then goes by expected hypervolume gain over expected seconds.
+    """Begins with a designed set, then maximizes expected hypervolume gain per expected second.
 
     Args:
-        candidates: what may be proposed.
-        aims: the objectives and constraints.
-        max_length: of the workload, in tokens, by which the number of graphs is told.
-        min_length: of the workload, in tokens.
-        seed: decides between equals.
-        known_good: settings from elsewhere to begin with.
+        candidates: What may be proposed.
+        aims: The objectives and constraints.
+        max_length: Maximum length in the workload, in tokens, which determines the number of graphs.
+        min_length: Minimum length in the workload, in tokens.
+        seed: Seed for breaking ties.
+        known_good: Settings from elsewhere to begin with.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GainPerSecond:
         self._design = deque(designed(candidates, self._outlook.guessed_s, known_good, seed=seed))
 
     def propose(self) -> CompileSettings | None:
-        """The next of the designed set, then the best bargain."""
+        """Returns the next setting of the designed set, then the one with the largest expected gain per second."""
         while self._design:
             if (index := self._design.popleft()) in self._untried:
                 return self._begun(index)
@@ -143,7 +143,7 @@ class GainPerSecond:
         self._outlook.tell(record)
 
     def left(self) -> Left:
-        """What is expected to be left to gain by what was not tried."""
+        """Returns what untried settings are expected to still add."""
         asked = self._untried.indices()
         return self._outlook.left(asked[:_MOST_ASKED])
 

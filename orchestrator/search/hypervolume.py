@@ -1,9 +1,9 @@
-"""How much more of the space of losses a front can be expected to dominate with one setting more.
+"""Computes how much more of the space of losses a front is expected to dominate with one more setting.
 
 The box below the reference point is cut into cells along the front's own coordinates, so that a cell is dominated as a whole or
-not at all. The gain of a point is then a sum over cells of a product of lengths, one an objective, and as objectives
-are taken to be independent, its expectation is the same sum with expected lengths (the grid form of expected hypervolume
-improvement: Emmerich, Deutz and Klinkenberg, "Hypervolume-based expected improvement", CEC 2011).
+not at all. The gain of a point is then a sum over cells of a product of lengths, one per objective. Since objectives are assumed
+to be independent, its expectation is the same sum with expected lengths (the grid form of expected hypervolume improvement:
+Emmerich, Deutz and Klinkenberg, "Hypervolume-based expected improvement", CEC 2011).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from compile_sweep.schema.pareto import Losses, hypervolume
 Floats = npt.NDArray[np.float64]
 
 _MAX_CELLS = 60_000
-"""Of a front so large that it makes more, evenly spaced points stand for the rest; 38 with three objectives."""
+"""Maximum number of cells; evenly spaced points represent a front that is too large. Allows 38 points with three objectives."""
 
 
 class Cells:
     """The box below a reference point, cut along a front.
 
     Args:
-        front: points of which none dominates another, less being better; those not better than the reference are ignored.
-        reference: the point from which volumes are measured.
+        front: Points that do not dominate each other, lower is better; those not better than the reference are ignored.
+        reference: The point that volumes are measured from.
     """
 
     def __init__(self, front: Sequence[Losses], reference: Losses) -> None:
@@ -39,7 +39,7 @@ class Cells:
             points = by_first[np.linspace(0, len(points) - 1, most).round().astype(int)]
         self._points = points
         self.edges = [np.append(np.sort(points[:, axis]), top) for axis, top in enumerate(self._reference)]
-        """Along each objective, ascending: where cells meet; the lowest cell has no lower end."""
+        """Where cells meet along each objective, ascending; the lowest cell has no lower end."""
         self.is_dominated = np.zeros([len(points) + 1] * len(reference), dtype=bool)
         for point in points:
             # The cell at i lies between edges i-1 and i, so those above an edge begin one further.
@@ -47,18 +47,18 @@ class Cells:
             self.is_dominated[tuple(slice(start, None) for start in lowest)] = True
 
     def volume(self) -> float:
-        """The volume that the front dominates; of a large front, the points that stand for it."""
+        """The volume that the front dominates; for a large front, that of its representative points."""
         return hypervolume([tuple(point) for point in self._points.tolist()], tuple(self._reference.tolist()))
 
     def expected_gains(self, draws: Sequence[Floats], weights: Floats) -> Floats:
-        """What each of several settings would add to the volume.
+        """Returns what each of several settings would add to the volume.
 
         Args:
-            draws: for each objective possible losses, one row a setting, one column a draw.
-            weights: how likely each column is.
+            draws: For each objective, possible losses of shape (setting, draw).
+            weights: Probability of each draw.
 
         Returns:
-            One number a setting.
+            Expected gain of each setting.
         """
         gains: Floats = (~self.is_dominated).astype(np.float64)[None]
         for edges, drawn in zip(self.edges, draws, strict=True):

@@ -1,4 +1,4 @@
-"""What earlier sweeps' records may teach a new one."""
+"""Selects what earlier sweeps' records may teach a new sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compile_sweep.schema.settings import CompileSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What must be equal for one sweep's figures to be another's."""
+    """What must be equal for one sweep's figures to be valid for another."""
 
     workload: str
     size: str
@@ -28,15 +28,15 @@ class Origin:
 
     @classmethod
     def of(cls, record: TrialRecord) -> Origin:
-        """Where a record's figures are from."""
+        """Returns the origin of a record's figures."""
         return cls(**{field.name: getattr(record, field.name) for field in fields(cls)})
 
     @classmethod
     def of_all(cls, found: Iterable[TrialRecord]) -> Origin:
-        """Where several records' figures are from, if they have one origin; of attempts that died, the environment is not known.
+        """Returns the common origin of several records' figures; trials that died do not reveal the environment.
 
         Raises:
-            ValueError: no records.
+            ValueError: There are no records.
         """
         origins = [cls.of(record) for record in found]
         if not origins:
@@ -44,7 +44,7 @@ class Origin:
         return next((origin for origin in origins if origin.environment_key is not None), origins[0])
 
     def difference(self, other: Origin) -> str | None:
-        """In what another origin is known to differ, in words; None if in nothing."""
+        """Says in what another origin is known to differ; None if in nothing."""
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine != theirs and theirs is not None:
@@ -54,26 +54,26 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What there is to begin a search with."""
+    """What a search begins with."""
 
     records: tuple[Record, ...] = ()
-    """Of the same workload in the same environment: to tell the proposer before it proposes."""
+    """Records of the same workload in the same environment, which the proposer sees before it proposes."""
     known_good: tuple[CompileSettings, ...] = ()
-    """Fronts of other workloads or environments: to try first, because their figures do not count here."""
+    """Fronts of other workloads or environments, to try first; their figures do not count here."""
 
 
 def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bool = False) -> Learned:
     """Reads earlier sweeps.
 
     Args:
-        folders: theirs.
-        origin: the new sweep's.
-        aims: by which the best of the others are told.
-        force: take what is of another origin as settings to begin with, instead of refusing it.
+        folders: Folders of the earlier sweeps.
+        origin: Origin of the new sweep.
+        aims: Decides which settings of the other sweeps are best.
+        force: Begins with the best settings of another origin, instead of refusing it.
 
     Raises:
-        ConfigError: a folder has no records, none that says where it is from, or records of another origin without `force`.
-        RecordsError: a folder's records cannot be read.
+        ConfigError: A folder has no records, does not say where they are from, or has another origin without `force`.
+        RecordsError: A folder's records cannot be read.
     """
     told: list[Record] = []
     known_good: dict[str, CompileSettings] = {}
@@ -98,7 +98,7 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
 
 
 def best_settings(rows: Sequence[Record], aims: Aims) -> list[CompileSettings]:
-    """Settings on the front of some records, the best in the first objective first."""
+    """Returns the settings on the front of some records, the best in the first objective first."""
     usable: list[tuple[Losses, str]] = []
     for row in rows:
         losses = aims.losses(row)

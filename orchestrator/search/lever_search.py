@@ -1,9 +1,9 @@
-"""The searcher of recipe `auto`: what won elsewhere first, then the best setting so far with one more lever pulled.
+"""The searcher of recipe `auto`: first what won elsewhere, then the best setting so far with one more lever pulled.
 
-A setting's speed is modeled as the baseline's times what each of its levers gains, in logarithms: each lever's gain is expected
-to be what it was elsewhere (`prior.py`), with the spread it had from one workload to another, and combinations may differ a
-little from the product. Measurements of this sweep correct the gains of the levers they pulled. What is tried next is the setting
-with the largest expected improvement over the best so far for each second that its trial will take.
+The model of a setting's speed is the baseline's speed times the gain of each of its levers, in logarithms. Each lever's gain is
+expected to be what it was elsewhere (`prior.py`), with its spread between workloads, and combinations may differ a little from
+the product. Measurements of this sweep correct the gains of the levers that were pulled. The next setting is the one with the
+largest expected improvement over the best so far per second of its trial.
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 _LEVEL = 10.0
-"""Standard deviation of the logarithm of the baseline's speed: nothing is known of it."""
+"""Standard deviation of the logarithm of the baseline's speed, about which nothing is known."""
 
 _INTERPLAY = 0.12
-"""Standard deviation of the part of a setting's log speed that its levers do not explain one by one."""
+"""Standard deviation of the part of a setting's log speed that its levers do not explain individually."""
 
 _ALIKE = 0.6
-"""Likeness, in that part, of settings that differ in one lever; in two it is the square, and so on. As in `surrogate.py`."""
+"""Correlation, in that part, between settings that differ in one lever; with two levers, its square, and so on, as in
+`surrogate.py`.
+"""
 
 _PER_TOKEN = 0.4
-"""By how much log speed grows with the logarithm of tokens saved: less than 1, because a part of a step has no length."""
+"""Growth of log speed with the logarithm of tokens saved: less than 1, because part of a step does not depend on length."""
 
 _PER_TOKEN_SPREAD = 0.25
-"""How far that may be off: 0.47 and 0.26 for padding to the longest row, without and with rows grouped by length, of the
-captioning model in eager mode (docs/results/h200-side-by-side)."""
+"""Spread of that growth: it was 0.47 and 0.26 for padding to the longest row, without and with rows grouped by length, of the
+captioning model in eager mode (docs/results/h200-side-by-side).
+"""
 
 _OF_LENGTHS = (*LENGTHS, "group_window")
 """Levers that decide how many tokens a batch is padded to."""
@@ -49,34 +52,34 @@ _NOISE = 0.01
 """Standard deviation of a measured log speed."""
 
 LEAST_GAIN = 0.003
-"""Expected improvement below which nothing promises enough to be tried: less than repeated measurements differ by."""
+"""Expected improvement below which no setting is worth trying: less than repeated measurements differ by."""
 
 _STRAY_FAILURES = 0.1
-"""Share of settings that fail though each of their levers works."""
+"""Fraction of settings that fail although each of their levers works."""
 
 _MOST_PLANNED = 8
-"""Settings that are planned ahead: what comes later hangs on what they come to."""
+"""Maximum number of settings that are planned ahead: later ones depend on the results of these."""
 
 _DRAWS = 256
-"""Draws of what settings may turn out to be, for a forecast."""
+"""Number of draws of possible results for a forecast."""
 
 
 class Step(NamedTuple):
-    """A setting that is tried next, and why."""
+    """The next setting to try, and why."""
 
     setting: CompileSettings
     reason: str
     seconds: float
-    """That its trial will probably take."""
+    """Estimated seconds of its trial."""
 
 
 class LeverModel:
-    """What settings are expected to be worth, by the levers they pull.
+    """Models what settings are worth by the levers they pull.
 
     Args:
-        candidates: the settings.
-        prior: what levers gained elsewhere.
-        tokens: that batches are padded to under a setting, in the mean.
+        candidates: The settings.
+        prior: What levers gained elsewhere.
+        tokens: Mean number of tokens that batches are padded to under a setting.
     """
 
     def __init__(self, candidates: Candidates, prior: Prior, tokens: Callable[[CompileSettings], float]) -> None:
@@ -85,7 +88,7 @@ class LeverModel:
         self.levers: tuple[Mapping[str, str], ...] = tuple(
             {name: value for name, value in levers.items() if (name, value) not in usual} for levers in every
         )
-        """Of each candidate; those that all compiled candidates pull are left out."""
+        """Levers of each candidate, without those that all compiled candidates pull."""
         self.known = sorted({Lever(*item) for levers in self.levers for item in levers.items()})
         self._place = {lever: place for place, lever in enumerate(self.known)}
         self._expected = {
@@ -99,18 +102,18 @@ class LeverModel:
         gains = [self._prior_gain(levers) for levers in self.levers]
         self._means: Floats = np.array(gains) + _PER_TOKEN * self._saved
         self.is_promising = np.array([self._wins(levers) for levers in self.levers])
-        """Of each candidate, whether all of its levers are expected to gain; scope and lengths do not count."""
+        """For each candidate, whether all of its levers are expected to gain; scope and lengths do not count."""
         self._spreads: Floats = np.array([self._expected[lever, True].spread for lever in self.known])
 
     def expected(self, lever: Lever, levers: Mapping[str, str]) -> Expectation:
-        """Returns what a lever was worth elsewhere, among others that are pulled."""
+        """Returns what a lever was worth elsewhere, among other levers that are pulled."""
         return self._expected[lever, "scope" in levers and lever.name != "scope"]
 
     def covariance(self, one: Indices, other: Indices) -> Floats:
-        """Returns the prior covariance of log speeds, one row a setting of `one`, one column a setting of `other`."""
+        """Returns the prior covariance of log speeds, of shape (setting of `one`, setting of `other`)."""
         mine, theirs = self._pulls[one] * self._spreads, self._pulls[other] * self._spreads
         differing = (self._pulls[one][:, None, :] ^ self._pulls[other][None, :, :]).sum(axis=2)
-        # Another value of one lever is one difference, though it is two levers that are pulled or not.
+        # Another value of the same lever is one difference, although as levers they are two.
         likeness = _ALIKE ** np.ceil(differing / 2)
         of_tokens = _PER_TOKEN_SPREAD**2 * np.outer(self._saved[one], self._saved[other])
         return np.asarray(_LEVEL**2 + of_tokens + mine @ theirs.T + _INTERPLAY**2 * likeness, dtype=np.float64)
@@ -119,9 +122,9 @@ class LeverModel:
         """Returns the mean of each asked setting's log speed, and the covariance of them all.
 
         Args:
-            known: settings that were measured.
-            speeds: logarithms of theirs.
-            asked: settings to predict.
+            known: Settings that were measured.
+            speeds: Logarithms of their speeds.
+            asked: Settings to predict.
         """
         cross = self.covariance(known, asked)
         inner = self.covariance(known, known) + _NOISE**2 * np.eye(len(known))
@@ -138,20 +141,20 @@ class LeverModel:
         return np.asarray(np.sqrt(variances), dtype=np.float64)
 
     def works(self, results: Sequence[tuple[int, bool]]) -> Floats:
-        """Returns the chance that each candidate works, which is that of its most doubtful lever.
+        """Returns the probability that each candidate works, which is that of its most doubtful lever.
 
         Args:
-            results: candidates that were tried, and whether they came to something.
+            results: Candidates that were tried, and whether they were usable.
         """
         worked = np.zeros(len(self.known))
         for place, is_usable in results:
             worked += self._pulls[place] * is_usable
         failed = np.zeros(len(self.known))
         for place, is_usable in results:
-            if not is_usable:  # levers that worked elsewhere in this sweep are not to blame
+            if not is_usable:  # levers that worked elsewhere in this sweep are not at fault
                 failed += self._pulls[place] & (worked == 0)
         before = np.array([self._expected[lever, True].works for lever in self.known])
-        # By Bayes' rule: of a lever that cannot work all settings fail, of the others few do, and one success settles it.
+        # By Bayes' rule: with a lever that cannot work, all settings fail; with others, few do, and one success settles it.
         sound = before * np.where(worked > 0, 1.0, _STRAY_FAILURES**failed)
         chances = np.where(worked > 0, 1 - _STRAY_FAILURES, sound / (sound + 1 - before))
         return np.asarray(np.where(self._pulls, chances, 1.0).min(axis=1, initial=1.0), dtype=np.float64)
@@ -165,17 +168,17 @@ class LeverModel:
 
 
 class LeverSearch:
-    """Proposes the baseline, what is expected to gain most a second by the prior, then one lever more than the best so far.
+    """Proposes the baseline, then what the prior expects to gain most per second, then the best so far with one more lever.
 
     Args:
-        candidates: what may be proposed.
-        aims: the first objective decides; all constraints have to be kept.
-        max_length: of the workload, in tokens, by which the number of graphs is told.
-        min_length: of the workload, in tokens.
-        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
-        prior: what levers gained elsewhere.
-        tokens: that batches are padded to under a setting, in the mean; None where every batch has one shape.
-        fits: whether a trial of a setting would end within the budget.
+        candidates: What may be proposed.
+        aims: The first objective decides; all constraints must be met.
+        max_length: Maximum length in the workload, in tokens, which determines the number of graphs.
+        min_length: Minimum length in the workload, in tokens.
+        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
+        prior: What levers gained elsewhere.
+        tokens: Mean number of tokens that batches are padded to under a setting; None if every batch has one shape.
+        fits: Tells whether a trial of a setting would end within the budget.
     """
 
     def __init__(
@@ -206,7 +209,7 @@ class LeverSearch:
         return None if step is None else step.setting
 
     def next_step(self) -> Step | None:
-        """Returns what is tried next, which counts as tried from then on; None if nothing fits or promises enough."""
+        """Returns the next setting to try, and marks it as tried; None if none fits or is worth trying."""
         fitting = self._fitting()
         if not len(fitting):
             return None
@@ -226,7 +229,7 @@ class LeverSearch:
         place = self._candidates.index(key)
         if place is None:
             return
-        told = {**record, **(record.get("bounds") or {})}  # of an attempt that was stopped once it was timed
+        told = {**record, **(record.get("bounds") or {})}  # bounds are figures of an attempt that was stopped after it was timed
         loss = self._aims.objectives[0].loss(told)
         is_usable = self._aims.is_usable(record)
         self._tried[place] = is_usable or record["status"] == Status.STOPPED
@@ -235,9 +238,9 @@ class LeverSearch:
         self._took[place] = (figure(record, "compile_s"), max(figure(record, "wall_s") or 0.0, 1e-3))
 
     def plan(self, seconds: float) -> list[Step]:
-        """Returns the first settings that would be tried in so many seconds if each came to what is expected of it.
+        """Returns the first settings that would be tried in so many seconds if each met its expectation.
 
-        It takes them: what plans does not search any more.
+        This marks them as tried, so do not search with the same object afterwards.
         """
         steps: list[Step] = []
         while (step := self.next_step()) is not None and (seconds := seconds - step.seconds) >= 0 and len(steps) < _MOST_PLANNED:
@@ -250,13 +253,13 @@ class LeverSearch:
         return steps
 
     def best(self) -> int | None:
-        """Returns the place of the best setting so far; None before there is one."""
+        """Returns the index of the best setting so far; None if there is none."""
         return max(self._speeds, key=lambda place: self._speeds[place], default=None)
 
     def forecast(self, seconds: float) -> float:
-        """Returns by which share the best setting is expected to improve in so many seconds more; infinite before there is one.
+        """Returns by what fraction the best setting is expected to improve in `seconds` more; infinite if there is none.
 
-        Draws what the settings that would be tried by then may turn out to be, all at once: gains that hang on one lever do not
+        Draws possible results of all settings that would be tried by then jointly, because gains that depend on one lever do not
         add up.
         """
         asked = self._untried.indices()
@@ -279,19 +282,19 @@ class LeverSearch:
         return float(np.median(np.expm1(np.maximum(draws.max(axis=1) - self._speeds[best], 0.0))))
 
     def _fitting(self) -> Indices:
-        """Returns the places of the untried candidates whose trials would end within the budget."""
+        """Returns the indices of the untried candidates whose trials would end within the budget."""
         settings = self._candidates.settings
         return np.array([place for place in self._untried.indices() if self._fits(settings[place])], dtype=np.intp)
 
     def _near_best(self, fitting: Indices) -> Indices:
-        """Returns those within one lever of the best setting so far; none while nothing compiled is the best."""
+        """Returns the candidates within one lever of the best setting so far; empty while the best is not compiled."""
         best = self.best()
         if best is None or self._candidates.settings[best].scope is Scope.EAGER:
             return fitting[:0]
         return np.array([place for place in fitting if self._distance(best, place) <= 1], dtype=np.intp)
 
     def _won_elsewhere(self, fitting: Indices) -> Indices:
-        """Returns those all of whose levers are expected to gain, while the best is eager: one unknown may fail all of them."""
+        """While the best is eager, returns the candidates whose levers should all gain: one unknown could fail them all."""
         best = self.best()
         if best is not None and self._candidates.settings[best].scope is not Scope.EAGER:
             return fitting[:0]
@@ -301,7 +304,7 @@ class LeverSearch:
         return len(changed(self.model.levers[one], self.model.levers[other]))
 
     def _baseline(self, asked: Indices) -> int | None:
-        """Returns the place of the setting without levers, or of the eager one with the fewest; None if nothing is eager."""
+        """Returns the index of the setting without levers, or of the eager one with the fewest; None if none is eager."""
         eager = [int(place) for place in asked if self._candidates.settings[place].scope is Scope.EAGER]
         return min(eager, key=lambda place: len(self.model.levers[place]), default=None)
 
@@ -309,9 +312,9 @@ class LeverSearch:
         return np.array(list(self._speeds), dtype=np.intp), np.array(list(self._speeds.values()))
 
     def _gains(self, asked: Indices) -> Floats:
-        """Returns the expected improvement over the best so far, as a share of it; that the setting may fail is counted in."""
+        """Returns the expected relative improvement over the best so far, accounting for the probability of failure."""
         known, speeds = self._measured()
-        if not len(known):  # the baseline has failed, so what is expected to be fastest is worth most
+        if not len(known):  # the baseline has failed, so the expected fastest setting is worth most
             return np.asarray(np.exp(self.model._means[asked]) * self.model.works(list(self._tried.items()))[asked])
         best = float(speeds.max())
         mean, deviation = self._predicted(asked)
@@ -328,7 +331,7 @@ class LeverSearch:
         return mean, self.model.deviations(known, asked)
 
     def _seconds(self) -> Floats:
-        """Returns the seconds that a trial of each candidate will probably take."""
+        """Returns the estimated seconds of each candidate's trial."""
         compiled = [place for place in self._took if self._candidates.settings[place].scope is not Scope.EAGER]
         pace = compile_pace((self._took[place][0], self._guessed_s[place]) for place in compiled)
         return np.asarray(rest_s(self._took.values()) + pace * self._guessed_s)
@@ -365,14 +368,15 @@ class LeverSearch:
 
 
 def _usual(every: Sequence[Mapping[str, str]]) -> set[tuple[str, str]]:
-    """Returns the levers that all compiled settings pull, which tell nothing apart, such as dynamic=auto of one shape."""
+    """Returns the levers that all compiled settings pull, which distinguish nothing, such as dynamic=auto with one shape."""
     compiled = [set(levers.items()) for levers in every if "scope" in levers]
     shared = set.intersection(*compiled) if compiled else set()
     return {(name, value) for name, value in shared if name != "scope"}
 
 
 def _expected(prior: Prior, lever: Lever, compiled: bool) -> Expectation:
-    """Returns what a lever is expected to be worth, from settings of the other kind where none of this kind showed it."""
+    """Returns what a lever is expected to be worth, taken from the other kind of settings if none of this kind had it."""
     found = prior.of(lever, compiled=compiled)
     found = found if found.num_workloads else prior.of(lever, compiled=not compiled)
-    return found._replace(log_gain=0.0, num_workloads=0) if lever.name in _OF_LENGTHS else found  # by their tokens instead
+    # These gain by their tokens instead.
+    return found._replace(log_gain=0.0, num_workloads=0) if lever.name in _OF_LENGTHS else found

@@ -1,4 +1,4 @@
-"""A setting as the levers that are pulled: one field's value against the one that nobody has to choose."""
+"""Describes a setting as the levers that it pulls: fields with a value other than the default."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BASELINE: Mapping[str, str] = {
     "pad_multiple": str(DEFAULT_PAD_MULTIPLE),
     "optimizer": OptimizerKind.FOREACH,
 }
-"""Values that pull no lever. Of the fields not named here, that is to leave them out."""
+"""Values that pull no lever. For fields not named here, leaving them out pulls none."""
 
 LENGTHS = ("dynamic", "padding", "pad_multiple")
 """Levers on lengths, which have other names in eager settings than in compiled ones."""
 
 _IMPLIED = ("mode", "as_written", "options.coordinate_descent_tuning")
-"""Fields that follow from other levers or from what is swept."""
+"""Fields that follow from other levers or from the sweep."""
 
 _TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 
@@ -30,7 +30,7 @@ _UNNUMBERED = ("buckets", "bucket_size")
 
 
 class Lever(NamedTuple):
-    """One field with a value other than its baseline."""
+    """A field with a value other than its baseline."""
 
     name: str
     value: str
@@ -40,13 +40,13 @@ class Lever(NamedTuple):
 
 
 def levers_of(setting: CompileSettings) -> dict[str, str]:
-    """Returns the levers that a setting pulls, value by name; the baseline, `scope=eager` as it comes, pulls none."""
+    """Returns the levers that a setting pulls, values by name; the baseline, `scope=eager` without options, pulls none."""
     found = {name: format_value(value) for name, value in flatten(setting.fields_that_apply()) if name not in _IMPLIED}
     if setting.scope is not Scope.EAGER:
         found.pop("padding", None)  # follows from `dynamic`
     if found.get("cudagraphs") == "off":
         del found["cudagraphs"]
-    if setting.mode in _TUNED:  # a mode is one or both of two levers, so that what one gains is expected of the other mode, too
+    if setting.mode in _TUNED:  # a mode is one or both of two levers, so that one mode's gain is expected of the other, too
         found["max_autotune"] = "on"
     if any(name in found for name in _UNNUMBERED):
         found["dynamic"] = f"buckets:{'/'.join(found.pop(name) for name in _UNNUMBERED if name in found)}"
@@ -54,14 +54,15 @@ def levers_of(setting: CompileSettings) -> dict[str, str]:
 
 
 def kind_of(lever: Lever) -> Lever:
-    """Returns the lever without what belongs to one workload: the lengths of its buckets."""
+    """Returns the lever without what belongs to one workload, the lengths of its buckets."""
     return Lever(lever.name, lever.value.partition(":")[0])
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Returns the names of the levers in which two settings differ.
 
-    To compile what ran eagerly is one change, whatever that calls the lengths: padding=longest becomes, say, dynamic=auto.
+    Compiling an eager setting counts as one change, even if it renames the levers on lengths, such as padding=longest to
+    dynamic=auto.
     """
     ignored = LENGTHS if ("scope" in before) != ("scope" in after) else ()
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name) and name not in ignored)

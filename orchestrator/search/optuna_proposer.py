@@ -1,9 +1,9 @@
 """Optuna's samplers as proposers: ask and tell, constraints for failures, and no setting twice.
 
-The conditional space is defined by running through the candidates: field after field, a value is asked for among those that
-some candidate with the values so far has, and where there is one only, nothing is asked. A parameter's name holds its choices,
-because Optuna keeps a parameter's choices fixed. What a sampler answers was often tried before; then it is asked again, and in
-the end the untried candidate that differs from its answer in the fewest fields is tried in its place, and told of.
+The conditional space is defined by going through the fields: a value is sampled among those that some candidate with the previous
+values has; if there is only one, nothing is sampled. A parameter's name includes its choices, because Optuna requires them to be
+fixed. A sampler often suggests what was already tried. Then it is asked again, and finally the untried candidate that differs
+from its suggestion in the fewest fields is tried and reported instead.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates, Untried
 
 _POPULATION = 10
-"""Settings of a generation of NSGA-II; Optuna's 50 would leave a sweep of some dozens nothing but its random start."""
+"""Number of settings in a generation of NSGA-II; Optuna's 50 would reduce a sweep of some dozens to its random start."""
 
 _ASKS = 5
-"""How often a sampler that leaves much to chance is asked, while it answers with what was tried; one of flat space, once."""
+"""How often a sampler with much randomness is asked again after it suggested what was tried; one on a flat space is asked once.
+"""
 
 
 def tpe(seed: int) -> optuna.samplers.BaseSampler:
-    """Tree-structured Parzen estimator, for several trials at once too."""
+    """Returns the tree-structured Parzen estimator, which supports several trials at once."""
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def nsga2(seed: int) -> optuna.samplers.BaseSampler:
-    """The genetic algorithm NSGA-II."""
+    """Returns the genetic algorithm NSGA-II."""
     return optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION)
 
 
 def gp(seed: int) -> optuna.samplers.BaseSampler:
-    """Gaussian processes and expected hypervolume improvement.
+    """Returns Gaussian processes with expected hypervolume improvement.
 
     Raises:
         ConfigError: scipy is not installed.
@@ -50,15 +51,15 @@ def gp(seed: int) -> optuna.samplers.BaseSampler:
 
 
 class Asking:
-    """Asks a sampler of Optuna's.
+    """Proposes what an Optuna sampler suggests.
 
     Args:
-        candidates: what may be proposed.
-        aims: the objectives and constraints.
-        sampler: makes the sampler.
-        seed: its seed.
-        conditional: define the space by run; else all fields are asked for at once, for samplers that know no conditions, and
-            the candidate nearest to the answer is meant.
+        candidates: What may be proposed.
+        aims: The objectives and constraints.
+        sampler: Makes the sampler from a seed.
+        seed: Seed of the sampler.
+        conditional: Defines the space by run; otherwise all fields are sampled at once, for samplers without conditions, and the
+            candidate nearest to the suggestion is used.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Asking:
         seed: int = 0,
         conditional: bool = True,
     ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # GP says each time that a space is nearly searched
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # GP warns each time that the space is almost exhausted
         self._candidates = candidates
         self._aims = aims
         self._conditional = conditional
@@ -90,7 +91,7 @@ class Asking:
             trial, index = self._answer()
             if index in self._untried:
                 break
-            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # which samplers pass over
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # samplers ignore failed trials
         else:
             index = self._nearest_untried(self._candidates.codes[index])
             trial = self._at(index)
@@ -113,12 +114,12 @@ class Asking:
         self._study.tell(trial, losses if losses is not None else self._worst())
 
     def _worst(self) -> tuple[float, ...]:
-        """Losses for a trial that reached none: no better than any so far. Its violation tells the sampler that it failed."""
+        """Returns losses for a trial that has none: the worst so far. Its violation tells the sampler that it failed."""
         told = [trial.values for trial in self._study.get_trials(deepcopy=False) if trial.values is not None]
         return tuple(map(max, zip(*told, strict=True))) if told else (0.0,) * len(self._aims.objectives)
 
     def _at(self, index: int) -> optuna.Trial:
-        """A trial at this candidate."""
+        """Returns a trial at this candidate."""
         row = self._candidates.codes[index]
         matching = np.arange(len(self._candidates))
         fixed = {}
@@ -131,13 +132,13 @@ class Asking:
         return self._answer()[0]
 
     def _answer(self) -> tuple[optuna.Trial, int]:
-        """The sampler's next trial and the candidate it suggests."""
-        with np.errstate(invalid="ignore"):  # GP divides by zero, to no harm, where all it could try promises the same
+        """Returns the sampler's next trial and the candidate it suggests."""
+        with np.errstate(invalid="ignore"):  # GP harmlessly divides by zero if all options promise the same
             trial = self._study.ask()
             return trial, self._suggested(trial)
 
     def _suggested(self, trial: optuna.Trial) -> int:
-        """The candidate whose values the trial suggests, or the nearest."""
+        """Returns the candidate with the values that the trial suggests, or the nearest one."""
         matching = np.arange(len(self._candidates))
         row = np.full(len(self._candidates.names), -1, dtype=np.int32)
         for column, name in enumerate(self._candidates.names):

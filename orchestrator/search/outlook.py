@@ -1,4 +1,4 @@
-"""What settings that were not tried can be expected to bring and to take, from the records of those that were."""
+"""Predicts figures and durations of untried settings from the records of tried ones."""
 
 from __future__ import annotations
 
@@ -21,42 +21,44 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 _USUAL_FAILURES = 0.1
-"""Share of settings taken to come to nothing before there is any result."""
+"""Assumed fraction of settings that fail, before there is any result."""
 
 _FAILURE_SPREAD = 0.5
-"""Standard deviation of failing or not, about what it is where both are as likely."""
+"""Standard deviation of failing, as a 0/1 variable; about its value if both outcomes are equally likely."""
 
 _MOST_KNOWN = 60
-"""Results on the front, and latest others, that are kept when there are three times as many. Bounds the time of a prediction."""
+"""Number of results on the front, and of latest other results, to keep once there are three times as many. Bounds prediction
+time.
+"""
 
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
-"""Draws of a standard normal variable that stand for all of it (Gauss-Hermite quadrature)."""
+"""Nodes that represent a standard normal variable, with their weights (Gauss-Hermite quadrature)."""
 
 
 class Expected(NamedTuple):
-    """One number for each setting asked about."""
+    """One number for each requested setting."""
 
     gains: Floats
-    """Of hypervolume, in the objectives' own units; that it may fail or violate a constraint is counted in."""
+    """Expected hypervolume gain, in the objectives' own units, accounting for failure and violated constraints."""
     wall_s: Floats
-    """Seconds the trial takes."""
+    """Expected seconds of the trial."""
     volume: float
     """The hypervolume reached, from the same reference point; 0 before there is a front."""
 
 
 class Left(NamedTuple):
-    """What is expected to be left to gain, as shares of the hypervolume reached; infinite before there is a front."""
+    """What is expected to still be gained, as fractions of the hypervolume reached; infinite before there is a front."""
 
     by_one: float
-    """By the one setting that adds most."""
+    """Gain of the one setting that adds most."""
     at_most: float
-    """By all of them: what each would add alone, together, which they cannot exceed."""
+    """Sum of what each setting would add alone, which all together cannot exceed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """One finished attempt, as far as predictions need it."""
+    """A finished attempt, reduced to what predictions need."""
 
     codes: Codes
     guessed_compile_s: float
@@ -64,19 +66,19 @@ class _Result:
     wall_s: float
     is_usable: bool
     failure: float
-    """How likely the setting is to fail again."""
+    """Probability that the setting fails again."""
     figures: tuple[float, ...] | None
-    """Losses, then what constraints are about; None unless all were reached. An attempt that is not ok may have them."""
+    """Losses, then figures of the constraints; None unless all were reached. An attempt that is not ok may have them."""
 
 
 class Outlook:
-    """Learns from records and predicts, whoever proposes.
+    """Learns from records and predicts, for any proposer.
 
     Args:
-        candidates: what predictions will be asked of.
-        aims: the objectives and constraints.
-        max_length: of the workload, in tokens, by which a setting's number of graphs and so its cost is guessed.
-        min_length: of the workload, in tokens.
+        candidates: Settings that predictions will be made for.
+        aims: The objectives and constraints.
+        max_length: Maximum length in the workload, in tokens, which determines the number of graphs and so the estimated cost.
+        min_length: Minimum length in the workload, in tokens.
     """
 
     def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int, min_length: int = 1) -> None:
@@ -88,26 +90,26 @@ class Outlook:
         names = (*(objective.name for objective in aims.objectives), *(constraint.name for constraint in aims.constraints))
         self._is_compile_s = [name == "compile_s" for name in names]
         self.guessed_s: list[float] = (rest_s(()) + self._guessed_compile_s).tolist()
-        """Seconds each candidate would take, before any is known."""
+        """Estimated seconds of each candidate before any results."""
         self._results: dict[str, _Result] = {}
         self._under_way: dict[str, CompileSettings] = {}
         self._front: list[Losses] = []
 
     def begin(self, setting: CompileSettings) -> None:
-        """Counts a setting as under way, so that settings like it promise less news."""
+        """Marks a setting as running, so that similar settings promise less news."""
         self._under_way[setting.key] = setting
 
     def tell(self, record: Record) -> None:
         """Learns from a finished attempt; a later one at the same setting replaces it."""
         key = str(record["settings_key"])
         setting = self._under_way.pop(key, None) or CompileSettings.parse(key)
-        # Of an attempt that was stopped when it had been timed, bounds are the figures, nearly.
+        # For an attempt that was stopped after it was timed, the bounds almost equal the figures.
         told = {**record, **(record.get("bounds") or {})}
         losses = self._aims.losses(told)
         bounded = tuple(constraint.figure_of(told) for constraint in self._aims.constraints)
         numbers = None if losses is None else (*losses, *bounded)
         is_usable = self._aims.is_usable(record)
-        self._results.pop(key, None)  # so that the latest comes last
+        self._results.pop(key, None)  # so that the latest is last
         self._results[key] = _Result(
             codes=self._candidates.encode(setting),
             guessed_compile_s=guessed_compile_s(setting, self._max_length, self._min_length),
@@ -125,10 +127,10 @@ class Outlook:
             self._forget()
 
     def expected(self, asked: Indices) -> Expected:
-        """What candidates would bring and take.
+        """Predicts what candidates would gain and how long they would take.
 
         Args:
-            asked: their places.
+            asked: Indices of the candidates.
         """
         candidates = self._candidates.codes[asked]
         results = list(self._results.values())
@@ -141,7 +143,7 @@ class Outlook:
         outcomes = Posterior(known, cross, is_seen)
         failures = (np.array([result.failure for result in results]) - _USUAL_FAILURES) / _FAILURE_SPREAD
         works = np.clip(1 - _USUAL_FAILURES - _FAILURE_SPREAD * outcomes.mean(failures), 0.02, 0.98)
-        # What is modelled of seconds is how they differ from the guess: it knows that six graphs tuned by trying take long.
+        # The model predicts the deviation from the estimate, which knows that six autotuned graphs take long.
         guessed, guesses = np.array([result.guessed_compile_s for result in results]), self._guessed_compile_s[asked]
         rest = rest_s((result.compile_s, result.wall_s) for result in results)
         seconds = np.array([result.wall_s for result in results])
@@ -153,7 +155,7 @@ class Outlook:
         if not measured.any():
             return Expected(works, wall_s, 0.0)
         seen = np.append(measured, np.zeros(len(under_way), dtype=bool))
-        # One that failed is known not to have figures; one under way will probably have some, and its like are less of a find.
+        # A failed setting has no figures; a running one probably will, so similar settings are less of a find.
         has_or_will = np.append(measured, np.ones(len(under_way), dtype=bool))
         figured = np.ix_(has_or_will, has_or_will)
         posterior = outcomes if measured.all() else Posterior(known[figured], cross[has_or_will], seen[has_or_will])
@@ -173,10 +175,10 @@ class Outlook:
         return Expected(works * cells.expected_gains(losses, _WEIGHTS), wall_s, cells.volume())
 
     def left(self, untried: Indices) -> Left:
-        """What candidates are expected to add to the hypervolume.
+        """Returns what candidates are expected to add to the hypervolume.
 
         Args:
-            untried: their places.
+            untried: Indices of the candidates.
         """
         if not len(untried):
             return Left(0.0, 0.0)
@@ -187,11 +189,11 @@ class Outlook:
     def _failure(record: Record, *, has_figures: bool) -> float:
         if record["status"] == Status.OK:
             return 0.0
-        # With all its figures, one that was stopped is not a failure, and one that broke says nothing certain.
+        # A stopped trial with all its figures is not a failure, and a broken one says nothing certain.
         return _USUAL_FAILURES if record["status"] != Status.INFEASIBLE and has_figures else 1.0
 
     def _forget(self) -> None:
-        """Drops old results that are not on the front, and of those that are, all but the latest."""
+        """Drops old results that are not on the front, and those on the front except the latest."""
         num = len(self._aims.objectives)
         best = set(self._front)
         items = list(self._results.items())
@@ -200,7 +202,7 @@ class Outlook:
 
 
 def _drawn(figures: Floats, posterior: Posterior) -> Floats:
-    """Figures that each setting asked for may have, one column a node."""
+    """Returns possible figures of the requested settings, one column per node."""
     scale = Scale.of(figures)
     mean = posterior.mean(scale.modelled(figures))
     return scale.figures(mean[:, None] + posterior.deviation[:, None] * _NODES)

@@ -1,7 +1,7 @@
 """What each lever gained in recorded sweeps: the prior that a search begins with.
 
-`prior.json` is written by `python -m benchmarks.lever_prior` from the committed sweeps. Each entry is what one lever was worth on
-one workload: the median, over pairs of settings that differ in nothing else, of the logarithm of the ratio of their speeds.
+`python -m benchmarks.lever_prior` writes `prior.json` from the committed sweeps. Each entry says what one lever was worth on one
+workload: the median, over pairs of settings that differ in nothing else, of the logarithm of the ratio of their speeds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ PRIOR_FILE = "prior.json"
 SCHEMA_VERSION = 1
 
 _USUAL_SPREAD = 0.12
-"""Standard deviation of the logarithm of what a lever gains, where no sweep has shown it: two in three gain or lose less than
-12 %."""
+"""Standard deviation of the logarithm of a lever's gain, if no sweep has shown it: two in three gain or lose less than 12 %."""
 
 _OPTION_SPREAD = 0.4
-"""The same of a workload's own options, which may change anything, such as the batch size."""
+"""Standard deviation for a workload's own options, which may change anything, such as the batch size."""
 
 BELIEFS: Mapping[str, tuple[float, float]] = {
     "scope=full": (0.2, 0.3),
@@ -46,14 +45,15 @@ BELIEFS: Mapping[str, tuple[float, float]] = {
     "attention=unmasked": (0.05, 0.15),
     "max_autotune=on": (0.0, 0.06),
 }
-"""What a person who knows torch expects of a lever and how far that may be off, as `log_gain` and `spread`. Written by hand, they
-count as one workload more, so that they decide only where no sweep has shown the lever. All others gain nothing, usually."""
+"""Expert estimates of levers' gains, as `log_gain` and `spread`. They are written by hand and count as one more workload, so that
+they decide only where no sweep has shown the lever. Other levers are expected to gain nothing.
+"""
 
 _WORTH_ELSEWHERE = 0.5
-"""What a workload on another kind of device counts."""
+"""Weight of a workload on another kind of device."""
 
 _FAILS = 0.1
-"""Share of settings that come to nothing before any is known."""
+"""Fraction of settings that fail, before any results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +63,18 @@ class LeverGain:
     lever: str
     """`field=value`."""
     compiled: bool
-    """Whether the settings compared were compiled before the lever was pulled."""
+    """Whether the compared settings were compiled before the lever was pulled."""
     workload: str
     size: str
     device: str
-    """cuda or cpu."""
+    """Device type: cuda or cpu."""
     log_gain: float
-    """Median over the pairs of the logarithm of speed with the lever over speed without; 0.1 is 10.5 % more samples a second."""
+    """Median over the pairs of the logarithm of speed with the lever over speed without; 0.1 is 10.5 % more samples per second.
+    """
     pairs: int
-    """Pairs that were measured; 0 if the lever always failed, and `log_gain` then is 0."""
+    """Number of measured pairs; 0 if the lever always failed, in which case `log_gain` is 0."""
     failed: int
-    """Pairs of which the setting with the lever came to nothing, and the one without did not."""
+    """Number of pairs in which only the setting with the lever failed."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -93,17 +94,17 @@ class Expectation(NamedTuple):
     spread: float
     """Standard deviation of `log_gain` from one workload to another."""
     works: float
-    """Chance that a setting with the lever works."""
+    """Probability that a setting with the lever works."""
     num_workloads: int
-    """Workloads that it was tried on."""
+    """Number of workloads that it was tried on."""
 
 
 class Prior:
     """What levers gained on some workloads.
 
     Args:
-        gains: an entry for each lever, workload and size.
-        device: cuda or cpu, what settings will run on; None if that is not known.
+        gains: An entry for each lever, workload and size.
+        device: Device type that settings will run on, cuda or cpu; None if it is not known.
     """
 
     def __init__(self, gains: Iterable[LeverGain] = (), device: str | None = None) -> None:
@@ -113,7 +114,7 @@ class Prior:
             self._gains[gain.lever, gain.compiled].append(gain)
 
     def elsewhere(self, workload: str, *, has_gpu: bool) -> Prior:
-        """Returns what is known from workloads of another family."""
+        """Returns the entries of workloads in other families."""
         every = [gain for gains in self._gains.values() for gain in gains if family(gain.workload) != family(workload)]
         return Prior(every, "cuda" if has_gpu else "cpu")
 
@@ -121,8 +122,8 @@ class Prior:
         """Returns what a lever is expected to be worth.
 
         Args:
-            lever: which.
-            compiled: whether it is pulled on settings that are compiled.
+            lever: The lever.
+            compiled: Whether it is pulled on compiled settings.
         """
         name = str(kind_of(lever))
         found = self._gains.get((name, compiled)) or []
@@ -146,7 +147,7 @@ def family(workload: str) -> str:
 
 
 def _by_family(gains: Sequence[LeverGain]) -> list[list[LeverGain]]:
-    """Returns the gains in groups of one model on one kind of device, each of which counts alike, however many sizes it has."""
+    """Groups gains by model and kind of device; each group counts the same, however many sizes it has."""
     found: dict[tuple[str, str], list[LeverGain]] = defaultdict(list)
     for gain in gains:
         found[family(gain.workload), gain.device].append(gain)
@@ -162,7 +163,7 @@ def shipped_prior() -> Prior:
     """Returns the prior that comes with the package.
 
     Raises:
-        ConfigError: the installed file is not what this version wrote.
+        ConfigError: The installed file is not what this version wrote.
     """
     return parse_prior(files("orchestrator.search").joinpath(PRIOR_FILE).read_text(encoding="utf-8"))
 
@@ -171,7 +172,7 @@ def parse_prior(text: str) -> Prior:
     """Returns the prior that JSON text holds.
 
     Raises:
-        ConfigError: it is not what `write_prior` wrote.
+        ConfigError: The text is not what `prior_text` returns.
     """
     try:
         told = json.loads(text)
@@ -183,25 +184,25 @@ def parse_prior(text: str) -> Prior:
 
 
 def prior_text(gains: Iterable[LeverGain]) -> str:
-    """Returns the JSON text of a prior, one entry a line, in an order that does not depend on where they came from."""
+    """Returns the JSON text of a prior, one entry per line, in an order that does not depend on where the entries came from."""
     lines = sorted(json.dumps(asdict(gain)) for gain in gains)
     return f'{{"schema_version": {SCHEMA_VERSION}, "gains": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
 class _Trial(NamedTuple):
-    """One recorded setting."""
+    """A recorded setting."""
 
     levers: Mapping[str, str]
     padding: str | None
     speed: float | None
-    """Samples per second; None if the setting came to nothing."""
+    """Samples per second; None if the setting failed."""
 
 
 def gains_in(records: Sequence[TrialRecord]) -> list[LeverGain]:
-    """Returns what each lever gained in one sweep, by all pairs of its settings that differ in nothing else.
+    """Returns what each lever gained in one sweep, from all pairs of its settings that differ in nothing else.
 
     Args:
-        records: of one workload and size, each setting's that counts.
+        records: Records of one workload and size, the one that counts for each setting.
     """
     trials = [trial for record in records if (trial := _trial(record)) is not None]
     has_lengths = any(trial.padding != Padding.MAX for trial in trials if "scope" not in trial.levers)
@@ -230,7 +231,7 @@ def _gain(lever: str, compiled: bool, ratios: Sequence[float | None], origin: Ma
 
 
 def _trial(record: TrialRecord) -> _Trial | None:
-    """Returns what a record says of levers; None if nothing: its machines ended it, or it was stopped early, or began warm."""
+    """Returns what a record says about levers; None if the machines ended the trial, it was stopped early, or it started warm."""
     if record.label in LOST_TO_MACHINES or record.status is Status.STOPPED or record.caches is not Caches.COLD:
         return None
     setting = CompileSettings.from_dict(record.settings)
@@ -239,11 +240,11 @@ def _trial(record: TrialRecord) -> _Trial | None:
 
 
 def _pulled(before: _Trial, after: _Trial, *, has_lengths: bool) -> Lever | None:
-    """Returns the one lever that `after` pulls and `before` does not; None if they differ otherwise."""
+    """Returns the one lever that `after` pulls and `before` does not; None if they differ in more or less."""
     names = changed(before.levers, after.levers)
     if len(names) != 1 or names[0] in before.levers or names[0] == "workload":
         return None
     (name,) = names
     if name == "scope" and has_lengths and before.padding != after.padding:
-        return None  # another number of tokens a batch
+        return None  # pads to another number of tokens per batch
     return Lever(name, after.levers[name])

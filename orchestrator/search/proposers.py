@@ -1,8 +1,6 @@
-"""Searchers by name.
+"""The interface of everything that proposes settings, and the searchers by name.
 
-Proposers that learn nothing: every candidate in order, or in any order.
-
-The contract of everything that proposes settings.
+Also contains the proposer that learns nothing: every candidate in order, or shuffled.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ class InOrder:
     """Proposes candidates one after the other.
 
     Args:
-        candidates: what may be proposed.
-        seed: shuffles them; None keeps them in the order they came in, which is a grid's.
+        candidates: What may be proposed.
+        seed: Seed for shuffling; None keeps their order, which is a grid's.
     """
 
     def __init__(self, candidates: Candidates, *, seed: int | None = None) -> None:
@@ -46,42 +44,42 @@ class InOrder:
 
 
 class Proposer(Protocol):
-    """Says what to try next, and learns from what became of it.
+    """Says what to try next, and learns from the results.
 
-    Several proposals may be out at once, and results may come in any order. No setting is proposed twice, whatever became of
-    it, nor one that was told of before it could be. With the same seed, candidates and results, proposals are the same.
+    Several proposals may run at once, and results may come in any order. No setting is proposed twice, whatever its result, nor
+    one whose record was passed to `tell` before. The same seed, candidates and results lead to the same proposals.
     """
 
     def propose(self) -> CompileSettings | None:
-        """The next setting; None if there is none left, or, of `levers`, none that promises enough."""
+        """Returns the next setting; None if none is left or, for `levers`, none is worth trying."""
         ...
 
     def tell(self, record: Record) -> None:
         """Learns from a finished attempt.
 
         Args:
-            record: fields of a `TrialRecord`, as `dataclasses.asdict` gives them; `settings_key`, `status` and `wall_s` are
-                needed, figures that were not reached may be missing. Failures and stopped trials are told as well. A setting
-                that was never proposed, such as one from an earlier sweep, counts as tried from then on.
+            record: Fields of a `TrialRecord`, as `dataclasses.asdict` gives them. `settings_key`, `status` and `wall_s` are
+                required; figures that were not reached may be missing. Failures and stopped trials are included. A setting that
+                was never proposed, such as one from an earlier sweep, counts as tried from then on.
         """
         ...
 
 
 class Searcher(StrEnum):
-    """Who says what to try next."""
+    """The algorithm that says what to try next."""
 
     GRID = "grid"
     """Every candidate in order."""
     RANDOM = "random"
-    """Every candidate in any order."""
+    """Every candidate in random order."""
     TPE = "tpe"
     """Optuna's tree-structured Parzen estimator."""
     NSGA2 = "nsga2"
     """Optuna's genetic algorithm."""
     GP = "gp"
-    """Optuna's Gaussian processes; about a second a proposal."""
+    """Optuna's Gaussian processes; about a second per proposal."""
     GAIN = "gain"
-    """Expected hypervolume gain for each second; see `gain.py`."""
+    """Expected hypervolume gain per second; see `gain.py`."""
     LEVERS = "levers"
     """What won elsewhere, then the best so far with one more lever; see `lever_search.py`."""
 
@@ -100,20 +98,21 @@ def make_proposer(
     tokens: Callable[[CompileSettings], float] | None = None,
     fits: Callable[[CompileSettings], bool] | None = None,
 ) -> Proposer:
-    """The proposer of this name, at its beginning.
+    """Returns a new proposer of this name.
 
     Args:
-        name: which.
-        candidates: what it may propose.
-        aims: the objectives and constraints.
-        max_length: of the workload, in tokens.
-        min_length: of the workload, in tokens.
-        regional_share: of the model; only `levers` looks at it.
-        seed: decides whatever is left to chance.
-        known_good: settings from elsewhere to begin with; only `gain` does.
-        prior: what levers gained elsewhere; only `levers` begins with it.
-        tokens: that batches are padded to under a setting, in the mean; only `levers` looks at it.
-        fits: whether a trial of a setting would end within the budget; only `levers` asks, others propose what is then refused.
+        name: Name of the searcher.
+        candidates: What it may propose.
+        aims: The objectives and constraints.
+        max_length: Maximum length in the workload, in tokens.
+        min_length: Minimum length in the workload, in tokens.
+        regional_share: `WorkloadFacts.regional_share` of the model; used only by `levers`.
+        seed: Seed of everything random.
+        known_good: Settings from elsewhere to begin with; used only by `gain`.
+        prior: What levers gained elsewhere; used only by `levers`.
+        tokens: Mean number of tokens that batches are padded to under a setting; used only by `levers`.
+        fits: Tells whether a trial of a setting would end within the budget; used only by `levers`. The proposals of others are
+            refused afterwards.
     """
     lengths = {"max_length": max_length, "min_length": min_length}
     match name:
@@ -125,7 +124,7 @@ def make_proposer(
             return GainPerSecond(candidates, aims, **lengths, seed=seed, known_good=known_good)
         case Searcher.LEVERS:
             return LeverSearch(candidates, aims, **lengths, regional_share=regional_share, prior=prior, tokens=tokens, fits=fits)
-    from orchestrator.search import optuna_proposer as samplers  # half a second, and most sweeps need none of them
+    from orchestrator.search import optuna_proposer as samplers  # takes half a second, and most sweeps need none of them
 
     match name:
         case Searcher.TPE:

@@ -1,10 +1,10 @@
-"""When a running trial is stopped early: because a bound it cannot keep any more, or a front it cannot gain on any more. Pure.
+"""Decides when to stop a running trial early: when it can no longer keep a bound, or no longer add to the front. Pure.
 
-While a trial compiles, all that is certain of it is how long it has compiled, which only grows. What its steps and its memory
-will come to is expected from trials with like settings, by the model that searches use (`search/surrogate.py`), with all its
-doubt: the trial goes on while the hypervolume that it may add to the front, chance included, is worth a mention. After the
-first timed pass its figures are nearly known, and are compared with the front as they are. And a trial that compiles for
-several times as long as others of its family did is given up.
+While a trial compiles, the only certain fact is how long it has compiled, which only grows. Its steps' speed and its memory are
+predicted from similar trials, by the model that searches use (`search/surrogate.py`), with its uncertainty: the trial continues
+while the hypervolume that it may add to the front is worth it, chance included. After the first timed pass its figures are almost
+known, and are compared with the front directly. And a trial that compiles several times longer than others of its family did is
+abandoned.
 """
 
 from __future__ import annotations
@@ -31,88 +31,90 @@ from orchestrator.search.surrogate import Posterior, Scale, likeness
 Floats = npt.NDArray[np.float64]
 
 SPEEDS = ("samples_per_s", "tokens_per_s")
-"""Figures of which more is the best case; of all others that are bounded here, times and memory, less is."""
+"""Figures that are best when high; all others that are bounded here, times and memory, are best when low."""
 
 EARLY = (*SPEEDS, "step_ms_median", "compile_s", "warmup_s", "peak_memory_bytes", "peak_reserved_bytes")
-"""Figures that the first timed pass tells."""
+"""Figures known after the first timed pass."""
 
 _MOST_KNOWN = 200
-"""Results that expectations rest on, the latest ones. Bounds their time."""
+"""Number of latest results that predictions use. Bounds their time."""
 
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
-"""Draws of a standard normal variable that stand for all of it (Gauss-Hermite quadrature)."""
+"""Nodes that represent a standard normal variable, with their weights (Gauss-Hermite quadrature)."""
 
 Prune = Callable[[Record, Sequence[Record]], Record | None]
-"""From a recorded row and the rows of what ran before it: the row as it would be had it been stopped, or None if it would not."""
+"""Given a recorded row and the rows before it, returns the row as it would be had the trial been stopped; None if it would not
+be.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How easily a trial is given up."""
+    """How readily a trial is abandoned."""
 
     margin: float = 0.02
-    """Share by which a figure must be better than one on the front to count as better: about what measurements differ by."""
+    """Fraction by which a figure must be better than one on the front to count as better: about what measurements differ by."""
     least_gain: float = 0.005
-    """Share of the hypervolume reached that a trial must be expected to add to go on compiling."""
+    """Fraction of the hypervolume reached that a trial must be expected to add to continue compiling."""
     known_compiled: int = 5
-    """Trials that compiled something, and were measured, before expectations count."""
+    """Number of trials that compiled and were measured before predictions count."""
     first_pass: float = 1.10
-    """How many times as fast as in the first timed pass steps may turn out to be."""
+    """How many times faster than in the first timed pass the steps may turn out to be."""
     family_factor: float = 4.0
-    """Times the longest warm-up a graph of its family, after which a trial is given up."""
+    """A trial is abandoned after this multiple of the longest warm-up per graph in its family."""
     family_size: int = 2
-    """Trials of a family that must have warmed up before that is done."""
+    """Number of trials in a family that must have warmed up before that."""
     least_deadline_s: float = 60.0
-    """No trial is given up for its family before this."""
+    """Minimum seconds before a trial is abandoned because of its family."""
     step_safety: float = 1.5
-    """Times the longest that any warm-up's own steps took, which is not counted as compiling."""
+    """Steps do not count as compiling up to this multiple of the longest that any warm-up's own steps took."""
 
 
 def patience_with(searcher: Searcher | None) -> Patience:
-    """How easily trials are given up in the order of a searcher.
+    """Returns how readily trials are abandoned in a searcher's order.
 
-    `gain` begins with settings that tell most. In other orders the first trials may be alike, and expectations that rest on them
-    are surer than they should be: given up as in gain's, recorded grids lost up to 8 % of their front's hypervolume in the order
-    of a list and up to 5 % in random ones (docs/search.md).
+    `gain` begins with the most informative settings. In other orders the first trials may be similar, and predictions based on
+    them are more confident than they should be. Abandoning trials as readily as with gain, recorded grids lost up to 8 % of their
+    front's hypervolume in list order and up to 5 % in random order (docs/search.md).
     """
     return Patience() if searcher is Searcher.GAIN else Patience(least_gain=0.001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """How far a running trial is."""
+    """The progress of a running trial."""
 
     setting: CompileSettings
     phase: str
     elapsed_s: float
-    """Since it began."""
+    """Seconds since the trial began."""
     in_phase_s: float
-    """Since its phase did."""
+    """Seconds since its phase began."""
     early: Mapping[str, float] = field(default_factory=dict)
-    """What its first timed pass says of its figures, by their names; empty before that."""
+    """Figures from its first timed pass, by name; empty before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """That a trial is to be stopped, and what is known of it."""
+    """A decision to stop a trial, and what is known of it."""
 
     label: Label
     reason: str
-    """A sentence."""
+    """The reason, as a sentence."""
     bounds: Mapping[str, float]
-    """The best that its figures could have become: the least or, for speeds, the most."""
+    """The best that its figures could have become: the lowest or, for speeds, the highest."""
 
 
 class Pruning:
-    """Decides whether a trial goes on, from the records it was told of.
+    """Decides whether a trial continues, from the records so far.
 
     Args:
-        candidates: settings that may be run; they say which fields tell settings apart.
-        aims: objectives and constraints.
-        max_length: of the workload, in tokens, by which the number of graphs is told.
-        min_length: of the workload, in tokens.
-        patience: how easily a trial is given up.
+        candidates: Settings that may run; they say which fields distinguish settings.
+        aims: The objectives and constraints.
+        max_length: Maximum length in the workload, in tokens, which determines the number of graphs.
+        min_length: Minimum length in the workload, in tokens.
+        patience: How readily a trial is abandoned.
     """
 
     def __init__(
@@ -132,13 +134,13 @@ class Pruning:
         self._expected: tuple[CompileSettings, list[Floats]] | None = None
 
     def tell(self, record: Record) -> None:
-        """Learns from a finished attempt; of one that was stopped after its first timed pass, from what that told."""
+        """Learns from a finished attempt; from one that was stopped after its first timed pass, learns that pass's figures."""
         setting = _setting(str(record["settings_key"]))
         losses = self._aims.losses(record)
         known = losses or self._aims.losses({**record, **(record.get("bounds") or {})})
         if known is not None:
             self._num_compiled += setting.scope is not Scope.EAGER and setting.key not in self._measured
-            self._measured.pop(setting.key, None)  # so that the latest comes last
+            self._measured.pop(setting.key, None)  # so that the latest is last
             self._measured[setting.key] = known, self._candidates.encode(setting)
             if len(self._measured) > _MOST_KNOWN:
                 del self._measured[next(iter(self._measured))]
@@ -159,19 +161,19 @@ class Pruning:
             self._warmed_up[_family(setting)] = (num + 1, max(longest_s, cold_warmup_s / self._graphs(setting)))
 
     def decide(self, sighting: Sighting) -> Stop | None:
-        """Whether to stop a trial; None lets it go on. Eager ones always go on: they are what others are compared with."""
+        """Decides whether to stop a trial; None lets it continue. Eager ones always continue: others are compared with them."""
         if sighting.setting.scope is Scope.EAGER:
             return None
         if sighting.early:
             return self._after_first_pass(sighting)
         if sighting.phase == Phase.WARMING_UP and self._steps_s is not None:
-            # A warm-up visits every length: of more than were ever met it takes as many more steps.
+            # A warm-up visits every length; with more lengths than seen so far, it takes proportionally more steps.
             steps_s = self._steps_s * max(1.0, self._lengths(sighting.setting) / self._most_lengths)
             return self._while_compiling(sighting, sighting.in_phase_s - self._patience.step_safety * steps_s)
         return None
 
     def compile_deadline_s(self, setting: CompileSettings) -> float | None:
-        """Seconds of warm-up after which a trial of this setting is given up; None if too little is known of its family."""
+        """Returns the warm-up seconds after which a trial of this setting is abandoned; None if its family is hardly known."""
         num, longest_s = self._warmed_up.get(_family(setting), (0, 0.0))
         if num < self._patience.family_size:
             return None
@@ -184,7 +186,12 @@ class Pruning:
         return len(setting.shape_policy(self._max_length, self._min_length).lengths())
 
     def _while_compiling(self, sighting: Sighting, compiling_s: float) -> Stop | None:
-        """Args: compiling_s: what of the warm-up so far cannot have been steps."""
+        """Decides about a trial that is warming up.
+
+        Args:
+            sighting: The trial's progress.
+            compiling_s: Seconds of the warm-up so far that cannot have been steps.
+        """
         bounds = {"compile_s": max(0.0, compiling_s), "warmup_s": sighting.in_phase_s, "wall_s": sighting.elapsed_s}
         when = f"after {sighting.in_phase_s:.0f} s of compiling"
         if stop := self._breaking(bounds, when):
@@ -226,7 +233,7 @@ class Pruning:
         return None
 
     def _breaking(self, bounds: Mapping[str, float], when: str) -> Stop | None:
-        """Whether figures no better than these break a constraint."""
+        """Returns a stop if figures no better than these break a constraint."""
         for constraint in self._aims.constraints:
             value = self._bound(constraint.name, bounds, constraint.is_upper)
             if value is not None and constraint.excess(value) > 0:
@@ -236,11 +243,11 @@ class Pruning:
 
     @staticmethod
     def _bound(name: str, bounds: Mapping[str, float], wants_less: bool) -> float | None:
-        """The bound on a figure if it is one in the direction that is wanted: times and memory from below, speeds from above."""
+        """Returns the bound on a figure if it has the wanted direction: a minimum for times and memory, a maximum for speeds."""
         return bounds.get(name) if wants_less != (name in SPEEDS) else None
 
     def _gain_left(self, setting: CompileSettings, bounds: Mapping[str, float]) -> float | None:
-        """What a trial is expected to add, as a share of the hypervolume reached; None while too little is known."""
+        """Returns what a trial is expected to add, as a fraction of the hypervolume reached; None while too little is known."""
         if self._num_compiled < self._patience.known_compiled or not self._front:
             return None
         draws = []
@@ -254,7 +261,7 @@ class Pruning:
         return float(cells.expected_gains([drawn[None] for drawn in draws], _WEIGHTS)[0]) / volume if volume else None
 
     def _drawn(self, setting: CompileSettings) -> list[Floats]:
-        """Losses that a setting may come to, for each objective."""
+        """Returns possible losses of a setting, for each objective."""
         if self._expected is None or self._expected[0] != setting:
             known = np.stack([codes for _, codes in self._measured.values()])
             cross = likeness(known, self._candidates.encode(setting)[None])
@@ -269,23 +276,23 @@ class Pruning:
 
 
 def replayed(candidates: Candidates, aims: Aims, *, max_length: int, patience: Patience | None = None) -> Prune:
-    """The same for recorded tables: says of a row what it would be had its trial been stopped.
+    """Returns the same decision for recorded tables: what a row would be had its trial been stopped.
 
-    A row tells how long its trial warmed up and how long all of it took, but not what came when; so it is taken that building
-    came first, and that after the first timed pass there were left the other timed steps and the eager reference's.
+    A row says how long its trial warmed up and how long it took in all, but not the order. So this assumes that building came
+    first, and that after the first timed pass there remained the other timed steps and the eager reference's.
 
     Args:
-        candidates: the table's settings.
-        aims: objectives and constraints.
-        max_length: of the workload, in tokens.
-        patience: how easily a trial is given up.
+        candidates: The table's settings.
+        aims: The objectives and constraints.
+        max_length: Maximum length in the workload, in tokens.
+        patience: How readily a trial is abandoned.
     """
     pruning, known = Pruning(candidates, aims, max_length=max_length, patience=patience), 0
     last: Record | None = None
 
     def prune(row: Record, before: Sequence[Record]) -> Record | None:
         nonlocal pruning, known, last
-        if len(before) < known or (known and before[known - 1] is not last):  # another sweep
+        if len(before) < known or (known and before[known - 1] is not last):  # the rows belong to another sweep
             pruning, known = Pruning(candidates, aims, max_length=max_length, patience=patience), 0
         for record in before[known:]:
             pruning.tell(record)
@@ -301,7 +308,7 @@ def _stopped(pruning: Pruning, row: Record) -> Record | None:
     is_endless = warmup_s is None and row.get("label") in (Label.COMPILE_DEADLINE, Label.DOMINATED)
     warms_up_s = wall_s if is_endless else warmup_s
     if warms_up_s is None:
-        return None  # it died of something else, and when is not known
+        return None  # it died for another reason, at an unknown time
     after_s = 0.0 if is_endless else _after_warm_up_s(row)
     before_s = max(0.0, wall_s - after_s - warms_up_s)
 
@@ -311,7 +318,7 @@ def _stopped(pruning: Pruning, row: Record) -> Record | None:
 
     if stop := compiling(warms_up_s):
         too_early_s, in_time_s = 0.0, warms_up_s
-        while in_time_s - too_early_s > 0.5:  # how often a running trial is looked at
+        while in_time_s - too_early_s > 0.5:  # interval between looks at a running trial
             middle_s = (too_early_s + in_time_s) / 2
             if found := compiling(middle_s):
                 in_time_s, stop = middle_s, found
@@ -330,7 +337,7 @@ def _stopped(pruning: Pruning, row: Record) -> Record | None:
 
 
 _LEAST_PASSES = 3
-"""That a measurement takes; the first is at most this part of its timed steps."""
+"""Minimum number of passes in a measurement; the first is at most this part of its timed steps."""
 
 
 def _timed_s(row: Record) -> float:
@@ -347,7 +354,7 @@ def _after_warm_up_s(row: Record) -> float:
 
 
 def _as_stopped(row: Record, stop: Stop, phase: Phase, wall_s: float) -> Record:
-    """What the record would be: nothing measured, but bounds."""
+    """Returns the record of a stopped trial: without measurements, but with bounds."""
     kept = ("trial_id", "settings", "settings_key", "workload", "size", "pipeline", "num_workers", "environment_key", "caches")
     return {
         **{name: row[name] for name in kept if name in row},
@@ -366,5 +373,5 @@ def _setting(key: str) -> CompileSettings:
 
 
 def _family(setting: CompileSettings) -> tuple[Any, ...]:
-    """What decides how long a graph compiles."""
+    """Returns the fields that decide how long a graph compiles."""
     return setting.scope, setting.mode, setting.dynamic, setting.tunes, setting.backend, setting.optimizer in COMPILED_OPTIMIZERS

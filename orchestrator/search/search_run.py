@@ -1,4 +1,4 @@
-"""A search while it runs: the proposer with what it may learn from, what was spent, and whether that is enough."""
+"""A running search: the proposer with what it learns from, what was spent, and when that is enough."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from orchestrator.search.lever_search import LeverSearch, Step
 from orchestrator.search.prior import Prior, shipped_prior
 
 MOST_REFUSED = 20
-"""Proposals in a row that do not fit in the budget, after which none is expected to."""
+"""Number of consecutive proposals over the budget after which no fitting one is expected."""
 
 _AN_HOUR_S = 3600.0
 
@@ -46,11 +46,11 @@ _TOO_LITTLE_LEFT = "no setting fits in what is left of the budget"
 
 
 def learned_for(config: SweepConfig, environment: Environment) -> Learned:
-    """What the sweeps that a configuration names have to teach it.
+    """Reads what the sweeps named in a configuration can teach it.
 
     Raises:
-        ConfigError: one of them has no records, or is of another workload or environment.
-        RecordsError: one cannot be read.
+        ConfigError: One of them has no records, or has another workload or environment.
+        RecordsError: One of them cannot be read.
     """
     if not config.search.learn_from:
         return Learned()
@@ -72,15 +72,15 @@ class Search:
     """One run of a sweep's search.
 
     Args:
-        config: the sweep's, with a searcher.
-        folder: the sweep's, whose records are told to the proposer, earlier ones first.
-        max_length: of the workload, in tokens.
-        learned: what earlier sweeps teach.
-        expected_s: seconds a trial will probably take.
-        stopping: whether a person has asked the sweep to finish.
-        min_length: of the workload, in tokens.
-        tokens: that batches are padded to under a setting, in the mean.
-        regional_share: of the model, as in `WorkloadFacts`; None if that is not known.
+        config: The sweep's configuration, with a searcher.
+        folder: The sweep's folder, whose records the proposer sees, earlier ones first.
+        max_length: Maximum length in the workload, in tokens.
+        learned: What earlier sweeps teach.
+        expected_s: Estimates the seconds of a trial.
+        stopping: Tells whether a person has asked the sweep to finish.
+        min_length: Minimum length in the workload, in tokens.
+        tokens: Mean number of tokens that batches are padded to under a setting.
+        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
     """
 
     def __init__(
@@ -131,21 +131,21 @@ class Search:
             self.proposer.tell(row)
 
     def new_records(self) -> Iterable[TrialRecord]:
-        """Records the proposer has yet to be told of; they are counted."""
+        """Returns records that the proposer has not seen yet, and counts them."""
         for record in self._fresh():
             row = asdict(record)
             self._under_way.pop(record.settings_key, None)
-            if not self._counts(record):  # its setting is still to be tried, by this run or a later one
+            if not self._counts(record):  # its setting will still be tried, in this run or a later one
                 self._spending.spend(row)
                 continue
-            # One that was tried was measured again, by an earlier run: no news for the rule that ends a search.
+            # An earlier run repeated a tried setting: no news for the rule that ends a search.
             (self._spending.spend if record.settings_key in self._tried else self._spending.tell)(row)
             self._told.append(row)
             self._tried.add(record.settings_key)
             yield record
 
     def why_enough(self) -> str | None:
-        """Why no further trial should start; None if one may."""
+        """Says why no further trial should start; None if one may."""
         if self._stopping():
             return "it was stopped"
         if self._search.num_trials is not None and len(self._tried | self._under_way.keys()) >= self._search.num_trials:
@@ -155,20 +155,20 @@ class Search:
         return self._spending.reason_to_stop(time.monotonic() - self._began)
 
     def may_start(self, setting: CompileSettings) -> bool:
-        """Whether a proposal fits in the budget; one that does is under way from then on."""
+        """Tells whether a proposal fits in the budget; if so, it counts as running from then on."""
         fits = self.may_take(setting, self._expected_s(setting))
         self._refused = 0 if fits else self._refused + 1
         return fits
 
     def may_take(self, setting: CompileSettings, expected_s: float) -> bool:
-        """The same of any trial: a member of the front that is measured again, or started warm, was not proposed."""
+        """Tells whether any trial fits in the budget, including repeats and warm starts of the front, which are not proposed."""
         if not self.allows(expected_s):
             return False
         self._under_way[setting.key] = expected_s * self._workers
         return True
 
     def allows(self, expected_s: float) -> bool:
-        """Whether a trial that takes so long fits in the budget, beside those under way."""
+        """Tells whether a trial of this duration fits in the budget, in addition to the running ones."""
         return self._spending.allows(
             expected_s,
             num_workers=self._workers,
@@ -177,21 +177,21 @@ class Search:
         )
 
     def catch_up(self) -> None:
-        """Tells the proposer of the records there are. No trial is under way."""
+        """Passes existing records to the proposer. Call this only while no trial is running."""
         for record in self.new_records():
             self.proposer.tell(asdict(record))
         self._under_way.clear()
         self.count_repeats()
 
     def count_repeats(self) -> None:
-        """Counts what trials took that were not proposed. Only while none that was is under way: the proposer is not told."""
+        """Counts what trials took that were not proposed. Call it only while no proposed one runs: the proposer ignores them."""
         repeats: list[TrialRecord | WarmStart] = [*self._fresh(), *self._fresh_starts()]
         for record in repeats:
             self._spending.spend(asdict(record))
             self._under_way.pop(record.settings_key, None)
 
     def left(self) -> Left | None:
-        """What settings that were not tried are expected to add to the hypervolume; None if there are none, or no front."""
+        """Returns what untried settings are expected to add to the hypervolume; None if there are none, or no front."""
         untried = self._untried()
         if not len(untried) or not self._search.aims.usable_losses(self._told):
             return None
@@ -202,7 +202,7 @@ class Search:
         return outlook.left(untried)
 
     def _outcome_of_levers(self, search: LeverSearch) -> str:
-        """Returns how a search lever by lever ended, as one line."""
+        """Describes in one line how a search by levers ended."""
         untried = [self._candidates.settings[place] for place in self._untried()]
         num_left = len(untried)
         all_fit = all(self.allows(self._expected_s(setting)) for setting in untried)
@@ -216,7 +216,7 @@ class Search:
         return f"{words}; {num_left} were not tried, and another hour of trials would probably gain {about}"
 
     def complaint(self) -> str | None:
-        """Why no trial is of any use, if none is: a constraint that none keeps, say."""
+        """Says why no trial is of any use, for example because none meets a constraint; None if some are."""
         try:
             self._search.aims.refuse_infeasible(self._told)
         except ConfigError as error:
@@ -224,17 +224,17 @@ class Search:
         return None
 
     def _untried(self) -> npt.NDArray[np.intp]:
-        """Places of the candidates of which nothing is known."""
+        """Returns the indices of the candidates without results."""
         told = {str(row["settings_key"]) for row in self._told}
         return np.array([place for place, key in enumerate(self._candidates.keys) if key not in told], dtype=np.intp)
 
     def _is_short_of_budget(self) -> bool:
-        """Whether proposals did not fit in the budget, or none was asked for because none would."""
+        """Tells whether proposals did not fit in the budget, or none was requested because none would."""
         untried = [self._candidates.settings[place] for place in self._untried()]
         return self._refused > 0 or (bool(untried) and not any(self.allows(self._expected_s(setting)) for setting in untried))
 
     def outcome(self) -> str:
-        """How it ended, as one line."""
+        """Describes in one line how the search ended."""
         why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else "there is nothing left to try")
         if isinstance(self.proposer, LeverSearch):
             return self._outcome_of_levers(self.proposer)
@@ -242,12 +242,13 @@ class Search:
         if (left := self.left()) is not None and np.isfinite(left.by_one):
             adds = f"add {left.by_one:.1%} to" if left.by_one < 1 else "more than double"
             words += f"; of those not tried the best is expected to {adds} the hypervolume"
-            words += f", all of them to add at most {left.at_most:.1%}" if left.at_most < 1 else ""  # a larger bound says nothing
+            # A larger bound is meaningless.
+            words += f", all of them to add at most {left.at_most:.1%}" if left.at_most < 1 else ""
         return words
 
 
 def prior_for(config: SweepConfig) -> Prior | None:
-    """Returns what levers gained on other workloads; None for a searcher that does not ask."""
+    """Returns what levers gained on other workloads; None for a searcher that does not use it."""
     if config.search.searcher is not Searcher.LEVERS:
         return None
     return shipped_prior().elsewhere(config.workload, has_gpu=config.device is Device.CUDA)
@@ -259,13 +260,13 @@ def planned_steps(
     tokens: Callable[[CompileSettings], float],
     done: Sequence[TrialRecord],
 ) -> list[Step]:
-    """Returns the first settings that recipe auto would try, if each came to what is expected of it.
+    """Returns the first settings that recipe auto would try if each met its expectation.
 
     Args:
-        config: the sweep's.
-        facts: about the workload.
-        tokens: that batches are padded to under a setting, in the mean.
-        done: records of the sweep.
+        config: The sweep's configuration.
+        facts: Facts about the workload.
+        tokens: Mean number of tokens that batches are padded to under a setting.
+        done: Records of the sweep.
     """
     search = LeverSearch(
         Candidates(config.settings),

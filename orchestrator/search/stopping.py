@@ -1,4 +1,4 @@
-"""When a search has done enough: a front that no longer moves, a budget that is spent. Decides; others act."""
+"""Decides when a search has done enough: a front that no longer moves, or a spent budget."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from compile_sweep.schema.pareto import Losses, extended
 
 @dataclass(frozen=True, slots=True)
 class StableFront:
-    """Enough is when so many trials in a row, failures included, have left the front as it was."""
+    """Ends a search when this many consecutive trials, including failures, did not change the front."""
 
     trials: int
 
     @classmethod
     def parse(cls, text: str) -> StableFront:
-        """The rule that `front stable for 6 trials` spells.
+        """Parses a rule such as `front stable for 6 trials`.
 
         Raises:
-            ConfigError: it is not spelled like that.
+            ConfigError: The text is not such a rule.
         """
         found = re.fullmatch(r"\s*front\s+stable\s+for\s+([1-9]\d{0,5})\s+trials?\s*", text)
         if found is None:
@@ -35,12 +35,12 @@ class StableFront:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a search may spend; None for no limit. Whole trials count, their compile time included."""
+    """What a search may spend; None for no limit. Trials count in full, including their compile time."""
 
     time_s: float | None = None
-    """Seconds on the clock."""
+    """Wall seconds."""
     gpu_s: float | None = None
-    """Seconds of trials, times their workers: what a host with one GPU would take for them in a row."""
+    """Seconds of trials times their workers: what a host with one GPU would take for them sequentially."""
 
     def __post_init__(self) -> None:
         for name, value in (("--time-budget-s", self.time_s), ("--gpu-budget-s", self.gpu_s)):
@@ -49,12 +49,12 @@ class Budget:
 
 
 class Spending:
-    """Counts what finished trials took, and how long the front has not moved.
+    """Tracks what finished trials took, and how long the front has not moved.
 
     Args:
-        aims: by which there is a front.
-        rule: when to stop for want of news; None for never.
-        budget: when to stop for want of time.
+        aims: Decides which settings are on the front.
+        rule: When to stop for lack of news; None for never.
+        budget: When to stop for lack of time.
     """
 
     def __init__(self, aims: Aims, *, rule: StableFront | None = None, budget: Budget | None = None) -> None:
@@ -65,7 +65,7 @@ class Spending:
         self.gpu_s = 0.0
         """GPU-seconds so far."""
         self.unmoved = 0
-        """Trials since the front last changed; 0 before there is one."""
+        """Number of trials since the front last changed; 0 before there is one."""
 
     def tell(self, record: Record) -> None:
         """Counts a finished attempt."""
@@ -76,14 +76,14 @@ class Spending:
         self._front = after
 
     def spend(self, record: Record) -> None:
-        """Counts what an attempt took that is not news of the front: a setting measured again, or started warm."""
+        """Counts the cost of an attempt that says nothing new about the front: a repeat, or a warm start."""
         self.gpu_s += gpu_s(record)
 
     def reason_to_stop(self, elapsed_s: float = 0.0) -> str | None:
-        """Why no further trial should start, as a sentence; None if there is no reason.
+        """Says why no further trial should start; None if one may.
 
         Args:
-            elapsed_s: seconds on the clock since the search began.
+            elapsed_s: Wall seconds since the search began.
         """
         if self._rule is not None and self.unmoved >= self._rule.trials:
             return f"the front has not moved for {self.unmoved} trials"
@@ -94,13 +94,13 @@ class Spending:
         return None
 
     def allows(self, expected_s: float, *, num_workers: int = 1, elapsed_s: float = 0.0, under_way_gpu_s: float = 0.0) -> bool:
-        """Whether a trial that takes so long fits in what is left of the budget.
+        """Tells whether a trial of this duration fits in the remaining budget.
 
         Args:
-            expected_s: seconds it will probably take.
-            num_workers: its workers.
-            elapsed_s: seconds on the clock since the search began.
-            under_way_gpu_s: what trials that have not finished will probably take.
+            expected_s: Estimated seconds of the trial.
+            num_workers: Number of its workers.
+            elapsed_s: Wall seconds since the search began.
+            under_way_gpu_s: Estimated GPU-seconds of the running trials.
         """
         in_time = self._budget.time_s is None or elapsed_s + expected_s <= self._budget.time_s
         ahead_gpu_s = self.gpu_s + under_way_gpu_s + expected_s * num_workers
@@ -108,5 +108,5 @@ class Spending:
 
 
 def gpu_s(record: Record) -> float:
-    """What an attempt took, those before it that were repeated included: seconds for each of its workers."""
+    """Returns the GPU-seconds of an attempt, including earlier attempts that it repeats."""
     return ((figure(record, "wall_s") or 0.0) + (figure(record, "retried_s") or 0.0)) * (figure(record, "num_workers") or 1.0)

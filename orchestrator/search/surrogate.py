@@ -1,9 +1,8 @@
-"""What to expect of settings that were not tried, from those that were: a Gaussian process over their fields.
+"""Predicts untried settings from tried ones with a Gaussian process over their fields.
 
-Two settings are taken to be alike by the fields they share: a part of a figure's variance belongs to each field alone, which
-lets what one optimizer gains under one scope be expected under another, and a part to all of them together, which lets
-particular combinations differ. Nothing is fitted but the scale of each figure, so that predictions take a millisecond and mean
-the same from the first trial on.
+Two settings are similar by the fields they share: part of a figure's variance belongs to each field alone, so that an optimizer's
+gain under one scope is expected under another, and part to all fields together, so that particular combinations may differ.
+Only the scale of each figure is fitted, so that predictions take a millisecond and mean the same from the first trial on.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from orchestrator.search.candidates import Codes
 Floats = npt.NDArray[np.float64]
 
 _SHARED = 0.75
-"""Share of the variance that fields explain one by one."""
+"""Fraction of the variance that fields explain individually."""
 
 _ALIKE = 0.6
-"""Likeness, in the rest of the variance, of settings that differ in one field; in two it is the square, and so on."""
+"""Correlation, in the rest of the variance, between settings that differ in one field; with two, its square, and so on."""
 
 _NOISE = 0.02**2
-"""Variance of a repeated measurement, as a share of the figure's own."""
+"""Variance of a repeated measurement, as a fraction of the figure's variance."""
 
 _PRIOR_TRIALS = 2.0
-"""How many trials the scale that a figure is taken to have before any is worth."""
+"""Number of trials that the prior scale of a figure counts as."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Between figures and the numbers that are modelled: logarithmic, save near zero, so that a figure may be zero or less."""
+    """Converts figures to modeled numbers and back: logarithmic, but linear near zero, so that figures may be zero or less."""
 
     unit: float
     centre: float
@@ -40,7 +39,7 @@ class Scale:
 
     @classmethod
     def of(cls, figures: Floats) -> Scale:
-        """The scale of these figures, of which there is at least one."""
+        """Returns the scale of these figures, of which there must be at least one."""
         sizes = np.abs(figures[figures != 0])
         unit = 0.02 * float(np.median(sizes)) if len(sizes) else 1.0
         logs = np.arcsinh(figures / unit)
@@ -48,16 +47,16 @@ class Scale:
         return cls(unit, float(logs.mean()), float(np.sqrt((squares + _PRIOR_TRIALS * 0.5**2) / (len(logs) + _PRIOR_TRIALS))))
 
     def modelled(self, figures: Floats) -> Floats:
-        """Numbers with a mean near 0 and a variance near 1."""
+        """Returns numbers with a mean near 0 and a variance near 1."""
         return (np.arcsinh(figures / self.unit) - self.centre) / self.spread
 
     def figures(self, modelled: Floats) -> Floats:
-        """The inverse."""
+        """Returns the figures for modeled numbers, the inverse of `modelled`."""
         return self.unit * np.sinh(np.clip(modelled * self.spread + self.centre, -50, 50))
 
 
 def likeness(one: Codes, other: Codes) -> Floats:
-    """The prior covariance of each setting with each other one, 1 for the same."""
+    """Returns the prior correlation of each setting with each other one, 1 for the same."""
     num_fields = one.shape[1]
     num_same = np.zeros((len(one), len(other)), dtype=np.intp)
     for mine, theirs in zip(one.T, other.T, strict=True):
@@ -68,29 +67,29 @@ def likeness(one: Codes, other: Codes) -> Floats:
 
 
 class Posterior:
-    """What is known of some settings once others are.
+    """Predictions for some settings, given others.
 
     Args:
-        known: likeness of settings that were tried, with each other.
-        cross: of them, one a row, with settings to predict, one a column.
-        is_seen: which of the known have results; the others are under way, and only make it less worth while to try their like.
+        known: Correlations between the settings that were tried.
+        cross: Correlations of those with the settings to predict, of shape (tried, to predict).
+        is_seen: Which of the tried ones have results; the others are running, and only make similar ones less worth trying.
     """
 
     def __init__(self, known: Floats, cross: Floats, is_seen: npt.NDArray[np.bool_]) -> None:
         self._weights = _solved(known[np.ix_(is_seen, is_seen)], cross[is_seen])
         weights = self._weights if is_seen.all() else _solved(known, cross)
         self.deviation: Floats = np.sqrt(np.maximum(1.0 - np.einsum("ka,ka->a", cross, weights), 1e-6))
-        """Of each prediction, in modelled numbers."""
+        """Standard deviation of each prediction, in modeled numbers."""
 
     def mean(self, modelled: Floats) -> Floats:
-        """The expectation, in modelled numbers, of each setting to predict.
+        """Returns the expected value, in modeled numbers, of each setting to predict.
 
         Args:
-            modelled: of each setting with results.
+            modelled: Values of each setting with results.
         """
         return modelled @ self._weights
 
 
 def _solved(known: Floats, cross: Floats) -> Floats:
-    """One row a known setting, one column one to predict: how much of the known one's number is expected of the other."""
+    """Returns the weight of each tried setting's number in each prediction, of shape (tried, to predict)."""
     return np.asarray(np.linalg.solve(known + _NOISE * np.eye(len(known)), cross), dtype=np.float64)

@@ -1,7 +1,7 @@
-"""Recorded tables: what every setting of a space took and brought, to replay searches on.
+"""Recorded tables: durations and figures of every setting in a space, for replaying searches.
 
-A table is a folder like a sweep's: `trials.jsonl` and, with its environment, `sweep.json`. One is made of a sweep's folder,
-without what replays do not look at, so that a table of some hundred settings stays under a megabyte:
+A table is a folder like a sweep's: `trials.jsonl` and, with its environment, `sweep.json`. It is made from a sweep's folder,
+without what replays do not need, so that a table of some hundred settings stays below a megabyte:
 
     python -m orchestrator.search.tables SWEEP benchmarks/tables/NAME
 """
@@ -32,23 +32,23 @@ from orchestrator.search.stopping import gpu_s
 PROG = "python -m orchestrator.search.tables"
 
 _LEFT_OUT = ("step_ms", "numerics", "source", "perf_hints", "graph_break_reasons", "recompile_reasons")
-"""Fields that make most of a record and that no search looks at."""
+"""Fields that make up most of a record and that no search uses."""
 
 _SWEEP = "give the folder that `python -m orchestrator.sweep` wrote"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Every setting of a space with what became of it."""
+    """Every setting of a space with its result."""
 
     name: str
-    """The folder's."""
+    """Name of the folder."""
     rows: Mapping[str, Record]
-    """Fields of the record that counts for each setting, by its key, in the order of the log; `warm_start_s` where known."""
+    """Fields of the record that counts for each setting, by its key, in the order of the log; `warm_start_s` if known."""
     candidates: Candidates
     origin: Origin
     max_length: int
-    """Of the workload, in tokens, as far as the records tell."""
+    """Maximum length in the workload, in tokens, as far as the records say."""
 
     @property
     def workload(self) -> str:
@@ -57,15 +57,15 @@ class Table:
 
     @property
     def gpu_s(self) -> float:
-        """What it takes to try all of it."""
+        """GPU-seconds of all settings."""
         return sum(map(gpu_s, self.rows.values()))
 
 
 def read_table(folder: Path) -> Table:
-    """The table in a folder.
+    """Reads the table in a folder.
 
     Raises:
-        RecordsError: there is no folder or log, it holds no record or one of another schema, or its trials are not all of one
+        RecordsError: There is no folder or log, it has no record or one of another schema, or its trials are not all of one
             workload in one environment.
     """
     try:
@@ -92,15 +92,15 @@ def read_table(folder: Path) -> Table:
 
 
 def write_table(sweep: Path, folder: Path) -> Table:
-    """Makes a table of a sweep's folder.
+    """Makes a table from a sweep's folder.
 
     Args:
-        sweep: the sweep's.
-        folder: the table's; made if there is none, and what a table there holds is replaced.
+        sweep: The sweep's folder.
+        folder: The table's folder; created if necessary, and an existing table there is replaced.
 
     Raises:
-        RecordsError: as `read_table`, of the sweep.
-        SweepFolderError: the table cannot be written there, or a sweep is there, whose records it would take the place of.
+        RecordsError: The sweep cannot be a table, for the reasons of `read_table`.
+        SweepFolderError: The folder is not writable, or holds a sweep whose records would be replaced.
     """
     read_table(sweep)
     if folder.resolve() == sweep.resolve() or "config" in (_described(found) if (found := folder / SWEEP_FILE).is_file() else ()):
@@ -148,7 +148,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
 
     def make(options: Options) -> int:
         table = write_table(options.sweep, options.table)
@@ -164,7 +164,7 @@ def _fields(record: TrialRecord) -> dict[str, Any]:
 
 
 def _max_length(done: list[TrialRecord]) -> int:
-    """The longest sequence that any setting was measured at or says of itself."""
+    """Returns the longest sequence that any setting was measured at or names."""
     lengths = [record.mean_length or 0.0 for record in done]
     lengths += [float(value) for record in done for value in record.settings.get("buckets") or ()]
     lengths += [float(record.settings.get(name) or 0) for record in done for name in ("bucket_size", "dynamic_max")]

@@ -20,10 +20,10 @@ DEADLINE_S = 3600.0
 def bisect(
     settings: CompileSettings, workload_name: str, workload: WorkloadFacts, seed: int, device: Device, console: Console
 ) -> int:
-    """Looks for the module that is wrong under a setting and prints it; arguments as those of `explain`.
+    """Finds the module that is wrong under a setting and prints it; takes the arguments of `explain`.
 
     Returns:
-        The command's exit code: 0 if the question has an answer, whatever it is, and 1 if not.
+        The command's exit code: 0 if there is an answer, whatever it is, and 1 if not.
     """
     print_subject(settings, workload_name, workload, device, console)
     console.print("compiling part after part …", markup=False, highlight=False)

@@ -20,13 +20,13 @@ from orchestrator.run.trial import Attempt
 from orchestrator.run.trial_spec import Assignment
 
 COMPILE_DEADLINE_S = 900.0
-"""Seconds the warm-up, compiles included, may take: longer than a sweep gives it, since here one setting is all there is."""
+"""Seconds that the warm-up, compiles included, may take: more than in a sweep, since there is only one setting."""
 
 DEADLINE_S = 1800.0
-"""Seconds the whole measurement may take."""
+"""Seconds that the whole measurement may take."""
 
 _LOG_LINES = 15
-"""Of the measured process's output, shown when it gave no measurement."""
+"""Number of lines of the measured process's output that are shown if it returned no measurement."""
 
 
 def explain(
@@ -35,15 +35,15 @@ def explain(
     """Measures the setting and prints the findings; records nothing.
 
     Args:
-        settings: valid for the workload.
-        workload_name: a built-in workload's name, or `package.module:Class`.
-        workload: what is known of it, in the size to measure.
-        seed: decides weights and data.
-        device: what to measure on.
-        console: where to print.
+        settings: Settings that are valid for the workload.
+        workload_name: A built-in workload's name, or `package.module:Class`.
+        workload: Facts about the workload, in the size to measure.
+        seed: Seed for weights and data.
+        device: The device to measure on.
+        console: Where to print.
 
     Returns:
-        The command's exit code: 0 if there is a measurement, whatever it says of the setting, and 1 if there is none.
+        The command's exit code: 0 if there is a measurement, whatever it says about the setting, and 1 if there is none.
     """
     print_subject(settings, workload_name, workload, device, console)
     assignment, attempt, log = measured_alone(
@@ -70,7 +70,7 @@ def explain(
 def print_subject(
     settings: CompileSettings, workload_name: str, workload: WorkloadFacts, device: Device, console: Console
 ) -> None:
-    """Prints what is looked at; arguments as those of `explain`."""
+    """Prints what is measured; takes the arguments of `explain`."""
     title = f"{settings.label}: {workload_name} ({workload.size}) on {device}"
     console.print(title, style="bold", markup=False, highlight=False)
 
@@ -85,19 +85,19 @@ def measured_alone(
     on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
     **own: Any,
 ) -> tuple[Assignment, Attempt, str]:
-    """Makes one attempt, of which nothing is left.
+    """Makes one attempt and removes everything it leaves behind.
 
     Args:
-        settings: valid for the workload.
-        workload_name: a built-in workload's name, or `package.module:Class`.
-        workload: what is known of it, in the size to measure.
-        seed: decides weights and data.
-        device: what to measure on.
-        on_phase: called with the seconds since the attempt began and the phase it entered.
-        own: further fields of `TrialPlan`.
+        settings: Settings that are valid for the workload.
+        workload_name: A built-in workload's name, or `package.module:Class`.
+        workload: Facts about the workload, in the size to measure.
+        seed: Seed for weights and data.
+        device: The device to measure on.
+        on_phase: Called with the seconds since the attempt began and the phase it entered.
+        own: Additional fields of `TrialPlan`.
 
     Returns:
-        What was to be done, what became of it, and its log.
+        The assignment, the attempt's result, and its log.
     """
     with tempfile.TemporaryDirectory(prefix="compile-sweep-alone-") as scratch:
         plan = plan_alone(

@@ -29,15 +29,15 @@ from orchestrator.guard.progress import Progress
 _POLL_S = 0.5
 _STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red", Status.STOPPED: "cyan"}
 FrontOf = Callable[[Path], Sequence[str]]
-"""Settings keys of a folder's present front."""
+"""Returns the settings keys of a folder's current front."""
 BaselineOf = Callable[[Path], str | None]
-"""Settings key of what is run today, by a folder's records; None before it was measured."""
+"""Returns the settings key of what is run today, given a folder's records; None before it is measured."""
 
 
 _NUM_BEST, _NUM_LAST = 5, 3
 _LEAST_RUNNING = 3
 _OTHER_LINES = 19
-"""Lines of the live view without those of running trials, and one to spare."""
+"""Number of lines of the live view besides those of running trials, and one to spare."""
 
 
 @dataclass(slots=True)
@@ -45,28 +45,28 @@ class State:
     """What the live view shows."""
 
     planned: int | None
-    """Trials the sweep consists of; None if nobody knows."""
+    """Number of trials in the sweep; None if it is not known."""
     records: list[TrialRecord] = field(default_factory=list)
     running: Sequence[Progress] = ()
     front: Sequence[str] = ()
     baseline: str | None = None
-    """Settings key of what is run today; None before it was measured."""
+    """Settings key of what is run today; None before it is measured."""
     stopping: bool = False
 
 
 class LiveView:
-    """Follows a sweep's folder and running trials from a thread of its own, between `with` and its end.
+    """Follows a sweep's folder and running trials from a thread of its own while the `with` block lasts.
 
     Args:
-        console: where to write; a live view if it is a terminal, otherwise a line an event.
-        folder: the sweep's.
-        title: the first line.
-        planned: trials this sweep consists of so far, those of earlier runs included; None if nobody knows, as in a search.
-        expected_s: seconds each setting, by its key, will probably take.
-        front_of: finds the present front.
-        baseline_of: finds what is run today.
-        stopping: whether the sweep was asked to finish.
-        running: returns how far each running trial is; it may fail.
+        console: Where to print; a live view if it is a terminal, otherwise one line per event.
+        folder: The sweep's folder.
+        title: The first line.
+        planned: Number of trials in the sweep so far, including those of earlier runs; None if it is not known, as in a search.
+        expected_s: Estimated seconds of each setting, by its key.
+        front_of: Finds the current front.
+        baseline_of: Finds what is run today.
+        stopping: Whether the sweep was asked to finish.
+        running: Returns the progress of each running trial; may fail.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LiveView:
         self._fresh_trials = records.follow(folder).fresh
         self._fresh_starts = records.follow_warm_starts(folder).fresh
         self._state = State(planned=planned, records=self._fresh_trials())
-        self._fresh_starts()  # those of earlier runs, which are told of no more
+        self._fresh_starts()  # skips those of earlier runs, which are not reported again
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._more: SimpleQueue[tuple[Mapping[str, float], str, bool]] = SimpleQueue()
@@ -117,15 +117,15 @@ class LiveView:
         """Adds to what the sweep runs, and says why.
 
         Args:
-            expected_s: seconds each will probably take, by its settings' key.
-            why: the line to print.
-            are_trials: whether they count as trials, which warm starts do not.
+            expected_s: Estimated seconds of each setting, by its key.
+            why: The line to print.
+            are_trials: Whether these count as trials; warm starts do not.
         """
         self._more.put((expected_s, why, are_trials))
 
     def _follow(self) -> None:
         while not self._ended.wait(_POLL_S):
-            with suppress(Exception):  # a view that fails must not end what it shows
+            with suppress(Exception):  # a failing view must not end the sweep
                 self._look()
 
     def _look(self) -> None:
@@ -155,7 +155,7 @@ class LiveView:
             self._line(_stopping_words(len(state.running)))
 
     def _tell(self, running_before: Mapping[str, str], fresh: Sequence[TrialRecord]) -> None:
-        """A line for each phase that was reached and each trial that is done."""
+        """Prints a line for each phase that was reached and each trial that is done."""
         state = self._state
         for progress in state.running:
             if running_before.get(progress.trial_id) != progress.phase:
@@ -179,14 +179,14 @@ class LiveView:
 def screen(
     state: State, *, title: str, elapsed_s: float, expected_s: Mapping[str, float], size: ConsoleDimensions
 ) -> RenderableType:
-    """The live view within the terminal's height: what Ctrl-C does, progress, what runs, the best so far, what finished last.
+    """Renders the live view within the terminal's height: what Ctrl-C does, progress, running trials, best and latest results.
 
     Args:
-        state: the sweep's.
-        title: what is swept.
-        elapsed_s: since this run of the sweep began.
-        expected_s: seconds each setting, by its key, will probably take.
-        size: of the terminal.
+        state: The sweep's state.
+        title: The first line.
+        elapsed_s: Seconds since this run of the sweep began.
+        expected_s: Estimated seconds of each setting, by its key.
+        size: Size of the terminal.
     """
     parts: list[RenderableType] = [
         _message(state),
@@ -211,7 +211,7 @@ def _message(state: State) -> Text:
 
 
 def _progress(state: State, elapsed_s: float, expected_s: Mapping[str, float]) -> Table:
-    """The bar, how many trials are done and how they ended, and the time that is left."""
+    """Renders the progress bar, how many trials are done and how they ended, and the remaining time."""
     counts = {status: sum(record.status is status for record in state.records) for status in Status}
     ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     done = len(state.records)
@@ -228,7 +228,7 @@ def _progress(state: State, elapsed_s: float, expected_s: Mapping[str, float]) -
 
 
 def _left_s(state: State, expected_s: Mapping[str, float]) -> float | None:
-    """Seconds until everything planned is done, at the pace of the trials so far; None where nothing is expected."""
+    """Estimates the seconds until everything planned is done, at the pace of the trials so far; None without an estimate."""
     done = {record.settings_key: record.wall_s or 0.0 for record in state.records}
     running = {progress.settings_key: progress.elapsed_s for progress in state.running}
     open_s = sum(max(0.0, seconds - running.get(key, 0.0)) for key, seconds in expected_s.items() if key not in done)
@@ -249,13 +249,13 @@ def _running_table(running: Sequence[Progress], num_more: int, expected_s: Mappi
 
 
 def _best(latest: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The usable trials, the most samples per second first."""
+    """Returns the usable trials, those with the most samples per second first."""
     usable = [record for record in latest if record.status is Status.OK and record.samples_per_s is not None]
     return sorted(usable, key=lambda record: -(record.samples_per_s or 0.0))
 
 
 def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[TrialRecord]) -> Table:
-    """The best so far, with what each gains over what is run today."""
+    """Renders the best settings so far, with each one's gain over what is run today."""
     today = next((record for record in latest if record.settings_key == state.baseline), None)
     table = _table("best so far", "samples/s", "gain (95 %)", "compile s", "")
     for record in best:
@@ -269,7 +269,7 @@ def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[Tria
 
 
 def _gain(record: TrialRecord, today: TrialRecord | None) -> str:
-    """Throughput as a multiple of today's, with the ends that both intervals allow."""
+    """Formats throughput as a multiple of today's, with the range that both intervals allow."""
     if today is None or not record.samples_per_s or not today.samples_per_s:
         return "–"
     gain = f"{record.samples_per_s / today.samples_per_s:.2f}×"
@@ -291,7 +291,7 @@ def _last_table(finished: Sequence[TrialRecord]) -> Table:
 
 
 def _table(name: str, *figures: str) -> Table:
-    """A table whose first column takes what room the figures leave."""
+    """Returns a table whose first column takes the space that the figures leave."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
     for figure in figures:
@@ -300,7 +300,7 @@ def _table(name: str, *figures: str) -> Table:
 
 
 def outcome_of(record: TrialRecord) -> str:
-    """How an attempt ended, as a line."""
+    """Describes how an attempt ended, in one line."""
     label = _label(record.settings_key)
     again = visible(f" (at try {record.tries}; before, {record.retry_reasons[-1]})") if record.retry_reasons else ""
     if record.status is Status.OK:

@@ -1,4 +1,4 @@
-"""What the sweep's command prints before and after its trials."""
+"""What the sweep's command prints before and after the trials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AFTERWARDS = {
 
 
 def machine(environment: Environment) -> str:
-    """The processors of a machine in a few words."""
+    """Describes a machine's processors in a few words."""
     if environment.gpu is None:
         return f"{environment.cores} CPU cores"
     return environment.gpu if environment.num_gpus == 1 else f"{environment.num_gpus} × {environment.gpu}"
@@ -111,14 +111,14 @@ def show_ending(
     *,
     remarks: Sequence[str] = (),
 ) -> None:
-    """Prints what to do, the settings worth naming, how many trials ended how, and what else a person must know of them.
+    """Prints what to do, the settings worth naming, how many trials ended how, and further remarks.
 
     Args:
-        console: where to.
-        sentences: what to do and why.
-        settings: of each setting worth naming why it is, its label, what it saves, its compile time and its memory.
-        counts: settings by status.
-        remarks: what to know before trusting the figures.
+        console: Where to print.
+        sentences: What to do and why.
+        settings: For each setting worth naming: the reason, its label, what it saves, its compile time and its memory.
+        counts: Number of settings by status.
+        remarks: What to know before trusting the figures.
     """
     first, *others = sentences
     console.print()
@@ -148,12 +148,12 @@ def show_commands(console: Console, commands: Mapping[str, str]) -> None:
 
 
 def show_search(console: Console, outcome: str, complaint: str | None, again: str | None) -> None:
-    """Prints how a search ended, what is wrong with its aims if anything is, and how to go on if there is anything to try."""
+    """Prints how a search ended, what is wrong with its aims, if anything, and how to continue if anything remains to try."""
     for line in filter(None, (outcome, complaint, f"go on with: {again}" if again else None)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_warnings(console: Console, complaints: Iterable[str]) -> None:
-    """Prints what went wrong and did not end the sweep; libraries and paths may say it with brackets."""
+    """Prints problems that did not end the sweep, with brackets escaped, since libraries and paths may contain them."""
     for complaint in complaints:
         console.print(f"warning: {complaint}", markup=False, soft_wrap=True)

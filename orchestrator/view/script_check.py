@@ -1,6 +1,6 @@
-"""What `python -m orchestrator.check --script train.py -- …` says: what was found in a script, and what a sweep would cost.
+"""What `python -m orchestrator.check --script train.py -- …` prints: what was found in a script, and what a sweep would cost.
 
-The script runs as it is and compiled, each time for a few steps, and its numbers are compared with eager runs.
+The script runs for a few steps unchanged, and again compiled, and its numbers are compared with eager runs.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from orchestrator.plan.recipes import AS_WRITTEN, RECIPES
 from orchestrator.plan.space import Target, choose
 
 SHORT = {"min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
-"""Of the measuring protocol: the times are rough, what is found is not."""
+"""Fields of the measuring protocol: times are rough, findings are not."""
 
 
 _STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}
-"""Seconds by which a sweep's window is longer."""
+"""Additional seconds of a sweep's steady window."""
 
 
 def check_script(job: ScriptJob, device: Device, backend: str | None, console: Console) -> int:
-    """Looks at a script and prints what it sees.
+    """Examines a script and prints the findings.
 
     Args:
-        job: the script.
-        device: what it may train on.
-        backend: of `torch.compile`, in place of Inductor.
-        console: where to print.
+        job: The script.
+        device: The device to train on.
+        backend: Backend of `torch.compile`, instead of Inductor.
+        console: Where to print.
 
     Returns:
-        The command's exit code: 0 if the script runs as it is and compiled, 1 otherwise.
+        The command's exit code: 0 if the script runs unchanged and compiled, 1 otherwise.
     """
     console.print(f"{job.name} on {device}", style="bold")
     compiled = CompileSettings.from_dict({"scope": "full", "dynamic": "auto", "backend": backend})
@@ -74,8 +74,8 @@ def check_script(job: ScriptJob, device: Device, backend: str | None, console: C
 
 
 def _measured(job: ScriptJob, setting: CompileSettings, device: Device, folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """Figures of one setting, or why there are none."""
-    from compile_sweep.script.trial import RunFailed, ScriptTrial  # which loads torch
+    """Returns the figures of one setting, or why there are none."""
+    from compile_sweep.script.trial import RunFailed, ScriptTrial  # loads torch
 
     base = folder / ("as-written" if setting.as_written else "compiled")
     base.mkdir()
