@@ -29,6 +29,7 @@ from ray.exceptions import GetTimeoutError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.backend import Backend, BackendConfig
 from ray.train.constants import DEFAULT_TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.util import TrainingFramework
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # base of TorchTrainer, whose module loads torch
 
@@ -161,7 +162,7 @@ def make_trainer(
     """
     run_config: Any = RunConfig
     failure_config: Any = FailureConfig
-    trainer: Any = DataParallelTrainer
+    trainer: Any = _LocalTrainer if plan.head is None else DataParallelTrainer
     scaling_config: Any = ScalingConfig
     placing = Placement(plan.placement)
     return trainer(
@@ -183,6 +184,36 @@ def make_trainer(
             worker_runtime_env={"env_vars": {**(variables or {}), "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
         ),
     )
+
+
+class _LocalTrainer(DataParallelTrainer):
+    """A trainer in a session of this host, without actors of Ray Train that only data sets or a cluster need.
+
+    Each is a process that takes over 2 s of CPU time to start, one after the other, before the first trial. They serve data sets,
+    tell an autoscaler of workers, and free a dead controller's resources, which `DeadTrials` does. A Ray that has other names for
+    them than 2.60 starts them all the same.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        unneeded = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+        return [callback for callback in super()._create_default_callbacks() if type(callback).__name__ not in unneeded]
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Any:
+        scaling_config: Any = self.scaling_config  # of V2 when it runs
+        return super()._initialize_and_run_controller(**parts | {"scaling_policy": _Fixed(scaling_config)})
+
+
+class _Fixed(FixedScalingPolicy):
+    """A number of workers that stays, of which no autoscaler hears."""
+
+    def _send_resource_request(self) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
+
+    def _cancel_resource_request(self) -> None:
+        pass
 
 
 def _claimed(plan: TrialPlan) -> dict[str, float]:

@@ -221,9 +221,9 @@ def temporary_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ch", dir="/tmp"))
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    headers = folder / Path(default_cache_dir()).name / f"compile-sweep-headers-{torch.__version__}"
-    headers.parent.mkdir()
-    headers.write_text("not needed\n")
+    headers = folder / Path(default_cache_dir()).name / "precompiled_headers"
+    headers.mkdir(parents=True)
+    (headers / f"compile-sweep-{torch.__version__}").write_text("not needed\n")
     try:
         yield folder
     finally:

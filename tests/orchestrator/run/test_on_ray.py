@@ -287,6 +287,9 @@ def test_a_standing_group_makes_every_attempt_in_a_fresh_process_and_outlives_a_
         assert first > 0
         assert second > 0
         assert its_process != other_process
+        actors = {one.cmdline()[0].removeprefix("ray::").split(".")[0] for one in psutil.Process().children(recursive=True)}
+        assert {"TrainController", "RayTrainWorker"} <= actors
+        assert not actors & {"DatasetManager", "PlacementGroupCleaner", "_AutoscalingCoordinatorActor"}  # seconds each to start
         (server,) = (one for one in psutil.Process().children(recursive=True) if "orchestrator.run.fork_server" in one.cmdline())
         assert group.is_alive
         server.parent().kill()
