@@ -193,6 +193,12 @@ BREAKS = (
         headline=r"op returned non-Tensor",
     ),
     _break(
+        "recurrent layer",
+        "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
+        "(torch._dynamo.config.allow_rnn = True), or leave the layer eager and compile the modules around it",
+        headline=r"wrap RNN, GRU, or LSTM",
+    ),
+    _break(
         "packed sequences",
         "torch.compile does not follow packed sequences: give the layer padded batches and a mask, or leave it eager",
         explanation=r"`torch/nn/utils/rnn\.py`",
@@ -415,7 +421,10 @@ def advice_on_break(text: str) -> str | None:
     if head.startswith("torch/nn/parallel/") or "inside: torch/nn/parallel/" in text:
         return _DDPS
     cause = cause_of_break(text)
-    return cause.advice if cause else None
+    if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
+        return cause.advice if cause else None
+    theirs = f"the line is of {library[1]}, not yours: accept the break, or compile around it with scope=regional"
+    return f"{theirs}; what would help there: {cause.advice}" if cause else theirs
 
 
 def cause_of_guard(guard: str) -> Cause | None:
@@ -475,11 +484,9 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     place = text.rpartition(", at ")[2] if ", at " in text else None
     for one in breaks:
         if place is not None and (one.startswith(f"{place} ") or one.startswith(f"{place}:")):
-            return advice_on_break(one)
-    for pattern, advice in _FALLBACKS:
-        if re.search(pattern, text):
-            return advice
-    return None
+            if (advice := advice_on_break(one)) is not None:
+                return advice
+    return next((advice for pattern, advice in _FALLBACKS if re.search(pattern, text)), None)
 
 
 _FALLBACKS = (

@@ -116,7 +116,10 @@ def _findings(session: Session) -> Iterator[str]:
     for optimizer in found.optimizers:
         yield f"optimizer {type(optimizer).__name__}{', fused' if optimizer.param_groups[0].get('fused') else ''}"
     if found.micro_steps > 1:
-        yield f"the model is called {found.micro_steps} times for each step, as where batches are accumulated"
+        yield (
+            f"the model is called {found.micro_steps} times for each step, as where batches are accumulated or an optimizer "
+            "calls the loss itself"
+        )
     if own := dict.fromkeys([*session.own_compile.modules, *session.own_compile.functions]):
         yield f"the script calls torch.compile itself, on {', '.join(own)}"
     if stream is not None and stream.left_out:

@@ -134,6 +134,9 @@ def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
         lines.append(f"code: {users.code}")
     if seen.place != users.place and not is_torch_internal(seen.path):
         lines.append(f"inside: {seen.place}")
+    breaks_at = users if is_torch_internal(seen.path) else seen
+    if _is_package(breaks_at.path) and (library := module_path(breaks_at.path).partition("/")[0]) != "torch":
+        lines.append(f"library: {library}")
     return GraphBreak((f"{seen.path}:{seen.line}", what), _joined([*lines, *advice]))
 
 

@@ -442,7 +442,16 @@ def with_hook_on_a_tensor(net: Net, x: Tensor) -> Tensor:
     return y
 
 
+_recurrent = nn.GRU(8, 8)
+
+
+def with_recurrent_layer(net: Net, x: Tensor) -> Tensor:
+    hidden: Tensor = _recurrent(net.layer(x))[0]
+    return hidden
+
+
 BREAKS = [
+    Case("recurrent layer", with_recurrent_layer, plain),
     Case("function handed to torch.autograd.functional", with_jacobian, with_func_jacobian),
     Case("value of a tensor", with_range_of_a_tensor, with_layers_in_turn),
     Case("print, logging and warnings", with_progress_bar, with_layers_in_turn),
@@ -508,6 +517,19 @@ def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     told = [cause.name for text in found.fallbacks if (cause := causes.cause_of_break(f"x: {text}"))]
     assert case.cause in (*named, *told), [*found.graph_break_reasons, *found.fallbacks]
     assert is_clean(run(case.after))
+
+
+@pytest.mark.slow
+def test_a_recurrent_layer_is_one_graph_where_dynamo_is_told_to_trace_it() -> None:
+    with torch._dynamo.config.patch(allow_rnn=True):
+        assert is_clean(run(with_recurrent_layer))
+
+
+def test_a_fallback_at_a_break_of_unknown_cause_still_has_advice() -> None:
+    fallback = "forward (model.py:3) runs eagerly: torch would not convert it (Something new), at model.py:7"
+    advice = causes.advice_on_fallback(fallback, ["model.py:7 in forward: Something new"])
+    assert advice is not None
+    assert advice.startswith("remove the graph break")
 
 
 def test_the_users_line_and_the_hints_do_not_decide() -> None:

@@ -87,6 +87,15 @@ def test_every_cause_has_its_test() -> None:
     assert {case.cause for case in GUARDS} | changed | elsewhere == {cause.name for cause in causes.GUARDS}
 
 
+@pytest.mark.parametrize("headline", ["Unsupported Tensor.item() call", "Something that nobody has met"])
+def test_a_break_in_a_librarys_own_code_is_told_as_the_librarys(headline: str) -> None:
+    text = f"transformers/models/detr/modeling_detr.py:7 in forward: {headline}\n  code: x\n  library: transformers"
+    advice = causes.advice_on_break(text)
+    assert advice is not None
+    assert advice.startswith("the line is of transformers, not yours")
+    assert ("keep the value a tensor" in advice) == ("item" in headline)
+
+
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:
     text = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
     rows = [f"| {cause.name} | {cause.advice} |" for cause in (*causes.BREAKS, *causes.GUARDS, *causes.ERRORS)]

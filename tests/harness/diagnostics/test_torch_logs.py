@@ -124,6 +124,7 @@ def test_a_break_inside_a_library_names_the_models_line_and_the_librarys() -> No
         "model.py:12 in forward: Unsupported method call",
         "  code: return self.decoder(x)",
         "  inside: transformers/models/gpt2/modeling_gpt2.py:300",
+        "  library: transformers",
         "  explanation: Dynamo does not know this.",
         "  hint: Avoid it.",
     ]
