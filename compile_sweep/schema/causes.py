@@ -482,10 +482,9 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
         breaks: Graph breaks of the same run: a break at the same line says more than the fallback itself.
     """
     place = text.rpartition(", at ")[2] if ", at " in text else None
-    for one in breaks:
-        if place is not None and (one.startswith(f"{place} ") or one.startswith(f"{place}:")):
-            if (advice := advice_on_break(one)) is not None:
-                return advice
+    there = [one for one in breaks if place is not None and one.startswith((f"{place} ", f"{place}:"))]
+    if advice := next(filter(None, map(advice_on_break, there)), None):
+        return advice
     return next((advice for pattern, advice in _FALLBACKS if re.search(pattern, text)), None)
 
 
