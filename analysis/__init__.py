@@ -1,7 +1,7 @@
 """Reads what a sweep measured and shows what to choose.
 
-Runs after, or beside, a sweep, on its folder alone: no torch, no ray. `figures` and `report`, which need plotly, are
-imported when first used.
+Runs after or during a sweep, on its folder alone: no torch, no ray. `figures` and `report`, which need plotly, are
+imported at first use.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 
 
 _COMMANDS = {"markdown_table": "analysis.table", "write_report": "analysis.report"}
-"""Functions whose modules are commands as well: `python -m` wants to be the first to import those."""
+"""Functions whose modules are also commands: `python -m` must be the first to import those."""
 
 
 def __getattr__(name: str) -> Any:

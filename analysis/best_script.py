@@ -1,7 +1,7 @@
-"""`best.py`: a setting as a program that trains by it, re-run in a fresh process before it is offered.
+"""`best.py`: a setting as a training program, which is run in a fresh process before it is offered.
 
-It holds the source that the trial executed, letter for letter, and a training loop around it. Training needs torch, which this
-package does not import: the program runs in a process of its own, with empty compile caches, as a trial does.
+It contains the exact source that the trial executed, and a training loop around it. Training needs torch, which this
+package does not import: the program runs in a process of its own, with empty compile caches, like a trial.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from compile_sweep.schema.errors import ConfigError
 BEST_FILE = "best.py"
 
 _OTHER_DEVICE = 3
-"""`compile_sweep.harness.training_script` says so by this exit code."""
+"""Exit code of `compile_sweep.harness.training_script` for another device."""
 
 _LAUNCHED_OTHER_DEVICE = re.compile(rf"exitcode\s*:\s*{_OTHER_DEVICE}\b")
-"""The same of several workers, whose launcher ends with an exit code of its own and tells theirs."""
+"""Exit code for another device with several workers, whose launcher has exit codes of its own."""
 
 _LONGEST_S = 1e6
-"""Of any run, however long it is given: the system's timers end at 25 days."""
+"""Maximum seconds of any run: the system's timers end at 25 days."""
 
 _ENDING_S = 40
-"""How long a launcher may take to end its workers; torchrun kills those after 30 s that do not end when asked."""
+"""Seconds that a launcher may take to end its workers; torchrun kills those that have not ended 30 s after it asked."""
 
 _LAST_LINES = 3
-"""Of what a failed run said on stderr, as many are quoted."""
+"""Number of stderr lines of a failed run that are quoted."""
 
 
 class Outcome(StrEnum):
-    """What came of running the program again."""
+    """The result of running the program again."""
 
     INSIDE = "inside"
     """As fast as recorded: inside the record's interval."""
 
     OUTSIDE = "outside"
-    """It ran, but outside of that interval."""
+    """It ran, but its speed is outside the record's interval."""
 
     OTHER_DEVICE = "other-device"
-    """This host does not have the device that was measured, so nothing was run."""
+    """This host lacks the device that was measured, so nothing was run."""
 
     FAILED = "failed"
-    """It did not run, or a loss is not finite."""
+    """The program did not run, or a loss is not finite."""
 
     NOT_RUN = "not-run"
 
@@ -68,21 +68,21 @@ class Rerun(NamedTuple):
 
     outcome: Outcome
     sentence: str
-    """The same for a person, with the figures."""
+    """The result as a sentence, with the figures."""
     came: dict[str, Any]
-    """What the program printed; empty if it did not come to that."""
+    """What the program printed; empty if it printed nothing."""
 
 
 def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> str:
-    """The program for a trial's setting.
+    """Returns the program for a trial's setting.
 
     Args:
-        trial: its row, as `load` returns it.
-        seed: of the sweep.
-        remarks: sentences to put above the training loop, such as why this setting, and how a run of it went.
+        trial: The trial's row, as `load` returns it.
+        seed: Seed of the sweep.
+        remarks: Sentences above the training loop, such as why this setting was chosen, and the result of a run.
 
     Raises:
-        ConfigError: the record holds no source.
+        ConfigError: The record has no source.
     """
     source = text(trial["source"])
     if not source:
@@ -127,9 +127,9 @@ def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> R
     """Runs the program in a fresh process with empty compile caches and compares its throughput with the record's interval.
 
     Args:
-        trial: the row it was made from.
-        script: what `best_script` returned.
-        timeout_s: seconds until it is given up; None for four times what the trial took, and ten minutes.
+        trial: The row that the program was made from.
+        script: Result of `best_script`.
+        timeout_s: Seconds until the run is abandoned; None for four times what the trial took, plus ten minutes.
     """
     limit_s = min(timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600, _LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="best-") as scratch:
@@ -174,7 +174,7 @@ def _judged(trial: pd.Series, came: dict[str, Any]) -> Rerun:
 
 
 def _training_loop(source: str) -> tuple[str, str]:
-    """The imports of harness/training_script.py that the source lacks, and what follows them: read as text, without torch."""
+    """Returns the imports of harness/training_script.py that the source lacks, and what follows them, without torch."""
     code = (files("compile_sweep.harness") / "training_script.py").read_text(encoding="utf-8")
     there = {(module, name) for module, name, _ in _imports(source)}
     imports = _imports(code)
@@ -189,7 +189,7 @@ def _training_loop(source: str) -> tuple[str, str]:
 
 
 def _imports(code: str) -> list[tuple[str | None, str, int]]:
-    """Each name that the module imports at its top: from where, or None for a module itself, and the statement's last line."""
+    """Returns each name imported at top level: its module, or None for a module itself, and the statement's last line."""
     found: list[tuple[str | None, str, int]] = []
     for node in ast.parse(code).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -199,7 +199,7 @@ def _imports(code: str) -> list[tuple[str | None, str, int]]:
 
 
 def _finished(command: list[str], environment: dict[str, str], limit_s: float) -> tuple[int | None, str, str]:
-    """Exit code (None past the limit), stdout and stderr; nothing that the command started outlives this."""
+    """Returns exit code (None past the limit), stdout and stderr; ends everything that the command started."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -222,16 +222,16 @@ def _ended_as_a_group(process: subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()  # torchrun's workers are not members of its group: it ends them itself
+        process.terminate()  # torchrun's workers are in groups of their own: it ends them itself
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_ENDING_S)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # compile workers too
+            os.killpg(process.pid, signal.SIGKILL)  # including compile workers
         process.communicate()
 
 
 def _printed(out: str) -> dict[str, Any] | None:
-    """The JSON object that the last line is, as printed by worker 0."""
+    """Parses the JSON object in the last line, printed by worker 0."""
     for line in reversed(out.splitlines()):
         with contextlib.suppress(ValueError):
             if isinstance(came := json.loads(line), dict) and "samples_per_s" in came:

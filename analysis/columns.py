@@ -1,4 +1,4 @@
-"""The columns of `analysis.load`: their names, dtypes and meanings, made of what `TrialRecord` says of each figure."""
+"""The columns of `analysis.load`: names, dtypes and meanings, derived from what `TrialRecord` declares for each figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compile_sweep.schema.settings import CompileSettings
 
 
 class Column(NamedTuple):
-    """One column: how pandas holds it, and what it means."""
+    """A column's dtype in pandas, and its meaning."""
 
     dtype: str | ExtensionDtype
     meaning: str
@@ -46,7 +46,7 @@ COMPILE_PHASES: Mapping[str, CompilePhase] = MappingProxyType(
         "other": CompilePhase("compile_other_s", "other", "what torch times as none of these, such as loading libraries"),
     }
 )
-"""Phase, as a record's `compile_phases_s` names it → what it is here; in the order in which they first happen."""
+"""By the name in a record's `compile_phases_s`, the phase and its description, in the order in which phases first occur."""
 
 TIMESTAMP = pd.DatetimeTZDtype("us", "UTC")
 
@@ -58,7 +58,7 @@ def _choices(kind: type[StrEnum]) -> pd.CategoricalDtype:
 
 
 def _dtype(kind: Any) -> str | ExtensionDtype:
-    """How pandas holds values of this type or None; a list or a mapping is held as it is."""
+    """Returns the pandas dtype for values of this type or None; lists and mappings are stored as objects."""
     kinds = [one for one in (get_args(kind) if isinstance(kind, UnionType) else (kind,)) if one is not NoneType]
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], StrEnum):
         return _choices(kinds[0])
@@ -66,7 +66,7 @@ def _dtype(kind: Any) -> str | ExtensionDtype:
 
 
 def _settings_columns() -> dict[str, Column]:
-    """A column for each field of `CompileSettings`, whose type and docstring say all there is to say of it."""
+    """Returns a column for each field of `CompileSettings`, from its type and docstring."""
     kinds = get_type_hints(CompileSettings)
     body = ast.parse(textwrap.dedent(inspect.getsource(CompileSettings))).body[0]
     meanings = {
@@ -81,19 +81,19 @@ def _settings_columns() -> dict[str, Column]:
 
 
 def settings_column(name: str) -> str:
-    """The column of a field of `CompileSettings`: its name, unless a record has a field of that name."""
+    """Returns the column of a field of `CompileSettings`: its name, unless a record has a field of that name."""
     return "workload_options" if name == "workload" else name
 
 
 WARM_START = ("warm_start_s", "restore_s", "load_s", "first_step_s", "warmup_s")
-"""Figures of a setting's latest warm start that stand in its row."""
+"""Figures of a setting's latest warm start that are added to its row."""
 
 COLD_OR_WARM = ("compile_s", "first_step_s", "warmup_s")
-"""Figures of the warm-up: no column holds both those of cold trials and those of warm ones."""
+"""Figures of the warm-up, which have separate columns for cold and for warm trials."""
 
 
 def warm_start_column(name: str) -> str:
-    """The column of a field of `WarmStart`."""
+    """Returns the column of a field of `WarmStart`."""
     return name if name.startswith("warm_start_") else f"warm_start_{name}"
 
 
@@ -126,17 +126,16 @@ def _columns() -> Iterator[tuple[str, Column]]:
 
 
 def told(about: Figure) -> str:
-    """A figure's meaning with its unit and when it is missing."""
+    """Returns a figure's meaning with its unit and when it is missing."""
     unit = f", in {about.unit}" if about.unit else ""
     return f"{about.meaning}{unit}" + ("" if about.missing.startswith("never") else f"; NA or empty when {about.missing}")
 
 
 _INSIDE = {"step_ms": "step_ms_median"}
-"""Figures whose intervals do not bear their whole name."""
+"""Figures whose intervals are not named after them in full."""
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(dict(_columns()))
-"""Every column `load` returns, in order. Cold and warm times have columns of their own: no figure mixes them.
+"""Every column that `load` returns, in order. Cold and warm times have separate columns, so that no figure mixes them.
 
-Settings mean what `CompileSettings` says of them, where None is NA here. Columns of dtype object hold lists and mappings as
-they are.
+Settings mean what `CompileSettings` says about them; None there is NA here. Columns of dtype object contain lists and mappings.
 """

@@ -1,4 +1,4 @@
-"""What the commands of this package share: counts and amounts as a person writes them, and files that appear whole."""
+"""Shared by this package's commands: counts and amounts as a person writes them, and files that are written atomically."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SweepFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")
 
 
 def is_number(word: str) -> bool:
-    """Whether a word begins as a number does, so that it may be one of several."""
+    """Tells whether a word starts like a number, so that it may be one of several."""
     return word[:1].isdigit() or word[:1] == "."
 
 
 def count(text: str) -> int:
-    """A whole number, also as `200k`, `1M` or `2e5`.
+    """Parses a whole number, also as `200k`, `1M` or `2e5`.
 
     Raises:
-        ConfigError: anything else, or less than 0.
+        ConfigError: The text is something else, or negative.
     """
     found = re.fullmatch(r"([\d_.,]+(?:e\d{1,2})?)([km]?)", text.strip().lower())
     try:
@@ -43,10 +43,10 @@ def count(text: str) -> int:
 
 
 def amount(text: str) -> float:
-    """A number of 0 or more.
+    """Parses a number of 0 or more.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: The text is something else.
     """
     try:
         value = float(text)
@@ -58,23 +58,23 @@ def amount(text: str) -> float:
 
 
 _NAME_CHARS = 40
-"""Of a file's name in that of its unfinished form: the name may have all the bytes that a name can have."""
+"""Number of characters of a file's name in its temporary name: the file's name may already have the maximum length."""
 
 
 @contextmanager
 def published(path: Path) -> Iterator[Path]:
-    """Gives what the block writes its own name once it is whole; readers see the old file or the new one.
+    """Renames what the block writes to its final name when it is complete; readers see the old file or the new one.
 
     Yields:
         Where to write.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: The location is not writable.
     """
     temporary = path.parent / f".{path.name[:_NAME_CHARS]}.{os.getpid()}.tmp"
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # where there is no folder, there is nothing to remove
+        with suppress(OSError):  # if there is no folder, there is nothing to remove
             temporary.unlink(missing_ok=True)

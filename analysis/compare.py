@@ -1,6 +1,6 @@
 """`python -m analysis.compare A B`: the settings that two sweeps share, side by side, as text and as `compare.html`.
 
-With `--fail-on RULE` it is a gate: exit code 1, and a reason for each setting that breaks a rule (`fail_on.py`).
+With `--fail-on RULE` it is a gate: exit code 1, and a reason for each setting that breaks a rule (`rules.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROG = "python -m analysis.compare"
 GATE_FAILED = 1
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-"""The page runs no script and loads nothing."""
+"""The page runs no scripts and loads nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,17 @@ class Row(NamedTuple):
     label: str
     key: str
     status: str
-    """What it was in A and in B; empty if usable in both."""
+    """Status in A and in B; empty if usable in both."""
     cells: list[Cell | None]
     news: Sequence[News]
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0, 1 if a rule is broken, or 2 for what it cannot work with.
+    """Runs the command; returns its exit code: 0, 1 if a rule is broken, or 2 for input that it cannot work with.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     return command_line.run_with(Options, _command, prog, arguments)
 
@@ -80,10 +80,10 @@ def write_comparison(
     path: Path, comparison: Comparison, sweeps: tuple[SweepInfo, SweepInfo], names: tuple[str, str], *,
     rules: Sequence[Rule] = (), findings: Sequence[Finding] = (),
 ) -> Path:  # fmt: skip
-    """Writes the comparison as a page that needs no network and no script, whole or not at all.
+    """Atomically writes the comparison as a page that needs neither a network nor scripts.
 
     Raises:
-        SweepFolderError: it cannot be written there.
+        SweepFolderError: The path is not writable.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -136,10 +136,10 @@ def _command(options: Options) -> int:
 
 
 def _attempts(before: Path, after: Path, repeats: Sequence[Path]) -> pd.DataFrame:
-    """Those of A and of its repeats.
+    """Returns the attempts of A and of its repeats.
 
     Raises:
-        ConfigError: a repeat is of other work, or is a folder that was named already.
+        ConfigError: A repeat has another workload, or its folder was already named.
     """
     named = [before, after, *repeats]
     for at, folder in enumerate(repeats, start=2):
@@ -150,7 +150,7 @@ def _attempts(before: Path, after: Path, repeats: Sequence[Path]) -> pd.DataFram
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
-    """The comparison as text."""
+    """Yields the lines of the comparison as text."""
     for name, before, after in comparison.circumstances:
         yield f"{name}: {before} → {after}"
     yield from sentences(comparison)

@@ -1,6 +1,6 @@
 """What to do, in words: one set of sentences for the end of a sweep, its report, `recommend` and `best.py`.
 
-The report's script fills the same sentences in for the job that its reader sets.
+The report's script fills in the same sentences for the job that its reader chooses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SENTENCES = {
     "unknown_why": "No eager trial is usable; of the others it takes least for {job}. What would tell: an eager trial, as "
     "--settings scope=eager measures one.",
 }
-"""Each sentence with its blanks."""
+"""Each sentence with its placeholders."""
 
 TILES = {
     "Saves": ("{share}", "{saved} of {whole} (95 %: {low} to {high}) against {baseline}"),
@@ -42,7 +42,7 @@ TILES = {
     "Memory": ("{memory}", "{memory_more}"),
     "Real": ("{probability}", "probable that it saves anything"),
 }
-"""The same at a glance: caption → figure, and what stands under it."""
+"""The decision at a glance: caption → figure, and the text below it."""
 
 MEMORY_MORE = "{more} GiB against {baseline}"
 
@@ -57,7 +57,7 @@ AS_WRITTEN = "the script as it is"
 
 
 def sentence_names(found: Decision) -> list[str]:
-    """Which sentences say what to do, why, and, where that is not clear, what would tell."""
+    """Returns the names of the sentences that say what to do, why, and, if that is not clear, what would tell."""
     saving = found.saving
     if saving is None:
         return ["unknown", "unknown_why"] if found.baseline is None else ["stay", "stay_alone"]
@@ -69,12 +69,12 @@ def sentence_names(found: Decision) -> list[str]:
 
 
 def has_tiles(found: Decision) -> bool:
-    """Whether there is a gain to show at a glance."""
+    """Tells whether there is a gain to show at a glance."""
     return found.saving is not None and found.outcome is not Outcome.STAY
 
 
 def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str, str]:
-    """What goes into the blanks for figures of time; empty where nothing is compared."""
+    """Returns the values of placeholders for times; empty if nothing is compared."""
     saving = found.saving
     if saving is None or found.setting is None or found.baseline is None:
         return {}
@@ -99,32 +99,32 @@ def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str
 
 
 def memory_words(setting_bytes: float | None, baseline_bytes: float | None, baseline: str) -> dict[str, str]:
-    """What goes into the blanks for memory."""
+    """Returns the values of placeholders for memory."""
     more = ""
     if setting_bytes is not None and baseline_bytes is not None:
-        gibs = round((setting_bytes - baseline_bytes) / 2**30, 1) + 0.0  # which makes no −0.0
+        gibs = round((setting_bytes - baseline_bytes) / 2**30, 1) + 0.0  # avoids −0.0
         more = MEMORY_MORE.format(more=minus(f"{gibs:+.1f}"), baseline=baseline)
     return {"memory": gib(setting_bytes), "memory_more": more}
 
 
 def words_of_baseline(settings_key: str, label: str) -> str:
-    """What is run today, in words."""
+    """Describes what is run today."""
     if CompileSettings.parse(settings_key).as_written:
         return AS_WRITTEN
     return label if label == "eager" else f"eager (“{label}”)"
 
 
 def signed(seconds: float) -> str:
-    """A duration that may be negative."""
+    """Formats a duration that may be negative."""
     return f"−{duration(-seconds)}" if seconds < 0 else duration(seconds)
 
 
 def minus(words: str) -> str:
-    """A figure with the sign that is as broad as a plus."""
+    """Formats a figure with the minus sign that is as wide as a plus."""
     return words.replace("-", "−")
 
 
 def rounded_up(steps: int) -> int:
-    """A count of two digits that is no smaller."""
+    """Rounds a count up to two digits."""
     unit = int(10 ** max(0, math.floor(math.log10(steps)) - 1))
     return math.ceil(steps / unit) * unit

@@ -1,4 +1,4 @@
-"""How a sweep ended, for its last lines on the terminal: the verdict, and the settings worth naming with what each gains."""
+"""The last lines of a sweep on the terminal: the verdict, and the settings worth naming with what each gains."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class NamedSetting(NamedTuple):
     what: str
     setting: str
     saves: str
-    """Share of the job that it saves against what is run today, with its 95 % interval."""
+    """Fraction of the job that it saves relative to what is run today, with its 95 % interval."""
     compile: str
     memory: str
 
 
 class Ending(NamedTuple):
-    """What a sweep came to."""
+    """The result of a sweep."""
 
     sentences: list[str]
     named: list[NamedSetting]
     settings_key: str | None
-    """Of the setting to train with; None where that is what is run today, or nothing is known."""
+    """Key of the setting to train with; None if that is what is run today, or if nothing is known."""
 
 
 def ending(folder: Path) -> Ending:
-    """What the sweep in this folder came to, for a job of usual length.
+    """Returns the result of the sweep in this folder, for a job of usual length.
 
     Raises:
-        RecordsError: the folder holds no records that this version reads.
+        RecordsError: The folder has no records that this version reads.
     """
     df = load(folder)
     try:
@@ -57,7 +57,7 @@ def ending(folder: Path) -> Ending:
 
 
 def _named(found: Recommendation) -> Iterator[NamedSetting]:
-    """The settings worth naming; one that is worth it in several ways is named once."""
+    """Yields the settings worth naming, each only once."""
     rows: dict[object, tuple[pd.Series, list[str]]] = {}
     for what, row in _roles(found):
         rows.setdefault(row.name, (row, []))[1].append(what)

@@ -1,8 +1,8 @@
-"""`python -m analysis.export DIR --steps 1M`: a sweep's results in other forms, beside it.
+"""`python -m analysis.export DIR --steps 1M`: a sweep's results in other forms, next to it.
 
-`best.py` is the setting that `analysis.recommend` names for the job, as a program; `best.json` says how a run of it went. Of a
-script there is no `best.py`, but the command that trains it with the setting.
-`trials.csv`, `trials.parquet` and `trials.md` are the trials as a table.
+`best.py` is the setting that `analysis.recommend` recommends for the job, as a program; `best.json` says how a run of it went.
+For a script there is no `best.py`, but the command that trains it with the setting. `trials.csv`, `trials.parquet` and
+`trials.md` are the trials as a table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from compile_sweep.schema.visible_text import spreadsheet_cell
 PROG = "python -m analysis.export"
 
 _EVERY_STEP = ("step_ms", "eager_step_ms")
-"""Columns too long for a cell of a spreadsheet."""
+"""Columns too long for a spreadsheet cell."""
 
 _FORMS: Mapping[str, Callable[[pd.DataFrame, Path], None]] = {
     "csv": lambda df, path: to_csv(df, path),
@@ -50,7 +50,7 @@ _FORMS: Mapping[str, Callable[[pd.DataFrame, Path], None]] = {
 
 
 class Form(StrEnum):
-    """What may be written."""
+    """Output formats."""
 
     BEST = "best"
     CSV = "csv"
@@ -75,9 +75,9 @@ class Options(JobOptions):
 
 
 def to_csv(df: pd.DataFrame, path: Path) -> None:
-    """Every trial and column but the single steps, as CSV: lists and mappings are JSON in a cell, what is missing is empty.
+    """Writes every trial and column except single steps as CSV: lists and mappings are JSON in a cell, missing values are empty.
 
-    Text that a spreadsheet would take for a formula has an apostrophe before it.
+    Text that a spreadsheet would interpret as a formula is prefixed with an apostrophe.
     """
     plain = _plain(df.drop(columns=list(_EVERY_STEP)), also=list)
     for name in plain.select_dtypes(["string", "object", "category"]):
@@ -86,16 +86,16 @@ def to_csv(df: pd.DataFrame, path: Path) -> None:
 
 
 def to_parquet(df: pd.DataFrame, path: Path) -> None:
-    """Every trial and column as Parquet, lists as lists; mappings are JSON, for their fields differ from trial to trial."""
+    """Writes every trial and column as Parquet; mappings are JSON, because their fields differ between trials."""
     _plain(df).to_parquet(path, index=False)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for what it cannot work with.
+    """Runs the command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for input it cannot work with.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     return command_line.run_with(Options, _command, prog, arguments)
 
@@ -143,22 +143,22 @@ def export_best(
     because: Sequence[str] = (),
     job: Job | None = None,
 ) -> Rerun:
-    """Writes `best.py` for a trial's setting once it has run in a fresh process, and `best.json`, which says how that went.
+    """Writes `best.py` for a trial's setting after running it in a fresh process, and `best.json` with the result.
 
-    A program that fails is not offered: an earlier `best.py` goes, and `best.json` says why.
+    A program that fails is not offered: an earlier `best.py` is removed, and `best.json` says why.
 
     Args:
-        folder: the sweep's.
-        trial: the row of its setting.
-        into: where to write.
-        run_it: False to offer it unseen.
-        timeout_s: as in `rerun`.
-        because: sentences of why this setting.
-        job: the job it was chosen for.
+        folder: The sweep's folder.
+        trial: Row of the trial.
+        into: Folder to write to.
+        run_it: False to offer the program without running it.
+        timeout_s: As in `rerun`.
+        because: Sentences that say why this setting was chosen.
+        job: The job it was chosen for.
 
     Raises:
-        ConfigError: the record holds no source, or `sweep.json` has a seed that is none.
-        SweepFolderError: nothing can be written there.
+        ConfigError: The record has no source, or the seed in `sweep.json` is not valid.
+        SweepFolderError: The folder is not writable.
     """
     seed = _seed(folder)
     came = Rerun(Outcome.NOT_RUN, "Not run again before it was written.", {})
@@ -202,7 +202,7 @@ def _chosen(told: Options, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.S
 
 
 def _seed(folder: Path) -> int:
-    """The seed of the sweep's batches."""
+    """Returns the seed of the sweep's batches."""
     seed = load_sweep(folder).config.get("seed")
     if seed is not None and type(seed) is not int:
         raise ConfigError(f"{folder / SWEEP_FILE} has the seed {seed!r}, which is not a whole number; put the sweep's own there")
@@ -210,7 +210,7 @@ def _seed(folder: Path) -> int:
 
 
 def _script(folder: Path) -> list[str]:
-    """The script that was swept and its arguments; empty if it was a workload."""
+    """Returns the swept script and its arguments; empty for a workload."""
     job = load_sweep(folder).config.get("script")
     if job is None:
         return []
@@ -223,7 +223,7 @@ def _script(folder: Path) -> list[str]:
 
 
 def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:
-    """The setting's usable trial that counts."""
+    """Returns the setting's usable trial that counts."""
     counted = standing(df)
     named = counted[counted["settings_key"] == key]
     usable = named[named["status"] == Status.OK]
@@ -240,7 +240,7 @@ def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:
 
 
 def _plain(df: pd.DataFrame, *, also: type = dict) -> pd.DataFrame:
-    """The frame with mappings, and what else is named, as JSON text."""
+    """Returns the frame with mappings, and the columns in `also`, as JSON text."""
 
     def written(value: Any) -> Any:
         if isinstance(value, dict | also):
@@ -256,12 +256,12 @@ def _write(path: Path, contents: str) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Has a file written, whole or not at all."""
+    """Writes a file atomically."""
     try:
         with published(path) as unfinished:
             write(unfinished)
     except OSError as error:
-        why = error.strerror or error  # pandas' own have no number
+        why = error.strerror or error  # errors of pandas have no errno
         raise SweepFolderError(f"{path} cannot be written ({why}); name a folder that can with --output") from None
 
 

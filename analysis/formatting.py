@@ -1,4 +1,4 @@
-"""Figures as a person reads them: three significant digits, a unit, and a dash where there is no figure."""
+"""Formats figures for people: three significant digits, a unit, and a dash if there is no figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = "—"
 
 
 def number(value: Any) -> float | None:
-    """The value as a finite float; None if it is missing or no number."""
+    """Returns the value as a finite float; None if it is missing or not a number."""
     if value is None or value is pd.NA or isinstance(value, str | dict | list):
         return None
     converted = float(value)
@@ -22,12 +22,12 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str | None:
-    """The value as text; None if it is missing."""
+    """Returns the value as text; None if it is missing."""
     return None if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)) else str(value)
 
 
 def figure(value: Any, unit: str = "", *, digits: int = 3) -> str:
-    """`1234.5 → "1,234"` and `0.12345 → "0.123"`, with the unit behind it; a dash if the figure is missing."""
+    """`1234.5 → "1,234"` and `0.12345 → "0.123"`, followed by the unit; a dash if the figure is missing."""
     converted = number(value)
     if converted is None:
         return MISSING
@@ -37,30 +37,30 @@ def figure(value: Any, unit: str = "", *, digits: int = 3) -> str:
 
 
 def or_estimate(measured: Any, estimate: Any, write: Callable[[Any], str]) -> str:
-    """What was measured in `write`'s words; where it was not, the estimate behind a ≈; a dash without either."""
+    """Formats the measured value with `write` or, if it is missing, the estimate after a ≈; a dash without either."""
     return f"≈ {write(estimate)}" if number(measured) is None and number(estimate) is not None else write(measured)
 
 
 def whole(value: Any) -> str:
-    """A count, without decimals; a dash if missing."""
+    """Formats a count without decimals; a dash if missing."""
     converted = number(value)
     return MISSING if converted is None else f"{converted:,.0f}"
 
 
 def gib(num_bytes: Any) -> str:
-    """Bytes in GiB (2³⁰ bytes), with the unit; a dash if missing."""
+    """Formats bytes in GiB (2³⁰ bytes), with the unit; a dash if missing."""
     converted = number(num_bytes)
     return MISSING if converted is None else f"{converted / 2**30:.1f} GiB"
 
 
 def times(ratio: Any) -> str:
-    """A speed-up, as `1.50×`; a dash if missing."""
+    """Formats a speedup as `1.50×`; a dash if missing."""
     converted = number(ratio)
     return MISSING if converted is None else f"{converted:.2f}×"
 
 
 def duration(seconds: Any) -> str:
-    """About how long, to two digits: seconds under two minutes, else minutes, else hours; a dash if missing."""
+    """Formats an approximate duration with two digits: seconds under two minutes, then minutes, then hours; a dash if missing."""
     converted = number(seconds)
     if converted is None or converted < 120:
         return figure(converted, "s", digits=2)
@@ -68,13 +68,13 @@ def duration(seconds: Any) -> str:
 
 
 def percent(share: Any) -> str:
-    """A share of one as `3.1 %`; a dash if missing."""
+    """Formats a fraction as `3.1 %`; a dash if missing."""
     converted = number(share)
     return MISSING if converted is None else f"{100 * converted:.1f} %"
 
 
 def instant(iso: str) -> str:
-    """A time of day as ISO 8601 has it, to the minute and in UTC: `2026-11-21 09:11 UTC`; as it is if it is none."""
+    """Formats an ISO 8601 time to the minute in UTC: `2026-11-21 09:11 UTC`; returns other text unchanged."""
     try:
         when = datetime.fromisoformat(iso)
     except ValueError:
@@ -83,14 +83,14 @@ def instant(iso: str) -> str:
 
 
 def upper_end(high: Any) -> float | None:
-    """The upper end of an interval, infinite where nothing bounds it; None if it is missing."""
+    """Returns the upper end of an interval, infinite if unbounded; None if it is missing."""
     return math.inf if isinstance(high, float) and high == math.inf else number(high)
 
 
 def interval(low: Any, high: Any) -> str:
-    """`a–b`, with the digits a figure has, or more where its width needs them to show; nothing if an end is missing.
+    """Formats `a–b`, with as many digits as needed to show the interval's width; empty if an end is missing.
 
-    Without a bound upwards it is `a or more`.
+    An interval without an upper bound is `a or more`.
     """
     start, end = number(low), upper_end(high)
     if start is None or end is None:
@@ -103,12 +103,12 @@ def interval(low: Any, high: Any) -> str:
 
 
 def span(low: Any, high: Any, unit: str) -> str:
-    """The same in a sentence: `a to b unit`."""
+    """Formats an interval for a sentence: `a to b unit`."""
     if upper_end(high) == math.inf:
         return f"{figure(low, unit)} or more"
     return f"{figure(low)} to {figure(high, unit)}"
 
 
 def cell(words: str) -> str:
-    """Text for a cell of a Markdown table: on one line, so that it ends no cell, and beginning no mark-up."""
+    """Makes text safe for a cell of a Markdown table: on one line, and without markup."""
     return re.sub(r"([\\|`*<[])", r"\\\1", " ".join(words.split()))

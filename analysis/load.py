@@ -27,17 +27,17 @@ _INTERVALS = dict(INTERVALS.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepInfo:
-    """What `sweep.json` says; what it does not say is empty."""
+    """What `sweep.json` says; missing values are empty."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     """The sweep's configuration: recipe, workload, size, seed, …"""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, GPU, driver, cores, commit; None where it could not be found out."""
+    """Versions, GPU, driver, cores, commit; None for unknown values."""
     environment_key: str = ""
     started_at: str = ""
     """ISO 8601 with its UTC offset."""
     planned: tuple[str, ...] = ()
-    """`settings_key` of each setting the sweep set out to measure."""
+    """`settings_key` of each setting that the sweep planned to measure."""
 
     @property
     def what(self) -> str:
@@ -46,21 +46,21 @@ class SweepInfo:
 
 
 def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
-    """The trials of a sweep, one row a measurement, in the order they finished.
+    """Returns the trials of a sweep, one row per measurement, in the order in which they finished.
 
-    A measurement is a setting with its number of workers, cold or warm. Where one was attempted more than once, the
-    latest attempt counts, whatever its status, and `attempt` says which it is. A warm start is not a measurement: its figures
-    stand in columns of their own, in each row of its setting.
+    A measurement is a setting with its number of workers, cold or warm. If one was attempted more than once, the latest attempt
+    counts, whatever its status, and `attempt` is its number. A warm start is not a measurement: its figures are in columns of
+    their own, in each row of its setting.
 
     Args:
-        folder: the sweep's folder.
-        all_attempts: keep earlier attempts as rows too. Do not build a front from that: a setting would count twice.
+        folder: The sweep's folder.
+        all_attempts: Keep earlier attempts as rows, too. Do not compute a front from these: a setting would count twice.
 
     Returns:
-        The columns of `analysis.COLUMNS`, which gives units and dtypes, also for a sweep without a record.
+        The columns of `analysis.COLUMNS`, which documents units and dtypes, also for a sweep without records.
 
     Raises:
-        RecordsError: the folder or its `trials.jsonl` is missing, unreadable, or holds something else.
+        RecordsError: The folder or its `trials.jsonl` is missing, unreadable, or has other contents.
     """
     folder = Path(folder)
     _check_folder(folder, TRIALS_FILE)
@@ -76,10 +76,10 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
 
 
 def load_sweep(folder: str | Path) -> SweepInfo:
-    """What the folder's `sweep.json` says of the sweep; parts that are missing or of a wrong kind are left empty.
+    """Reads the folder's `sweep.json`; missing parts and parts of a wrong type are left empty.
 
     Raises:
-        RecordsError: the folder or its `sweep.json` is missing or unreadable, or the file is not a JSON object.
+        RecordsError: The folder or its `sweep.json` is missing or unreadable, or the file is not a JSON object.
     """
     folder = Path(folder)
     _check_folder(folder, SWEEP_FILE)
@@ -110,7 +110,7 @@ def _check_folder(folder: Path, file: str) -> None:
             raise RecordsError(f"{folder} is a file, not a sweep's folder; {_SWEPT}")
         if not (folder / file).is_file():
             raise RecordsError(f"{folder} holds no {file}; {_SWEPT}")
-    except OSError as error:  # a folder that lets nobody in, a name too long
+    except OSError as error:  # the folder is not accessible, or the name is too long
         raise RecordsError(f"{folder} cannot be read ({error.strerror}); {_SWEPT}") from None
 
 
@@ -145,7 +145,7 @@ def _row(record: TrialRecord, attempt: int, start: WarmStart | None) -> dict[str
 
 
 def _numerics(numerics: Mapping[str, Any]) -> dict[str, Any]:
-    """What the check against eager came to, in three columns."""
+    """Returns the result of the check against eager, in three columns."""
     ratios = list(_ratios(numerics))
     return {
         "numerics_status": numerics.get("status"),
@@ -155,9 +155,9 @@ def _numerics(numerics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
-    """Every gap over its tolerance, of whatever the status rests on; None if not finite."""
+    """Yields every gap that the status is based on, divided by its tolerance; None if not finite."""
     for name, value in numerics.items():
-        if name == "buffers" and numerics.get("remark"):  # out of tolerance, and no reason against the setting
+        if name == "buffers" and numerics.get("remark"):  # out of tolerance, but no reason against the setting
             continue
         if isinstance(value, Mapping) and "tolerance" in value:
             gap, tolerance = number(value.get("gap")), number(value["tolerance"])
@@ -168,7 +168,7 @@ def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
 
 def _column(name: str, values: list[Any]) -> pd.Series:
     dtype = COLUMNS[name].dtype
-    if name != "source":  # which is code, to be run as it is
+    if name != "source":  # code, which must stay executable
         values = [visible_values(value) for value in values]
     try:
         if dtype is TIMESTAMP:

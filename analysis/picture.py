@@ -51,7 +51,7 @@ Plotly.toImage('{plot_id}', {format: 'svg', width: null, height: %d}).then((url)
   document.body.replaceChildren(drawn);
 });
 """
-"""Leaves the chart in the page as text, for `--dump-dom`."""
+"""Script that leaves the chart in the page as text, for `--dump-dom`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +74,14 @@ def write_picture(folder: str | Path, path: str | Path, chart: str = FRONT) -> P
     """Draws a chart of the sweep's report, and returns the picture's path; see `draw`.
 
     Args:
-        folder: the sweep's folder.
-        path: the picture, a PNG or, if it ends so, an SVG.
-        chart: the front, or the id of a chart of the report.
+        folder: The sweep's folder.
+        path: Path of the picture; an SVG if it ends in .svg, otherwise a PNG.
+        chart: The front, or the ID of a chart of the report.
 
     Raises:
-        RecordsError: the folder holds no sweep that can be read.
-        PictureError: the report has no such chart, there is no Chromium, or it drew nothing.
-        SweepFolderError: the picture cannot be written there.
+        RecordsError: The folder has no readable sweep.
+        PictureError: The report has no such chart, there is no Chromium, or it drew nothing.
+        SweepFolderError: The path is not writable.
     """
     _browser()  # before anything is read
     folder = Path(folder)
@@ -98,11 +98,11 @@ def write_picture(folder: str | Path, path: str | Path, chart: str = FRONT) -> P
 
 
 def draw(chart: go.Figure, path: Path) -> Path:
-    """Draws any chart in its own size, and returns the picture's path: an SVG if it ends so, else a PNG of twice the size.
+    """Draws any chart in its own size, and returns the picture's path: an SVG if it ends in .svg, else a PNG of twice the size.
 
     Raises:
-        PictureError: there is no Chromium, or it drew nothing.
-        SweepFolderError: the picture cannot be written there.
+        PictureError: There is no Chromium, or it drew nothing.
+        SweepFolderError: The path is not writable.
     """
     browser = _browser()
     height_px = int(chart.layout.height or HEIGHT_PX)
@@ -127,18 +127,18 @@ def draw(chart: go.Figure, path: Path) -> Path:
 
 
 def picture_title(sweep: SweepInfo) -> str:
-    """What was measured on what, as far as `sweep.json` says."""
+    """Says what was measured on which machine, as far as `sweep.json` says."""
     where = [str(sweep.environment["gpu"])] if sweep.environment.get("gpu") else []
     where += [f"torch {sweep.environment['torch']}"] if sweep.environment.get("torch") else []
     return " · ".join(filter(None, [sweep.what, *where])) or "sweep"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0, or 2 where no picture could be drawn.
+    """Runs the command; returns its exit code: 0, or 2 if no picture could be drawn.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     return command_line.run_with(Options, _command, prog, arguments)
 
@@ -156,7 +156,7 @@ def _browser() -> str:
 
 
 def _run(browser: str, page: Path, height_px: int, what: str) -> str:
-    """Opens the page in the browser without a window; returns what that prints."""
+    """Opens the page in the browser without a window; returns the browser's output."""
     command = [browser, *_FLAGS, f"--window-size={WIDTH_PX},{height_px}", f"--user-data-dir={page.parent / 'profile'}", what]
     try:
         done = subprocess.run([*command, page.as_uri()], check=True, capture_output=True, timeout=_DEADLINE_S)
@@ -166,7 +166,7 @@ def _run(browser: str, page: Path, height_px: int, what: str) -> str:
 
 
 def _svg(page: str) -> str:
-    """The drawing that the page left in itself."""
+    """Returns the drawing that the script left in the page."""
     found = re.search(r'<pre id="svg">(.*?)</pre>', page, re.DOTALL)
     if found is None:
         raise PictureError("Chromium ended without a picture; run it by hand to see why")

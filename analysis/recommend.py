@@ -1,9 +1,9 @@
 """`python -m analysis.recommend DIR --steps 200000`: which setting to train a job with, and what that saves.
 
-There are three answers: use a setting, stay with what is run today (the script as it is, or plain eager), or cannot tell, and
-what would tell. They go by the total of starts and steps of one job, among the settings that keep all constraints.
+There are three answers: use a setting, stay with what is run today (the unchanged script, or plain eager), or cannot tell, with
+what would tell. They are based on the total of starts and steps of one job, for the settings that meet all constraints.
 
-The recommended setting by length of the job as a table for a text. Markdown; no text of a record is mark-up.
+`--markdown` prints the recommended setting by length of the job as a table. Text from records is escaped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
 VERDICTS = {Outcome.USE: "use", Outcome.STAY: "stay", Outcome.UNCLEAR: "cannot tell"}
 
 EQUAL = 0.05
-"""A setting that is the shortest with at least this probability cannot be told apart from the recommended one."""
+"""Probability of being the fastest from which a setting cannot be told apart from the recommended one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Options(JobOptions):
 
 
 class Tile(NamedTuple):
-    """A figure, what it is, and what stands behind it."""
+    """A figure, its caption, and the evidence."""
 
     caption: str
     figure: str
@@ -96,39 +96,39 @@ class Recommendation(NamedTuple):
 
     job: Job
     samples_per_step: int
-    """Of one worker."""
+    """Samples per step of one worker."""
     trial: pd.Series
-    """The row of the setting to train with: the baseline's where the answer is to stay, else the one of `about`."""
+    """Row of the setting to train with: the baseline's if the answer is to stay, otherwise `about`."""
     about: pd.Series
-    """The row of the setting that the decision is about."""
+    """Row of the setting that the decision is about."""
     baseline: pd.Series | None
-    """The row of what is run today; it may break the constraints. None if no eager trial is usable."""
+    """Row of what is run today, which may break the constraints; None if no eager trial is usable."""
     decision: Decision
     lines: list[Line]
-    """What jobs take under each setting that the decision speaks of."""
+    """Lines of the settings that the decision mentions."""
     costs: Costs
-    """Of every setting that keeps the constraints."""
+    """Costs of every setting that meets the constraints."""
     equals: pd.DataFrame
-    """Rows of others that might as well be the shortest, the most probable first."""
+    """Rows of other settings that might be the fastest, the most probable first."""
     reigns: list[Reign]
-    """The shortest setting for every length of such a job."""
+    """The fastest setting for every length of such a job."""
     excluded: dict[str, int]
-    """Constraint → usable settings that do not keep it."""
+    """Number of usable settings that break each constraint."""
 
 
 def recommend(
     df: pd.DataFrame, job: Job, *, constraints: Sequence[Constraint] = (), attempts: pd.DataFrame | None = None
 ) -> Recommendation:
-    """The setting under which the job takes least, with what it gains.
+    """Returns the setting with which the job is fastest, with its gain.
 
     Args:
-        df: trials as `load` returns them.
-        job: the job.
-        constraints: bounds the setting must keep; those it is compared with need not.
-        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+        df: Trials as `load` returns them.
+        job: The job.
+        constraints: Bounds that the setting must meet; those it is compared with need not.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
 
     Raises:
-        ConfigError: no trial is usable, or none keeps the constraints.
+        ConfigError: No trial is usable, or none meets the constraints.
     """
     every = costs(df, job, attempts=attempts)
     kept, excluded = _within(every.table, constraints)
@@ -159,13 +159,13 @@ def recommend(
 
 
 def verdict(found: Recommendation) -> list[str]:
-    """What to do, why, and what would tell: the same sentences as at the end of a sweep, in its report and in `best.py`."""
+    """Says what to do, why, and what would tell, in the sentences that also end a sweep and stand in its report and `best.py`."""
     blanks = _blanks(found)
     return [SENTENCES[name].format(**blanks) for name in sentence_names(found.decision)]
 
 
 def tiles(found: Recommendation) -> list[Tile]:
-    """Gain, total, memory and certainty of the setting at a glance; none where the answer is to stay."""
+    """Returns gain, total, memory and certainty of the setting at a glance; empty if the answer is to stay."""
     if not has_tiles(found.decision):
         return []
     blanks = _blanks(found)
@@ -173,7 +173,7 @@ def tiles(found: Recommendation) -> list[Tile]:
 
 
 def _blanks(found: Recommendation) -> dict[str, str]:
-    """What goes into the blanks of `SENTENCES` and `TILES`."""
+    """Returns the values of the placeholders in `SENTENCES` and `TILES`."""
     about, baseline = found.about, found.baseline
     words, peak = "", None
     if baseline is not None:
@@ -189,7 +189,7 @@ def _blanks(found: Recommendation) -> dict[str, str]:
 
 
 def sentences(found: Recommendation) -> list[str]:
-    """The recommendation in words, the most important first."""
+    """Returns the recommendation in words, the most important sentence first."""
     trial, job = found.trial, found.job
     total = f"{duration(trial['total_s'])} (95 %: {duration(trial['total_s_low'])} to {duration(trial['total_s_high'])})"
     money = "" if number(trial["cost"]) is None else f", {figure(trial['cost'])} at {figure(job.price_per_gpu_hour)} a GPU-hour"
@@ -219,27 +219,27 @@ def sentences(found: Recommendation) -> list[str]:
 
 
 def describe(job: Job, samples: int) -> str:
-    """The job in words."""
+    """Describes the job in words."""
     restarts = f"{job.restarts} restart{'' if job.restarts == 1 else 's'}, " if job.restarts else ""
     nodes = f"{job.nodes} nodes, " if job.nodes > 1 else ""
     return f"{whole(job.steps)} steps of {samples} samples a worker, {nodes}{restarts}{STARTS[job.starts]}"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0, or 2 for what it cannot work with.
+    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     return command_line.run_with(Options, _command, prog, arguments)
 
 
 def job_of(told: JobOptions, steps: int) -> Job:
-    """The job that options describe, of so many steps.
+    """Returns the job that the options describe, with this many steps.
 
     Raises:
-        ConfigError: a number that no job has.
+        ConfigError: A number is out of range for a job.
     """
     gpus, price = told.gpus_per_node, told.price_per_gpu_hour
     return Job(
@@ -254,7 +254,7 @@ def job_of(told: JobOptions, steps: int) -> Job:
 
 
 def trials_of(told: JobOptions) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The trials and all attempts that options speak of."""
+    """Returns the trials and all attempts of the sweep in the options."""
     return load(told.folder), load(told.folder, all_attempts=True)
 
 
@@ -275,7 +275,7 @@ def _command(told: Options) -> int:
 
 
 def by_length(found: Recommendation) -> list[str]:
-    """A line for each range of job lengths and the setting that is the shortest in it."""
+    """Returns a line per range of job lengths, with the setting that is the fastest in it."""
     lines = []
     for reign in found.reigns:
         until = "" if reign.to_steps is None else f" to {whole(reign.to_steps)}"
@@ -288,7 +288,7 @@ def by_length(found: Recommendation) -> list[str]:
 
 
 def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-    """Which rows keep every constraint, and how many break each; what was not measured breaks it."""
+    """Tells which rows meet every constraint, and how many break each; a missing figure breaks it."""
     kept = np.ones(len(table), dtype=np.bool_)
     excluded = {}
     for constraint in constraints:
@@ -308,7 +308,7 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
 
 
 def _equals(found: Recommendation) -> list[str]:
-    """Which others might as well take least."""
+    """Says which other settings might be the fastest."""
     if found.equals.empty or found.decision.outcome is Outcome.STAY:
         return []
     names = [f"“{label}”" for label in found.equals["settings_label"]]
@@ -316,10 +316,10 @@ def _equals(found: Recommendation) -> list[str]:
 
 
 def recommendation_markdown(found: Sequence[Recommendation]) -> str:
-    """A row for each job, then a line for each range of lengths with the setting that is the shortest in it.
+    """Returns a table row per job, then a line per range of lengths with the setting that is the fastest in it.
 
     Args:
-        found: one or more, of jobs that differ in their length alone.
+        found: Recommendations, at least one, for jobs that differ only in length.
     """
     has_price = any(number(one.trial["cost"]) is not None for one in found)
     headings = ["steps", "verdict", "setting", "total (95 %)", "of it starts", "saves (95 %)", "probability of a gain"]

@@ -32,11 +32,11 @@ class Options:
 
 
 def write_report(folder: str | Path) -> Path:
-    """Writes the folder's `report.html`, whole or not at all, and returns its path.
+    """Writes the folder's `report.html` atomically and returns its path.
 
     Raises:
-        RecordsError: `sweep.json` or `trials.jsonl` is missing or not what this version writes.
-        SweepFolderError: the report cannot be written there.
+        RecordsError: `sweep.json` or `trials.jsonl` is missing, or this version did not write it.
+        SweepFolderError: The path is not writable.
     """
     folder = Path(folder)
     page = report_page(folder)
@@ -50,21 +50,21 @@ def write_report(folder: str | Path) -> Path:
 
 
 def renew_report(folder: str | Path) -> None:
-    """Writes the folder's report again if it has one, so that it links what lies beside it since.
+    """Rewrites the folder's report if it has one, so that it links files added since.
 
     Raises:
-        RecordsError, SweepFolderError: as `write_report`.
+        RecordsError, SweepFolderError: For the reasons of `write_report`.
     """
     if (Path(folder) / REPORT_FILE).exists():
         write_report(folder)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0, or 2 for what it cannot work with.
+    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     return command_line.run_with(Options, _command, prog, arguments)
 

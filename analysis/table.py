@@ -1,7 +1,7 @@
 """`python -m analysis.table DIR`: the sweep in DIR as a table for GitHub, on standard output.
 
-Every trial is in it, the usable ones first. Intervals are 95 %; compile times are cold, of warm trials their estimate with a ≈,
-with a column for each phase that took any time; what is missing is a dash.
+It contains every trial, the usable ones first. Intervals are 95 %. Compile times are cold, or a warm trial's estimate after a ≈,
+with a column for each phase that took any time. A missing figure is a dash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Options:
 
 
 class TableColumn(NamedTuple):
-    """A column: its title, and what it says of a trial."""
+    """A column: its title, and its text for a trial."""
 
     title: str
     write: Callable[[pd.Series], str]
@@ -43,7 +43,7 @@ class TableColumn(NamedTuple):
 
 
 def markdown_table(df: pd.DataFrame) -> str:
-    """The trials `load` returned as a GitHub table, ending in a line break; no text of a record is mark-up in it."""
+    """Formats the trials that `load` returned as a GitHub table, ending in a line break; text from records is escaped."""
     front = pareto_front(df).index
     usable = (df["status"] == Status.OK).to_numpy(dtype=bool)
     order = df.assign(_last=~usable).sort_values(["_last", "samples_per_s"], ascending=[True, False], kind="stable")
@@ -60,11 +60,11 @@ def markdown_table(df: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code: 0, or 2 for what it cannot work with.
+    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     return command_line.run_with(Options, _command, prog, arguments)
 

@@ -1,6 +1,6 @@
-"""What each field of the settings is worth, by matched pairs: settings that differ in that field only.
+"""What each field of the settings is worth, from matched pairs: settings that differ in that field only.
 
-The change is given in samples per second, milliseconds per step and compile seconds. It exists only where a sweep has such pairs.
+Changes are in samples per second, milliseconds per step and compile seconds. They exist only where a sweep has such pairs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dynamic": ("dynamic", "padding", "pad_multiple", "bucket_size", "buckets", "dynamic_min", "dynamic_max"),
     }
 )
-"""Fields that follow from one another and are one choice, under the name of the first."""
+"""Fields that depend on one another and form one choice, under the name of the first."""
 
 _PARTS = "parts."
 
 _MOST_LOGARITHM = 700.0
-"""What a float can still hold the exponential of."""
+"""Largest logarithm whose exponential fits a float."""
 
 _USUAL = "—"
 
@@ -47,26 +47,26 @@ class Difference(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What changing one field did, others being equal."""
+    """The effect of changing one field, everything else being equal."""
 
     name: str
     before: str
     """The field's value."""
     after: str
     rate: Difference
-    """Throughput, as a share: 0.1 is 10 % more."""
+    """Relative change of throughput: 0.1 is 10 % more."""
     step_ms: Difference | None
-    """Milliseconds a step; negative is faster. None where no trial tells how many samples a step has."""
+    """Milliseconds per step; negative is faster. None if no trial says how many samples a step has."""
     compile_s: Difference | None
-    """Seconds of cold compiling, of a warm trial their estimate; None where none of the pairs has both."""
+    """Seconds of cold compiling, estimated for a warm trial; None if no pair has both figures."""
     pairs: int
-    """Pairs of trials it is the mean of."""
+    """Number of pairs that it is the mean of."""
 
     @property
     def steps_to_pay(self) -> float | None:
-        """Steps after which faster steps have made up for longer compiling; None if they never do, or both are not known.
+        """Steps after which faster steps make up for longer compiling; None if they never do, or if a figure is missing.
 
-        Nor where throughput did not grow: the mean of its ratios and the mean of differences between steps may disagree.
+        Also None if throughput did not grow: the mean of its ratios and the mean of step-time differences may disagree.
         """
         if self.step_ms is None or self.compile_s is None or self.step_ms.value >= 0 or self.rate.value <= 0:
             return None
@@ -74,13 +74,13 @@ class Effect(NamedTuple):
 
 
 def effects(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[Effect]:
-    """What changing one field did where all others are equal, the largest effect on throughput first.
+    """Returns the effects of changing one field where all others are equal, the largest effect on throughput first.
 
-    Several pairs of the same change are averaged; the interval holds what each trial may be off and how much the pairs disagree.
+    Several pairs of the same change are averaged; the interval includes each trial's uncertainty and the pairs' disagreement.
 
     Args:
-        df: trials as `load` returns them.
-        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+        df: Trials as `load` returns them.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
     """
     trials = _measured(df, "samples_per_s").reset_index(drop=True)
     if trials.empty:
@@ -95,20 +95,20 @@ def effects(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[E
             compiled = [pair for pair in pairs if pair not in eager] if field == "dynamic" else pairs
             if compiled:
                 found.append(figures.effect(field, before, after, compiled))
-            if eager and field == "dynamic":  # what eager does with lengths is padding alone
+            if eager and field == "dynamic":  # for eager, lengths only matter through padding
                 first, second = (words.partition(", ")[2] for words in (before, after))
                 found.append(figures.effect("padding, eager", first, second, eager))
     return sorted(found, key=lambda effect: -abs(math.log1p(effect.rate.value)))
 
 
 def region_prices(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[Effect]:
-    """What compiling a part of the model, or its optimizer, costs and gains: effects on single parts, from modular records.
+    """Returns what compiling a part of the model, or its optimizer, costs and gains, from modular records.
 
     A part is compiled or not (`parts.NAME.compile=off`), or in another mode than the rest. The optimizer is compiled or not.
 
     Args:
-        df: trials as `load` returns them.
-        attempts: as in `effects`.
+        df: Trials as `load` returns them.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
     """
     modular = df[(df["scope"] == Scope.MODULAR).to_numpy(dtype=bool)]
     return [
@@ -117,7 +117,7 @@ def region_prices(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> 
 
 
 class _Figures:
-    """The trials' figures and how far each may be off, for means over pairs."""
+    """The trials' figures and their uncertainties, for means over pairs."""
 
     def __init__(self, trials: pd.DataFrame, attempts: pd.DataFrame) -> None:
         self.rate = floats(trials["samples_per_s"])
@@ -150,9 +150,9 @@ class _Figures:
 
 
 def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Difference | None:
-    """The mean of those that are known, with an interval of their own errors and, of several, their scatter.
+    """Returns the mean of the known values, with an interval from their own errors and, for several values, their scatter.
 
-    The errors are taken as known. The scatter is found from these few, so its share of the interval is by Student's t.
+    The errors are assumed known. The scatter is estimated from few values, so its part of the interval uses Student's t.
     """
     known = np.isfinite(values)
     values, off = values[known], off[known]
@@ -160,7 +160,7 @@ def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Diff
         return None
     half = Z95 * float(np.sqrt((off**2).sum())) / len(values)
     if len(values) > 1:
-        from scipy.special import stdtrit  # a fifth of a second, and only here
+        from scipy.special import stdtrit  # takes a fifth of a second, and is used only here
 
         half = max(half, float(stdtrit(len(values) - 1, 0.975)) * float(values.std(ddof=1)) / math.sqrt(len(values)))
     mean = float(values.mean())
@@ -168,14 +168,14 @@ def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Diff
 
 
 def _measured(df: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Trials that count, are usable and have the figure."""
+    """Returns trials that count, are usable and have the figure."""
     return usable(standing(df), name)
 
 
 def _choices(key: str) -> dict[str, str]:
-    """The setting's fields as text, those that are one choice together, parts and options each by itself.
+    """Returns the setting's fields as text, with fields of one choice combined, and with parts and options separate.
 
-    Eager stands as the compiled setting nearest to it, so that the two differ in scope alone.
+    An eager setting is represented by the compiled setting nearest to it, so that the two differ only in scope.
     """
     settings = CompileSettings.parse(key)
     values = settings.to_dict()
@@ -194,7 +194,7 @@ def _choices(key: str) -> dict[str, str]:
 
 
 def _together(name: str, values: Mapping[str, object]) -> str:
-    """What is said of a choice: of CUDA graphs nothing, where the mode implies them or their lack."""
+    """Returns the text of a choice; leaves out CUDA graphs if the mode implies whether they are used."""
     if name == "mode":
         return _USUAL if values["mode"] is None else str(values["mode"])
     said = [str(values["dynamic"]), "" if values["padding"] is None else f"pad to {values['padding']}"]
@@ -215,7 +215,7 @@ def _inner(name: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]
 def _pairs(
     settings: Sequence[Mapping[str, str]], peers: Sequence[str], field: str
 ) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """(before, after) → positions of trials that have these values of the field and are equal in all else."""
+    """Returns, by (before, after), positions of pairs of trials that have these values of the field and are equal otherwise."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for at, one in enumerate(settings):
         others = frozenset((name, value) for name, value in one.items() if name != field and value != _USUAL)
@@ -231,7 +231,7 @@ def _pairs(
 
 
 _FROM_PLAIN = ("eager", "default", "foreach", _USUAL)
-"""Values that a change is told from, the plainest first."""
+"""Values that a change is relative to, the plainest first."""
 
 
 def _order(field: str, value: str) -> tuple[int, str]:

@@ -1,10 +1,10 @@
-"""What a job takes under each setting, and from which length on another setting is the better one. Pure functions.
+"""How long a job takes under each setting, and from which length on another setting is better. Pure functions.
 
-A job of n steps takes `fixed_s + step_s · n`: what its starts cost, and the steps. As a function of n each setting is a line, so
-the shortest settings by length are the lower envelope of all lines, and its corners are the crossovers. A job pays for a
-compile on all of its GPUs at once, so money is total time times GPUs times price, and crosses over where time does.
+A job of n steps takes `fixed_s + step_s · n`: the cost of its starts, plus the steps. As a function of n each setting is a line,
+so the fastest settings by length form the lower envelope of all lines, whose corners are the crossovers. A job pays for a compile
+on all of its GPUs at once, so money is total time times GPUs times price, and crosses over where time does.
 
-Steps take what they took when measured: a job on more nodes is assumed to have steps of the same length.
+Steps are assumed to take as long as measured, also in a job on more nodes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Padding, Scope
 
 USUAL_STEPS = 100_000
-"""Length of the job that is decided for where nobody says one."""
+"""Length of the job to decide for by default."""
 
 _MOST = 10**12
-"""Of anything a job has: more than any job, and so little that no figure of one leaves the floats."""
+"""Upper limit of any figure of a job: more than any job has, and small enough that products do not overflow."""
 
 
 class Starts(StrEnum):
-    """What compile caches a job's starts find."""
+    """What a job's starts find in compile caches."""
 
     COLD = "cold"
-    """None: every start compiles all."""
+    """Nothing: every start compiles everything."""
 
     FIRST_COLD = "first-cold"
-    """The first start compiles; restarts take what it left."""
+    """Nothing at the first start; restarts use what it left."""
 
     WARM = "warm"
-    """Every start takes what an earlier job left."""
+    """Everything: every start uses what an earlier job left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +50,21 @@ class Job:
     """A training job.
 
     Raises:
-        ConfigError: a number that no job has.
+        ConfigError: A number is out of range for a job.
     """
 
     steps: int
-    """Steps of the optimizer."""
+    """Number of optimizer steps."""
     restarts: int = 0
-    """Times it is begun again, after failures or preemptions; steps lost are not counted."""
+    """Number of restarts, after failures or preemptions; lost steps are not counted."""
     nodes: int = 1
     gpus_per_node: int | None = None
     """None for as many as a trial had workers."""
     starts: Starts = Starts.COLD
     start_overhead_s: float = 0.0
-    """Seconds that each start takes under any setting: scheduling, loading a checkpoint."""
+    """Seconds of each start under any setting: scheduling, loading a checkpoint."""
     price_per_gpu_hour: float | None = None
-    """In any currency; None if money does not matter."""
+    """Price in any currency; None if money does not matter."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("restarts", 0), ("nodes", 1), ("gpus_per_node", 1)):
@@ -77,39 +77,40 @@ class Job:
                 raise ConfigError(f"{name}={value} is not an amount; use a number from 0 to {_MOST:,}")
 
     def gpus(self, num_workers: int) -> int:
-        """Devices it holds while it runs."""
+        """Returns the number of devices that the job occupies."""
         return self.nodes * (self.gpus_per_node or num_workers)
 
 
 class Costs(NamedTuple):
-    """What a job takes under each setting."""
+    """The cost of a job under each setting."""
 
     table: pd.DataFrame
-    """Usable trials, the shortest total first, with columns more: `first_s` and `again_s`, what the first start and each further
-    one cost; `starts_known`, whether that was measured for the kind of start asked for; `fixed_s`, all starts together;
-    `step_s`; the standard deviations of these four, such as `step_sd_s`; `total_s` with `total_s_low` and `total_s_high`, its
-    95 % interval; `gpu_hours`; `cost`, NA without a price; and `best_probability` of being the shortest."""
+    """Usable trials, the fastest total first, with additional columns: `first_s` and `again_s`, the seconds of the first start
+    and each further one; `starts_known`, whether that was measured for the requested kind of start; `fixed_s`, all starts
+    together; `step_s`; the standard deviations of these four, such as `step_sd_s`; `total_s` with `total_s_low` and
+    `total_s_high`, its 95 % interval; `gpu_hours`; `cost`, NA without a price; and `best_probability` of being the fastest.
+    """
     left_out: int
-    """Usable trials that cannot be compared with those: of another environment, number of workers or input pipeline."""
+    """Number of usable trials that are not comparable: of another environment, number of workers or input pipeline."""
     draws: npt.NDArray[np.float64]
-    """Total seconds, of shape (draw, trial), the trials as in the table."""
+    """Total seconds, of shape (draw, trial), with the trials as in the table."""
 
 
 class Reign(NamedTuple):
-    """A range of job lengths in which one setting is the shortest."""
+    """A range of job lengths in which one setting is the fastest."""
 
     trial: pd.Series
-    """Its row of the table."""
+    """The setting's row of the table."""
     from_steps: int
     to_steps: int | None
-    """The last; None if nothing is ever better."""
+    """Last length of the range; None if no other setting is ever better."""
     from_s: float
-    """What the job takes at the first."""
+    """Seconds of the job at the first length."""
 
 
 @cache
 def is_plain(settings_key: str) -> bool:
-    """Whether they are `torch.compile(model)` as it comes: one length or, padded to any multiple, lengths torch finds out."""
+    """Tells whether the settings are plain `torch.compile(model)`: one length or, padded to any multiple, dynamic=auto."""
     settings = CompileSettings.parse(settings_key)
     return settings in (
         CompileSettings(scope=Scope.FULL, dynamic=Dynamic.STATIC, padding=Padding.MAX),
@@ -118,26 +119,26 @@ def is_plain(settings_key: str) -> bool:
 
 
 def lines_of(table: pd.DataFrame) -> list[Line]:
-    """What jobs take under each setting.
+    """Returns the line of each setting, a job's seconds by number of steps.
 
     Args:
-        table: of `costs`.
+        table: Table of `costs`.
     """
     return [line_of(row) for _, row in table.iterrows()]
 
 
 def line_of(row: pd.Series) -> Line:
-    """What jobs take under one setting, by its row of that table."""
+    """Returns the line of one setting, given its row of that table."""
     return Line(*(float(row[name]) for name in Line._fields))
 
 
 def baseline_place(table: pd.DataFrame) -> int | None:
-    """Place of what is run today: the script as it is, or else the eager setting with the fewest fields set; None without one.
+    """Returns the index of what is run today: the unchanged script, or else the plainest eager setting; None if neither.
 
-    Of several the first, which in a table of `costs` is the one that takes least.
+    Of several, the first is taken, which in a table of `costs` is the fastest.
 
     Args:
-        table: usable trials.
+        table: Usable trials.
     """
     settings = [CompileSettings.parse(str(key)) for key in table["settings_key"]]
     eager = [place for place, one in enumerate(settings) if one.scope is Scope.EAGER]
@@ -145,10 +146,10 @@ def baseline_place(table: pd.DataFrame) -> int | None:
 
 
 def baseline_key(df: pd.DataFrame) -> str | None:
-    """Settings key of what is run today; None before it was measured.
+    """Returns the settings key of what is run today; None before it is measured.
 
     Args:
-        df: trials as `load` returns them.
+        df: Trials as `load` returns them.
     """
     trials = usable(standing(df), "samples_per_s").sort_values("samples_per_s", ascending=False, kind="stable")
     place = baseline_place(trials)
@@ -156,17 +157,17 @@ def baseline_key(df: pd.DataFrame) -> str | None:
 
 
 def _num_fields_set(settings: CompileSettings) -> int:
-    """Fields besides padding that an eager setting sets."""
+    """Counts the fields besides padding that an eager setting sets."""
     plain = CompileSettings(scope=Scope.EAGER, padding=settings.padding, pad_multiple=settings.pad_multiple)
     usual = plain.to_dict()
     return sum(usual.get(name) != value for name, value in settings.to_dict().items())
 
 
 def samples_per_step(df: pd.DataFrame) -> int:
-    """Samples of a worker's step, found from trials whose throughput and mean step are of the same batches.
+    """Returns the number of samples in a worker's step, from trials whose throughput and mean step are of the same batches.
 
     Raises:
-        ConfigError: no trial has both, or none whose batches were resident.
+        ConfigError: No trial has both figures, or none had resident batches.
     """
     trials = usable(df, "samples_per_s")
     resident = trials[(trials["pipeline"] != "real").fillna(True).to_numpy(dtype=bool)]
@@ -182,28 +183,28 @@ def samples_per_step(df: pd.DataFrame) -> int:
         )
     if not found:
         raise ConfigError("no usable trial has both a throughput and its step times, from which to tell how long a step is")
-    whole = sorted(max(1, round(samples)) for samples in found)  # a mean of two might be nobody's batch
+    whole = sorted(max(1, round(samples)) for samples in found)  # the mean of two might be no actual batch size
     return whole[len(whole) // 2]
 
 
 def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, seed: int = 0) -> Costs:
-    """What the job takes under each usable setting.
+    """Returns the cost of the job under each usable setting.
 
-    Only trials of one environment, number of workers and input pipeline can be compared; of several, those with the most usable
-    trials are.
+    Only trials with one environment, number of workers and input pipeline are comparable; the group with the most usable trials
+    is taken.
 
     Args:
-        df: trials as `load` returns them.
-        job: the job.
-        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
-        seed: of the draws.
+        df: Trials as `load` returns them.
+        job: The job.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
+        seed: Seed of the draws.
 
     Raises:
-        ConfigError: no trial is usable.
+        ConfigError: No trial is usable.
     """
     table, left_out = _with_starts(df, job)
     workers = table["num_workers"].to_numpy(dtype=np.int64)
-    samples = samples_per_step(table) * workers.astype(np.float64)  # whole numbers of 64 bits would wrap around
+    samples = samples_per_step(table) * workers.astype(np.float64)  # 64-bit integers would overflow
     attempts = table if attempts is None else attempts
     fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
     step_s = samples / table["samples_per_s"]
@@ -225,17 +226,17 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, s
 
 
 def reigns(table: pd.DataFrame) -> list[Reign]:
-    """The shortest setting for every job length from one step on, in order of length: the lower envelope of their lines.
+    """Returns the fastest setting for every job length from one step on, in order of length: the lower envelope of their lines.
 
     Args:
-        table: of `costs`; the length of its job plays no part.
+        table: Table of `costs`; the length of its job does not matter.
     """
     fixed, step = floats(table["fixed_s"]), floats(table["step_s"])
     at = int(np.lexsort((step, fixed + step))[0])
     found: list[tuple[int, int]] = [(at, 1)]
     while len(quicker := np.flatnonzero(step < step[at])):
         crossings = (fixed[quicker] - fixed[at]) / (step[at] - step[quicker])
-        begins = np.floor(crossings) + 1  # at the crossing itself both take as long
+        begins = np.floor(crossings) + 1  # at the crossing itself both take equally long
         nearest = np.lexsort((step[quicker], fixed[quicker] + begins * step[quicker], begins))[0]
         at, begin = int(quicker[nearest]), max(int(begins[nearest]), found[-1][1])
         if begin == found[-1][1]:
@@ -251,7 +252,7 @@ def reigns(table: pd.DataFrame) -> list[Reign]:
 def _totals(
     table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: pd.DataFrame, seed: int
 ) -> npt.NDArray[np.float64]:
-    """What each trial's total may be, of shape (draw, trial)."""
+    """Returns draws of each trial's total, of shape (draw, trial)."""
     like = {"first_s": "compile_s", "again_s": "compile_s"}
     totals = np.empty((DRAWS, len(table)), order="F")
     for begin in range(0, len(table), _DRAWN_AT_ONCE):
@@ -264,11 +265,11 @@ def _totals(
 
 
 _DRAWN_AT_ONCE = 500
-"""Trials; bounds the memory of a sweep of thousands."""
+"""Number of trials that are drawn at once; bounds the memory for a sweep of thousands."""
 
 
 def _with_starts(df: pd.DataFrame, job: Job) -> tuple[pd.DataFrame, int]:
-    """The usable trials that can be compared, with what their starts cost; and how many others there are."""
+    """Returns the comparable usable trials with the cost of their starts, and the number of other usable trials."""
     trials: pd.DataFrame = usable(standing(df), "samples_per_s")
     cold = expected_compile_s(trials)
     trials, cold = trials[cold.notna()], cold[cold.notna()]
@@ -282,22 +283,22 @@ def _with_starts(df: pd.DataFrame, job: Job) -> tuple[pd.DataFrame, int]:
     warm = warm_compiling_s(trials, df[(kind == counted.index[-1]).to_numpy(dtype=bool)])
     known = warm.notna()
     if job.starts is Starts.COLD:
-        warm, known = cold, trials["compile_s"].notna()  # else it is a warm trial's estimate
+        warm, known = cold, trials["compile_s"].notna()  # otherwise it is a warm trial's estimate
     first = cold if job.starts is Starts.FIRST_COLD else warm.fillna(cold)
     again = warm.fillna(cold)
     return trials.assign(first_s=first.astype("Float64"), again_s=again.astype("Float64"), starts_known=known), left_out
 
 
 def warm_compiling_s(trials: pd.DataFrame, df: pd.DataFrame) -> pd.Series:
-    """Seconds that a start with a setting's own artifacts takes to restore them and compile the rest; NA where none was measured.
+    """Returns the seconds that a start takes to restore a setting's own artifacts and compile the rest; NA if not measured.
 
-    It stands beside `compile_s` of a cold one: neither holds the warm-up's steps nor what loading takes. A recorded warm
-    start, less what its warm-up's steps take, which the trial's own warm-up tells; else a warm trial; eager, which compiles
-    nothing, starts as ever.
+    It corresponds to `compile_s` of a cold start: neither includes the warm-up's steps or loading. The sources, in order: a
+    recorded warm start, minus its warm-up's steps, which the trial's own warm-up reveals; a warm trial. Eager compiles nothing,
+    so its starts do not change.
 
     Args:
-        trials: a row a setting and number of workers, as `standing` gives them.
-        df: all trials, as `load` returns them.
+        trials: One row per setting and number of workers, as `standing` returns them.
+        df: All trials, as `load` returns them.
     """
     steps_s = trials["warmup_s"].fillna(trials["warm_warmup_s"]) - trials["compile_s"].fillna(trials["warm_compile_s"])
     started = (trials["warm_start_restore_s"].fillna(0) + trials["warm_start_warmup_s"] - steps_s).clip(lower=0)

@@ -1,8 +1,8 @@
-"""Whether to change what is run today: use a setting, stay, or cannot tell. Pure functions.
+"""Decides whether to change what is run today: use a setting, stay, or cannot tell. Pure functions.
 
-A job of n steps takes `fixed_s + step_s · n`. Each of the two is known up to a standard deviation, so what one setting saves
-against another is known up to one, too, and the probability that it saves anything follows. `page/templates/decision.js` decides
-alike for the job that a reader of the report sets.
+A job of n steps takes `fixed_s + step_s · n`. Both have a standard deviation, hence so does the difference between two settings,
+which gives the probability that one saves time. `page/templates/decision.js` decides in the same way for the job that a reader of
+the report chooses.
 """
 
 from __future__ import annotations
@@ -16,76 +16,76 @@ from typing import NamedTuple
 from analysis.choose.uncertainty import Z95
 
 NEGLIGIBLE = 0.01
-"""A saving that is certainly below this share of the job is none to change anything for."""
+"""Fraction of the job below which a certain saving is not worth a change."""
 
 LONGEST_STEPS = 10**12
-"""Longer than any job."""
+"""Longer than any job, in steps."""
 
 
 class Outcome(StrEnum):
     """What to do."""
 
     USE = "use"
-    """The setting saves time for certain: its whole 95 % interval is above zero."""
+    """The setting certainly saves time: its whole 95 % interval is above zero."""
     STAY = "stay"
-    """No setting saves time worth having."""
+    """No setting saves enough time."""
     UNCLEAR = "unclear"
-    """The 95 % interval of what is saved has zero in it, or there is nothing to compare with."""
+    """The 95 % interval of the saving includes zero, or there is nothing to compare with."""
 
 
 class Line(NamedTuple):
-    """What jobs take under one setting, and standard deviations of that."""
+    """A job's seconds under one setting as a function of its length, with standard deviations."""
 
     fixed_s: float
-    """All of the job's starts, compiling included."""
+    """All of the job's starts, including compiling."""
     fixed_sd_s: float
     step_s: float
     step_sd_s: float
 
     def total_s(self, steps: int) -> float:
-        """Seconds of a job of so many steps."""
+        """Returns the seconds of a job of this many steps."""
         return self.fixed_s + self.step_s * steps
 
 
 class Saving(NamedTuple):
-    """What a setting saves against the baseline over the whole job."""
+    """What a setting saves over the whole job, relative to the baseline."""
 
     saved_s: float
-    """Negative if it costs time."""
+    """Seconds saved; negative if it costs time."""
     low_s: float
-    """Lower end of its 95 % interval."""
+    """Lower end of the 95 % interval of `saved_s`."""
     high_s: float
     share: float
-    """Of what the job takes under the baseline."""
+    """Fraction of the job's time under the baseline."""
     probability: float
-    """That it saves anything."""
+    """Probability that it saves any time."""
 
 
 class Decision(NamedTuple):
-    """What to do, and what it rests on."""
+    """What to do, and the evidence."""
 
     outcome: Outcome
     setting: int | None
-    """Place of the setting that it is about; None where there is no other than the baseline."""
+    """Index of the setting that the decision is about; None if there is none besides the baseline."""
     baseline: int | None
-    """Place of what is run today; None if it has no usable trial."""
+    """Index of what is run today; None if it has no usable trial."""
     saving: Saving | None
-    """Of the setting against the baseline; None without either."""
+    """Saving of the setting over the baseline; None if either is missing."""
     clear_from_steps: int | None = None
-    """Of an unclear outcome, the length of a job from which on the setting saves time for certain; None if there is none."""
+    """For an unclear outcome, the job length from which on the setting certainly saves time; None if there is none."""
 
 
 def decide(lines: Sequence[Line], baseline: int | None, steps: int, *, allowed: Sequence[bool] | None = None) -> Decision:
-    """What to do for a job of so many steps.
+    """Decides for a job of this many steps.
 
-    The setting it is about is the one that takes least of those that save time for certain, or, if none does, the one that takes
-    least of all but the baseline.
+    The decision is about the fastest of the settings that certainly save time or, if there are none, the fastest one except the
+    baseline.
 
     Args:
-        lines: what jobs take under each setting; at least one.
-        baseline: place of what is run today.
-        steps: length of the job.
-        allowed: which settings may be used; by default all. The baseline is compared with whether or not it is.
+        lines: Line of each setting; at least one.
+        baseline: Index of what is run today.
+        steps: Length of the job.
+        allowed: Which settings may be used; by default all. The baseline is compared with even if it is not allowed.
     """
     usable = [place for place in range(len(lines)) if allowed is None or allowed[place]]
     ranked = sorted((place for place in usable if place != baseline), key=lambda place: lines[place].total_s(steps))
@@ -105,7 +105,7 @@ def decide(lines: Sequence[Line], baseline: int | None, steps: int, *, allowed: 
 
 
 def saving(setting: Line, baseline: Line, steps: int) -> Saving:
-    """What a setting saves against the baseline in a job of so many steps."""
+    """Returns what a setting saves over the baseline in a job of this many steps."""
     whole_s = baseline.total_s(steps)
     saved_s = whole_s - setting.total_s(steps)
     sd_s = math.hypot(
@@ -116,17 +116,17 @@ def saving(setting: Line, baseline: Line, steps: int) -> Saving:
 
 
 def step_saving(setting: Line, baseline: Line) -> tuple[float, float]:
-    """95 % interval of the share of the baseline's step that a setting's step saves."""
+    """Returns the 95 % interval of the relative saving per step over the baseline."""
     saved = 1 - setting.step_s / baseline.step_s
     width = Z95 * math.hypot(setting.step_sd_s, baseline.step_sd_s) / baseline.step_s
     return saved - width, saved + width
 
 
 def clear_from_steps(setting: Line, baseline: Line) -> int | None:
-    """The length of a job from which on a setting saves time for certain; None if it never does.
+    """Returns the job length from which on a setting certainly saves time; None if it never does.
 
-    The lower end of the saving's interval is zero where (n·d - f)² = z² (n²·s² + c²), with d what a step saves, f what starts
-    cost more, and s and c the deviations of both.
+    The lower end of the saving's interval is zero where (n·d - f)² = z² (n²·s² + c²), where d is the saving per step, f the extra
+    cost of the starts, and s and c are their standard deviations.
     """
     d, f = baseline.step_s - setting.step_s, setting.fixed_s - baseline.fixed_s
     s, c = math.hypot(setting.step_sd_s, baseline.step_sd_s), math.hypot(setting.fixed_sd_s, baseline.fixed_sd_s)

@@ -15,7 +15,7 @@ from compile_sweep.schema import pareto
 from compile_sweep.schema.objectives import Goal
 
 _DRAWS = 200
-"""Enough for a 95 % interval of one figure."""
+"""Number of draws, enough for a 95 % interval of one figure."""
 
 
 class Hypervolume(NamedTuple):
@@ -27,22 +27,22 @@ class Hypervolume(NamedTuple):
     """Lower end of its 95 % interval."""
     high: float
     reference: Mapping[str, float]
-    """Objective → the value of the reference point, beyond which nothing counts."""
+    """The reference point, by objective; worse values do not count."""
 
 
 def reference_point(*frames: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES) -> dict[str, float]:
-    """A point a tenth of each objective's range worse than the worst usable trial of all frames, by what fronts go by.
+    """Returns a point worse than the worst usable trial of all frames by a tenth of each objective's range, by `assured` figures.
 
-    The range's tenth lets the two ends of the front count. Hypervolumes can be compared only if they share the point.
+    The tenth makes the two ends of the front count. Hypervolumes are comparable only with the same reference point.
 
     Raises:
-        ValueError: as `pareto_front`, or no frame has a usable trial.
+        ValueError: The objectives are invalid as in `pareto_front`, or no frame has a usable trial.
     """
     points: list[pareto.Losses] = []
     for df in frames:
         signs = signs_of(df, objectives)
         costs = assured_costs(usable(df, *signs), signs)
-        points += map(tuple, costs[np.isfinite(costs).all(axis=1)].tolist())  # what nothing bounds is on no front
+        points += map(tuple, costs[np.isfinite(costs).all(axis=1)].tolist())  # trials with an unbounded figure are on no front
     if not points:
         raise ValueError("no trial is usable, so there is no worst one to take as the reference point; name the point")
     beyond = pareto.reference_point(points)
@@ -56,19 +56,19 @@ def hypervolume(
     reference: Mapping[str, float],
     attempts: pd.DataFrame | None = None,
 ) -> Hypervolume:
-    """The hypervolume of the frame's usable trials, exact, with an interval from what their figures may be off.
+    """Returns the exact hypervolume of the frame's usable trials, with an interval from the uncertainty of their figures.
 
-    As in `pareto_front`, a noisy trial counts with the worse ends of its intervals, so the value is its front's as well. The
-    interval is about the figures as measured, and made to reach down to the value.
+    As in `pareto_front`, a noisy trial counts with the worse ends of its intervals, so the value is that of its front. The
+    interval is based on the measured figures, and extended to include the value.
 
     Args:
-        df: trials as `load` returns them.
-        objectives: column → "max" or "min".
-        reference: a value for each objective; what is worse than it counts nothing. `reference_point` makes one.
-        attempts: what `load` returns with `all_attempts`.
+        df: Trials as `load` returns them.
+        objectives: "max" or "min", by column.
+        reference: A value for each objective; anything worse does not count. `reference_point` makes one.
+        attempts: Result of `load` with `all_attempts`.
 
     Raises:
-        ValueError: as `pareto_front`, or an objective without a reference.
+        ValueError: The objectives are invalid as in `pareto_front`, or one lacks a reference.
     """
     signs = signs_of(df, objectives)
     if lacking := [name for name in signs if name not in reference]:
@@ -84,5 +84,5 @@ def hypervolume(
 
 
 def volume(costs: npt.NDArray[np.float64], corner: npt.NDArray[np.float64]) -> float:
-    """Volume of all that some row is better than and the corner worse; less is better in every column."""
+    """Returns the volume of everything better than the corner and worse than some row; less is better in every column."""
     return pareto.hypervolume(map(tuple, costs.tolist()), tuple(corner.tolist()))

@@ -1,4 +1,4 @@
-"""Which trials are worth choosing between: the Pareto front, its knee, speed-ups over eager. Pure functions."""
+"""Which trials are worth choosing between: the Pareto front, its knee, speedups over eager. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import OptimizerKind, Padding, Scope
 
 _ALIKE = ("group_window", "autocast", "matmul_precision", "workload_options")
-"""Settings beside padding and attention that eager obeys as well: with another value it computes something else."""
+"""Settings besides padding and attention that also change what eager computes."""
 
 _COMPARABLE = ("environment_key", "num_workers", "pipeline")
 """See `comparable`."""
@@ -27,47 +27,47 @@ DEFAULT_OBJECTIVES: Mapping[str, Goal] = MappingProxyType({"samples_per_s": Goal
 
 
 class Choice(NamedTuple):
-    """One trial worth naming."""
+    """A trial worth naming."""
 
     trial: pd.Series
-    """Its row of the frame."""
+    """Row of the trial."""
     speedup: float | None
-    """Its samples per second over those of `eager`; None without one."""
+    """Its samples per second divided by those of `eager`; None without one."""
     eager: pd.Series | None
-    """The best usable eager trial of its environment, number of workers and input pipeline."""
+    """The best usable eager trial with its environment, number of workers and input pipeline."""
 
 
 class Summary(NamedTuple):
-    """What a sweep found, in the few trials a person asks for first. None where there is no such trial."""
+    """The few trials of a sweep that a person asks for first; None for those that do not exist."""
 
     best: Choice | None
-    """The most samples per second, as `assured`; of equals the one that compiles faster."""
+    """The trial with the most samples per second, as `assured`; of equals the one that compiles faster."""
     quickest: Choice | None
-    """The least cold compile time among compiled settings."""
+    """The compiled trial with the least cold compile time."""
     knee: Choice | None
     """The knee of the front; see `knee`."""
     best_eager: Choice | None
-    """The eager trial with the most samples per second, likewise."""
+    """The eager trial with the most samples per second, as `assured`; of equals the one that compiles faster."""
     counts: Mapping[Status, int]
-    """Settings of each status, by the trials that count; see `standing`."""
+    """Number of settings with each status, by the trials that count; see `standing`."""
 
 
 def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES) -> pd.DataFrame:
-    """The trials that no other trial beats in one objective without losing in another.
+    """Returns the trials that no other trial beats in one objective without losing in another.
 
-    Only trials whose status is ok and whose objectives are all finite take part. One whose steps were noisy takes part with the
-    worse ends of its intervals (`assured`), or not at all where they are infinite. Trials equal in every objective do not
+    Only trials whose status is ok and whose objectives are all finite take part. A trial with noisy steps takes part with the
+    worse ends of its intervals (`assured`), or not at all if they are infinite. Trials equal in every objective do not
     dominate each other: all of them stay.
 
     Args:
-        df: trials as `load` returns them.
-        objectives: column → "max" or "min". The default takes cold compile times; a warm trial has none.
+        df: Trials as `load` returns them.
+        objectives: "max" or "min", by column. The default uses cold compile times, which a warm trial lacks.
 
     Returns:
         The front's rows with their index in `df`, ascending in the last objective (by default `compile_s`).
 
     Raises:
-        ValueError: no objective, one that is not a column of `df`, or a goal other than "max" and "min".
+        ValueError: There is no objective, one is not a column of `df`, or a goal is neither "max" nor "min".
     """
     signs = signs_of(df, objectives)
     candidates = usable(df, *signs)
@@ -77,12 +77,12 @@ def pareto_front(df: pd.DataFrame, objectives: Mapping[str, Goal | str] = DEFAUL
 
 
 def expected_front(df: pd.DataFrame) -> pd.DataFrame:
-    """The front there would be if every warm trial's estimate of its cold compile time were true.
+    """Returns the front under the assumption that every warm trial's estimate of its cold compile time is right.
 
     It says which settings are worth a cold measurement; `pareto_front` says what is known.
 
     Returns:
-        Rows as `pareto_front` gives them, with a column more, `expected_compile_s`.
+        Rows as in `pareto_front`, with an additional column `expected_compile_s`.
     """
     counted = standing(df)
     expected = counted.assign(expected_compile_s=expected_compile_s(counted))
@@ -90,32 +90,33 @@ def expected_front(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def expected_compile_s(df: pd.DataFrame) -> pd.Series:
-    """Seconds of cold compiling of each trial; of a warm one its estimate, NA if there is none."""
+    """Returns the cold compile seconds of each trial; for a warm one its estimate, NA if there is none."""
     return df["compile_s"].fillna(df["cold_equivalent_s"])
 
 
 def standing(df: pd.DataFrame) -> pd.DataFrame:
-    """One row a setting and number of workers: the cold one, or where there is none the warm one.
+    """Returns one row per setting and number of workers: the cold one, or the warm one if there is no cold one.
 
-    One that the machines ended counts only where there is no other.
+    A trial that the machines ended counts only if there is no other.
     """
     rank = 2 * df["label"].isin(LOST_TO_MACHINES) + (df["caches"] != Caches.COLD)
     return df[rank == rank.groupby(_joined(df, "settings_key", "num_workers")).transform("min")]
 
 
 def knee(front: pd.DataFrame) -> pd.Series | None:
-    """The front's trial after which more compile time buys the least more throughput.
+    """Returns the trial of the front after which more compile time gains the least additional throughput.
 
     It is the point farthest above the chord between the front's two ends, with both axes scaled to [0, 1] (Kneedle:
     Satopää et al., "Finding a 'Kneedle' in a Haystack", ICDCSW 2011). Compile time stays in plain seconds, though charts
     show its logarithm: seconds are what is paid, and on a logarithmic axis the step from eager's 0.01 s to 1 s would weigh
-    as much as that from 1 s to 100 s, so that the knee would hang on how near to zero eager came.
+    as much as that from 1 s to 100 s, so that the knee would depend on how close to zero eager is.
 
     Args:
-        front: what `pareto_front` returns for its default objectives.
+        front: Result of `pareto_front` for its default objectives.
 
     Returns:
-        The knee's row; None if the front has no trial strictly above the chord (fewer than three different ones, say).
+        The knee's row; None if the front has no trial strictly above the chord (for example, with fewer than three different
+        ones).
     """
     if len(front) < 3:
         return None
@@ -129,16 +130,15 @@ def knee(front: pd.DataFrame) -> pd.Series | None:
 
 
 def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
-    """The frame with two columns more: throughput as a multiple of eager's, 1.5 being half as fast again.
+    """Returns the frame with two more columns: throughput as a multiple of eager's, where 1.5 means 50 % faster.
 
-    `speedup_best_eager` compares with the fastest usable eager trial: what a person gains who already chose the best
-    padding. `speedup_same_padding` compares with the fastest usable eager trial that computes alike: the same padded
-    batches, in the same precision, by the same attention and with the same options of the workload (`_ALIKE`), so that it is
-    what the compiler alone gains. Buckets of n tokens pad alike with eager's longest in multiples of n; a list of buckets has
-    no eager peer, nor has a dynamic_min that pads short batches further, because eager knows neither. Both compare only trials
-    of the same environment, number of workers and input pipeline; where there is no such eager trial, or no throughput, they
-    are NA. `speedup_eager`, measured within the trial itself, fills that gap. Which eager trial is the fastest goes by what is
-    `assured`, as everywhere; rates are compared as measured.
+    `speedup_best_eager` compares with the fastest usable eager trial, which is what a person gains who already chose the best
+    padding. `speedup_same_padding` compares with the fastest usable eager trial that computes the same: the same padded batches,
+    precision, attention and workload options (`_ALIKE`), which is the gain of the compiler alone. Buckets of n tokens pad like
+    eager's longest in multiples of n. A list of buckets has no eager peer, nor has a dynamic_min that pads short batches further,
+    because eager supports neither. Both compare only trials of the same environment, number of workers and input pipeline;
+    without such an eager trial, or without throughput, they are NA. `speedup_eager`, measured within the trial itself, fills that
+    gap. The fastest eager trial is chosen by `assured` figures, as everywhere; rates are compared as measured.
     """
     eager = _eager_fastest_first(df)
     alike = _alike(df) + _joined(df, "attention")
@@ -146,10 +146,10 @@ def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def speedup_over_plain_eager(df: pd.DataFrame) -> pd.Series:
-    """Throughput as a multiple of that of the eager trial whose steps are those that `speedup_eager` compares with.
+    """Returns throughput as a multiple of that of the eager trial with the steps that `speedup_eager` compares with.
 
-    Whatever the setting, those have the workload's own attention and a foreach optimizer. So it is the same multiple, if the
-    machine was equally fast for both trials. NA as in `speedup_over_eager`, and where gradients are reduced in another way.
+    Those always use the workload's own attention and a foreach optimizer. So it is the same multiple if the machine was equally
+    fast for both trials. NA as in `speedup_over_eager`, and if gradients are reduced in another way.
     """
     eager = _eager_fastest_first(df)
     is_plain = (eager["optimizer"] == OptimizerKind.FOREACH).fillna(False) & eager["attention"].isna()
@@ -158,7 +158,7 @@ def speedup_over_plain_eager(df: pd.DataFrame) -> pd.Series:
 
 
 def _alike(df: pd.DataFrame) -> pd.Series:
-    """What trials share whose batches are the same, padded alike, and computed on in the same precision."""
+    """Returns a text per trial that is equal for trials with the same batches, padding and precision."""
     padding = df["padding"].astype("string").where(df["padding"] != Padding.BUCKETS, str(Padding.LONGEST))
     multiple = df["pad_multiple"].fillna(df["bucket_size"]).astype("string").fillna("")
     shortest = df["dynamic_min"].where((df["dynamic_min"] > df["pad_multiple"]).fillna(False)).astype("string").fillna("")
@@ -167,20 +167,20 @@ def _alike(df: pd.DataFrame) -> pd.Series:
 
 
 def _multiple(df: pd.DataFrame, baselines: pd.DataFrame, group: pd.Series) -> pd.Series:
-    """Throughput over that of the first baseline of the same group; NA without one."""
+    """Returns throughput divided by that of the first baseline in the same group; NA without one."""
     rates = baselines["samples_per_s"].groupby(group[baselines.index]).first()
     return (df["samples_per_s"] / group.map(rates).astype("Float64")).astype("Float64")
 
 
 def comparable(df: pd.DataFrame) -> pd.Series:
-    """What trials must share for the rate of one to be a multiple of the other's, as one text a row."""
+    """Returns a text per row that must be equal for one trial's rate to be a multiple of another's."""
     return _joined(df, *_COMPARABLE)
 
 
 def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
-    """Seconds of training after which `trial`, its compile included, has trained on as many samples as `baseline`.
+    """Returns the seconds after which `trial`, including its compile, has trained on as many samples as `baseline`.
 
-    Both rates are taken as steady: r₁ (t - c₁) = r₀ (t - c₀), with r in samples per second and c in compile seconds.
+    Both rates are assumed to be constant: r₁ (t - c₁) = r₀ (t - c₀), with r in samples per second and c in compile seconds.
 
     Returns:
         The seconds from the start of training; None if it never catches up or a figure is missing.
@@ -194,7 +194,7 @@ def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
 
 
 def summary(df: pd.DataFrame) -> Summary:
-    """The trials a person asks for first; what is missing is None, so it works for any sweep, also an empty one."""
+    """Returns the trials a person asks for first; missing ones are None, so it works for any sweep, even an empty one."""
     with_speedups = speedup_over_eager(standing(df))
     fastest = _fastest_first(usable(with_speedups, "samples_per_s"))
     compiled = usable(with_speedups, "samples_per_s", "compile_s")
@@ -210,15 +210,15 @@ def summary(df: pd.DataFrame) -> Summary:
 
 
 def _fastest_first(measured: pd.DataFrame) -> pd.DataFrame:
-    """The trials by throughput, as `assured`; of equals the one that compiles faster comes first."""
+    """Sorts the trials by throughput, as `assured`; of equals, the one that compiles faster comes first."""
     return measured.iloc[np.lexsort((floats(measured["compile_s"]), -assured(measured, "samples_per_s", at_most=False)))]
 
 
 def signs_of(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str, float]:
-    """Each objective with the factor that makes less of it better.
+    """Returns the factor for each objective that makes less of it better.
 
     Raises:
-        ValueError: no objective, one that is not a column of `df`, or a goal other than "max" and "min".
+        ValueError: There is no objective, one is not a column of `df`, or a goal is neither "max" nor "min".
     """
     if not objectives:
         raise ValueError("no objective is given; give at least one, such as {'samples_per_s': 'max'}")
@@ -231,26 +231,26 @@ def signs_of(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str
 
 
 def usable(df: pd.DataFrame, *names: str) -> pd.DataFrame:
-    """The trials whose status is ok and that have a finite figure in each of these columns."""
+    """Returns the trials whose status is ok and that have a finite figure in each of these columns."""
     ok = (df["status"] == Status.OK).to_numpy(dtype=bool)
     finite = np.isfinite(np.column_stack([floats(df[name]) for name in names])).all(axis=1)
     return df[ok & finite]
 
 
 def costs_of(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.float64]:
-    """The objectives of shape (trial, objective), less being better in each."""
+    """Returns the objectives, of shape (trial, objective), with less being better in each."""
     return np.column_stack([sign * floats(df[name]) for name, sign in signs.items()])
 
 
 def assured_costs(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.float64]:
-    """The same by figures as `assured`: what fronts go by."""
+    """Returns the objectives by `assured` figures, which fronts use, of shape (trial, objective); less is better in each."""
     return np.column_stack([sign * assured(df, name, at_most=sign > 0) for name, sign in signs.items()])
 
 
 def assured(df: pd.DataFrame, name: str, *, at_most: bool) -> npt.NDArray[np.float64]:
-    """The column's figures as `objectives.assured` gives a record's: of noisy trials the interval's worse end.
+    """Returns the column's figures as `objectives.assured` returns a record's: for noisy trials, the worse end of the interval.
 
-    That end is infinite where it is an upper one that nothing bounds.
+    That end is infinite if it is an unbounded upper one.
     """
     values = floats(df[name])
     of, _ = INTERVALS.get(name, (name, ""))
@@ -262,27 +262,27 @@ def assured(df: pd.DataFrame, name: str, *, at_most: bool) -> npt.NDArray[np.flo
 
 
 def is_noisy(df: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which trials' step times never had an interval that was narrow enough."""
+    """Tells which trials' step times never had a narrow enough interval."""
     return (~df["stable"].astype("boolean")).fillna(False).to_numpy(dtype=bool)
 
 
 def is_noisy_trial(trial: pd.Series) -> bool:
-    """The same of one row."""
+    """Tells whether a trial's step times never had a narrow enough interval."""
     return number(trial["stable"]) == 0
 
 
 def on_front(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which rows no other dominates, and are finite: what may be infinitely bad is on no front."""
+    """Tells which rows are finite and not dominated; rows that may be infinitely bad are on no front."""
     return np.asarray(~dominated(costs) & np.isfinite(costs).all(axis=1), dtype=np.bool_)
 
 
 def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which rows another row dominates: no worse in every column, and better in one. Less is better."""
+    """Tells which rows are dominated: another row is no worse in every column, and better in one. Less is better."""
     return np.array(pareto.dominated([tuple(row) for row in costs.tolist()]), dtype=np.bool_)
 
 
 def _joined(df: pd.DataFrame, *names: str) -> pd.Series:
-    """The columns as one text a row, by which to group; what is missing is a value like any other."""
+    """Joins the columns to one text per row, for grouping; a missing value is a value like any other."""
     joined = pd.Series("", index=df.index, dtype="string")
     for name in names:
         joined = joined + " " + df[name].astype("string").fillna("")
@@ -290,7 +290,7 @@ def _joined(df: pd.DataFrame, *names: str) -> pd.Series:
 
 
 def floats(column: pd.Series) -> npt.NDArray[np.float64]:
-    """The column's figures; NaN for what is missing."""
+    """Returns the column's figures, with NaN for missing ones."""
     return column.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
@@ -300,7 +300,7 @@ def _eager_fastest_first(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def _eager_peer(df: pd.DataFrame, trial: pd.Series) -> pd.Series | None:
-    """The eager trial that a trial's `speedup_best_eager` is over."""
+    """Returns the eager trial that a trial's `speedup_best_eager` is relative to."""
     eager, kind = _eager_fastest_first(df), comparable(df)
     peers = eager[kind[eager.index] == kind.at[trial.name]]
     return None if peers.empty else peers.iloc[0]

@@ -1,11 +1,12 @@
-"""How far a trial's figures may be off, and draws of what they may truly be.
+"""How far a trial's figures may be off, and draws of their possible true values.
 
-A figure errs in two ways. *Within a run* it scatters as its record's 95 % interval says, which is a bootstrap over the run's
-timed steps. *Between runs* the same setting comes out differently, which no single run can show: that is taken from settings
-measured more than once in one sweep, or, where there are too few of them, from what this project's benchmarks saw (`USUAL`). A
+A figure has two errors. *Within a run* it scatters as its record's 95 % interval says, which is a bootstrap over the run's
+timed steps. *Between runs* the same setting gives different results, which no single run can show: that scatter is estimated from
+settings measured more than once in one sweep or, if there are too few, taken from this project's benchmarks (`USUAL`). A
 draw moves each figure by both, as a normal deviation of its logarithm, so that no draw is negative.
 
-The Pareto front as certain as it is: how probable each trial is on it, and which cannot be told apart. Pure functions.
+Also computes the Pareto front with its uncertainty: each trial's probability of being on it, and which trials cannot be told
+apart. Pure functions.
 """
 
 from __future__ import annotations
@@ -24,48 +25,48 @@ from compile_sweep.schema.objectives import INTERVALS, Goal
 from compile_sweep.schema.record import Caches
 
 DRAWS = 1000
-"""Makes a share of 5 % certain to 1.4 percentage points."""
+"""Gives a probability of 5 % a standard error of 1.4 percentage points or less."""
 
 Z95 = 1.96
-"""A 95 % interval of a normal distribution reaches so many standard deviations to either side."""
+"""Half-width of a normal distribution's 95 % interval, in standard deviations."""
 
 _MEMORY, _CPU = "peak_memory_bytes", "cpu"
-"""The figure that is something else on a CPU, and what a record's `device` says there."""
+"""The figure that means something else on a CPU, and the value of a record's `device` there."""
 
 ENOUGH_REPEATS = 5
-"""Measurements beyond each setting's first, all settings together, from which on their scatter is trusted."""
+"""Number of measurements beyond each setting's first, over all settings, from which on their scatter is trusted."""
 
 
 class Noise(NamedTuple):
     """Standard deviation of a figure between runs of one setting."""
 
     relative: float
-    """Of its logarithm."""
+    """Standard deviation of the figure's logarithm."""
     floor: float
-    """In the figure's own unit: what it scatters by however small it is."""
+    """Minimum scatter, in the figure's own unit."""
     repeats: int
-    """Repeated measurements it was found from; 0 where it is the usual one."""
+    """Number of repeated measurements it was estimated from; 0 for the usual noise."""
     of: str = "on an H200"
-    """What the usual one was seen on."""
+    """What the usual noise was measured on."""
 
     @property
     def near_floor(self) -> float:
-        """A figure under this is mostly noise, and a logarithm's would reach across decades: there it adds up instead."""
+        """Value below which a figure is mostly noise; there, scatter is additive, since a logarithm's would span decades."""
         return self.floor / _LOGARITHMIC_UP_TO
 
     @property
     def origin(self) -> str:
-        """Where it comes from, in words."""
+        """Describes where the noise estimate comes from."""
         if self.repeats:
             return f"from {self.repeats} repeated measurements of the same code"
         return f"as usual {self.of}, for too few settings were repeated with the same code" if self.relative else "none is known"
 
 
 _LOGARITHMIC_UP_TO = 0.5
-"""Relative deviation by the floor alone above which draws are normal in the figure itself, cut off at zero."""
+"""Relative deviation from the floor alone above which draws are normal in the figure itself, truncated at zero."""
 
 _UNBOUNDED = float(np.log(10))
-"""Deviation of the logarithm of a figure whose interval is all that is not negative."""
+"""Standard deviation of the logarithm for a figure whose interval is unbounded."""
 
 EXACT = Noise(relative=0.0, floor=0.0, repeats=0)
 
@@ -85,24 +86,27 @@ USUAL: Mapping[str, Noise] = MappingProxyType(
         "step_ms_median": _RATE,
     }
 )
-"""Of H200 records. Four cold compiles of one setting at a time scattered by 4 to 5 % (`benchmarks/contention.py`); eager's, which
-compiles nothing, lay between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04 %, of two sweeps by 0.9 %. Memory is
-not in it: peaks of torch's allocator on a GPU come out alike to the byte."""
+"""Noise in H200 records. Four cold compiles of one setting at a time scattered by 4 to 5 % (`benchmarks/contention.py`); eager,
+which compiles nothing, took between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04 %, of two sweeps by 0.9 %.
+Memory is left out: peaks of torch's allocator on a GPU repeat to the byte.
+"""
 
 RESIDENT = Noise(relative=0.005, floor=0.0, repeats=0, of="on CPUs")
-"""Of `peak_memory_bytes` on a CPU, which is the process's largest resident set, and no two runs' is alike. Twelve settings of the
-captioning workload that two or all of three committed CPU sweeps measured scatter by 0.47 %, by 14 repeats, and by 1.4 % at most
-(`docs/results/search/live-captioning-tiny-cpu/{gain,random}` and `benchmarks/tables/captioning-tiny-cpu`, of two machines)."""
+"""Noise of `peak_memory_bytes` on a CPU, which is the process's peak resident size and never repeats exactly. Twelve settings of
+the captioning workload that at least two of three committed CPU sweeps measured scatter by 0.47 %, from 14 repeats, at most by
+1.4 % (`docs/results/search/live-captioning-tiny-cpu/{gain,random}` and `benchmarks/tables/captioning-tiny-cpu`, on two machines).
+"""
 
 
 def noise(attempts: pd.DataFrame | Sequence[pd.DataFrame], name: str) -> Noise:
-    """How much the figure differs between runs of the same setting.
+    """Estimates how much the figure differs between runs of the same setting.
 
     Args:
-        attempts: what `load` returns with `all_attempts`; of one attempt each, the usual noise comes back. Of several sweeps,
-            one frame each: runs of a setting in different sweeps are not repeats, for what lies between the sweeps may be a
-            change.
-        name: a column of figures; one that is not in `USUAL` counts as exact where nothing was repeated, but for memory on a CPU.
+        attempts: Result of `load` with `all_attempts`; with one attempt per setting, the usual noise is returned. Pass several
+            sweeps as one frame each: runs of a setting in different sweeps are not repeats, because something may have changed in
+            between.
+        name: Name of the figure's column; a figure that is not in `USUAL` counts as exact unless it was repeated, except for
+            memory on a CPU.
     """
     sweeps = [attempts] if isinstance(attempts, pd.DataFrame) else attempts
     usual = RESIDENT if name == _MEMORY and any(map(_is_on_cpu, sweeps)) else USUAL.get(name, EXACT)
@@ -110,17 +114,17 @@ def noise(attempts: pd.DataFrame | Sequence[pd.DataFrame], name: str) -> Noise:
     freedom = sum(len(values) - 1 for values in groups)
     if freedom < ENOUGH_REPEATS:
         return usual
-    # from the first on, so that values which are alike scatter by nothing at all
+    # relative to the first value, so that equal values scatter by exactly zero
     logarithms = [np.log(values) - np.log(values[0]) for values in groups]
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)
     return Noise(relative=float(np.sqrt(squares / freedom)), floor=usual.floor, repeats=freedom)
 
 
 def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[np.float64]:
-    """Standard deviation of each trial's figure, relative to it: its interval's and the noise between runs, together.
+    """Returns the relative standard deviation of each trial's figure: from its interval and the noise between runs together.
 
-    A figure without an interval of its own has that of the one it is a multiple of (`INTERVALS`), as useful tokens a second have
-    that of samples a second.
+    A figure without an interval uses that of the figure it is a multiple of (`INTERVALS`), as useful tokens per second use that
+    of samples per second.
     """
     values = floats(trials[name])
     within = np.zeros(len(trials))
@@ -130,7 +134,7 @@ def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[n
         with np.errstate(divide="ignore", invalid="ignore"):
             below = np.where(low > 0, np.log(centre) - np.log(low), np.nan)
             above = np.where(np.isfinite(high), np.log(high) - np.log(centre), np.nan)
-        # Of an interval that reaches down to 0, or has no upper end, the other end stands for both.
+        # If an interval reaches 0 or has no upper end, the other end represents both.
         width = np.where(np.isnan(below), above, below) + np.where(np.isnan(above), below, above)
         is_unbounded = np.isnan(width) & (low <= 0) & (high == np.inf)
         within = np.where(is_unbounded, _UNBOUNDED, np.where(np.isfinite(width), np.maximum(width, 0.0) / (2 * Z95), 0.0))
@@ -149,15 +153,15 @@ def drawn(
     count: int = DRAWS,
     seed: int = 0,
 ) -> npt.NDArray[np.float64]:
-    """What the trials' figures may truly be, of shape (draw, trial, figure); the same in every call.
+    """Returns possible true values of the trials' figures, of shape (draw, trial, figure); the same in every call.
 
     Args:
-        trials: rows whose figures in `names` are all finite.
-        names: the columns.
-        attempts: every attempt of the sweep, to see how settings scatter between runs.
-        like: column → the column whose noise between runs it has, where it is none of `load`'s.
-        count: how many draws.
-        seed: of the draws.
+        trials: Rows whose figures in `names` are all finite.
+        names: The columns.
+        attempts: Every attempt of the sweep, to see how settings scatter between runs.
+        like: For columns that `load` does not return, the column whose noise between runs they have.
+        count: Number of draws.
+        seed: Seed of the draws.
     """
     chance = np.random.default_rng(seed)
     found = np.empty((count, len(trials), len(names)))
@@ -176,11 +180,11 @@ def _is_on_cpu(attempts: pd.DataFrame) -> bool:
 
 
 def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]]:
-    """The figures of each setting that has several by which it may be judged: usable, alone, in one environment."""
+    """Returns the figures of each setting with several valid measurements: usable, undisturbed, in one environment."""
     if name not in attempts or "settings_key" not in attempts:
         return []
     alike = ["settings_key", "num_workers", "environment_key"]
-    looked_at = {*alike, "status", "caches", "contended", name}  # of about a hundred columns, each of which is copied by rows
+    looked_at = {*alike, "status", "caches", "contended", name}  # of about a hundred columns, all of which would be copied by row
     trials = usable(attempts[sorted(looked_at)], name)
     floor = USUAL.get(name, EXACT).floor
     fit = (trials["caches"] == Caches.COLD) & ~trials["contended"].fillna(False) & (floats(trials[name]) > 2 * floor)
@@ -190,7 +194,7 @@ def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]
 
 
 def chance(share: float) -> str:
-    """A share of draws, of which there are too few to say that something is certain, or cannot be."""
+    """Formats a fraction of draws, never as certain or impossible, since draws are finite."""
     least = 2 / DRAWS
     if share > 1 - least:
         return f"over {percent(1 - least)}"
@@ -198,25 +202,27 @@ def chance(share: float) -> str:
 
 
 POSSIBLE = 0.05
-"""Probability from which on a trial that is not on the front might be."""
+"""Probability from which a trial that is not on the front counts as possibly on it."""
 
 _FAR = 3.0
-"""Standard deviations by which both of two trials must be off at once for their order to turn, which one draw in 30,000 has: a
-trial so far behind another has probability 0 without drawing."""
+"""Standard deviations by which both of two trials must be off at once for their order to change, which happens in one of 30,000
+draws: a trial this far behind another gets probability 0 without drawing.
+"""
 
 _DRAWN_AT_ONCE = 20_000_000
-"""Comparisons; bounds the memory of a sweep of thousands of trials."""
+"""Number of comparisons at once; bounds the memory for a sweep of thousands of trials."""
 
 
 class UncertainFront(NamedTuple):
-    """A front, what might be on it, and what that rests on."""
+    """A front, what might be on it, and the evidence."""
 
     trials: pd.DataFrame
-    """The front and the trials that might be on it, ascending in the last objective, with four columns more: `on_front`, as
-    `pareto_front` has it; `front_probability`; `equal_to`, the settings_key of the trial it cannot be told apart from, its own
-    if there is none before it; `ties`, how many trials share that."""
+    """The front and the trials that might be on it, ascending in the last objective, with four additional columns: `on_front`, as
+    in `pareto_front`; `front_probability`; `equal_to`, the settings_key of the trial it cannot be told apart from, its own
+    if no earlier one qualifies; `ties`, how many trials share that value.
+    """
     noise: Mapping[str, Noise]
-    """Of each objective between runs."""
+    """Noise of each objective between runs."""
 
 
 def uncertain_front(
@@ -227,22 +233,22 @@ def uncertain_front(
     count: int = DRAWS,
     seed: int = 0,
 ) -> UncertainFront:
-    """The Pareto front with each trial's probability of being on it.
+    """Returns the Pareto front with each trial's probability of being on it.
 
-    Every draw moves all trials' figures by what they may be off (`uncertainty.py`), and the share of draws in which a trial is
-    dominated by none is its probability. Two trials are equal when in no objective their difference is beyond a 95 % interval.
-    Equality goes by leaders: the most probable trial takes all that equal it, then the next of the rest, so that no chain of
-    small steps makes one group of very different trials.
+    Every draw moves all trials' figures by their uncertainty, and the fraction of draws in which a trial is not dominated is its
+    probability. Two trials are equal if their difference is within the 95 % interval in every objective. Groups have leaders: the
+    most probable trial takes all that equal it, then the most probable one of the rest does, so that no chain of small steps
+    groups very different trials.
 
     Args:
-        df: trials as `load` returns them.
-        objectives: column → "max" or "min"; two or three, as a rule.
-        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
-        count: draws.
-        seed: of the draws.
+        df: Trials as `load` returns them.
+        objectives: "max" or "min", by column; usually two or three.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
+        count: Number of draws.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: as `pareto_front`.
+        ValueError: The objectives are invalid as in `pareto_front`.
     """
     signs = signs_of(df, objectives)
     candidates, between, chances = _chances(df, signs, attempts, count, seed)
@@ -264,17 +270,17 @@ def front_probability(
     count: int = DRAWS,
     seed: int = 0,
 ) -> pd.Series:
-    """The probability of each of the frame's trials of being on the front; NA for those that cannot be, as not ok.
+    """Returns each trial's probability of being on the front; NA for trials that cannot be, such as those that are not ok.
 
     Args:
-        df: trials as `load` returns them.
-        objectives: as in `uncertain_front`.
-        attempts: likewise.
-        count: draws.
-        seed: of the draws.
+        df: Trials as `load` returns them.
+        objectives: As in `uncertain_front`.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
+        count: Number of draws.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: as `pareto_front`.
+        ValueError: The objectives are invalid as in `pareto_front`.
     """
     candidates, _, chances = _chances(df, signs_of(df, objectives), attempts, count, seed)
     return pd.Series(chances, index=candidates.index, dtype="Float64").reindex(df.index)
@@ -283,7 +289,7 @@ def front_probability(
 def _chances(
     df: pd.DataFrame, signs: Mapping[str, float], attempts: pd.DataFrame | None, count: int, seed: int
 ) -> tuple[pd.DataFrame, dict[str, Noise], npt.NDArray[np.float64]]:
-    """Which trials can be on the front, the noise between runs, and in what share of draws each is dominated by none."""
+    """Returns the trials that can be on the front, the noise between runs, and the fraction of draws in which each is on it."""
     between = {name: noise(df if attempts is None else attempts, name) for name in signs}
     candidates = usable(df, *signs)
     chances = np.zeros(len(candidates))
@@ -297,7 +303,7 @@ def _chances(
 
 
 def _undominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """For costs of shape (draw, trial, objective), in how many draws each trial is dominated by none: every pair compared."""
+    """Returns, for costs of shape (draw, trial, objective), in how many draws each trial is not dominated; tests every pair."""
     count, trials, objectives = costs.shape
     at_once = max(1, _DRAWN_AT_ONCE // (trials**2 * objectives))
     found = np.zeros(trials)
@@ -310,7 +316,7 @@ def _undominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _undominated_in_two(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The same of two objectives, by sorting: each trial must be below all before it in the second, or equal to the lowest."""
+    """Does what `_undominated` does for two objectives, by sorting: a trial must be below all earlier ones in the second."""
     count, trials, _ = costs.shape
     order = np.lexsort((costs[:, :, 1], costs[:, :, 0]), axis=-1)
     first, second = (np.take_along_axis(costs[:, :, at], order, axis=1) for at in (0, 1))
@@ -322,7 +328,7 @@ def _undominated_in_two(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
 
 
 def _near(candidates: pd.DataFrame, signs: Mapping[str, float], between: Mapping[str, Noise]) -> npt.NDArray[np.intp]:
-    """Positions of the candidates that are not behind another one by far more than both may be off."""
+    """Returns positions of the candidates that are not behind another one by far more than the uncertainty of both."""
     margins = np.column_stack([_FAR * absolute_deviations(candidates, name, between[name]) for name in signs])
     costs = costs_of(candidates, signs)
     at_worst: npt.NDArray[np.float64] = costs + margins
@@ -332,7 +338,7 @@ def _near(candidates: pd.DataFrame, signs: Mapping[str, float], between: Mapping
 
 
 def _leaders(trials: pd.DataFrame, signs: Mapping[str, float], between: Mapping[str, Noise]) -> npt.NDArray[np.intp]:
-    """For each trial the position of the one that leads its group."""
+    """Returns, for each trial, the position of its group's leader."""
     costs = costs_of(trials, signs)
     off = np.column_stack([absolute_deviations(trials, name, between[name]) for name in signs]) if len(trials) else costs
     leaders = np.full(len(trials), -1, dtype=np.intp)
@@ -346,6 +352,6 @@ def _leaders(trials: pd.DataFrame, signs: Mapping[str, float], between: Mapping[
 
 
 def absolute_deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[np.float64]:
-    """Standard deviation of each trial's figure, in the figure's own unit."""
+    """Returns the standard deviation of each trial's figure, in the figure's own unit."""
     values = trials[name].to_numpy(dtype=np.float64, na_value=np.nan)
     return np.where(values > 0, deviations(trials, name, between) * values, between.floor)

@@ -28,10 +28,10 @@ FIGURES: Mapping[str, Goal] = MappingProxyType(
         "peak_memory_bytes": Goal.MIN,
     }
 )
-"""What is always compared, and which way it is better."""
+"""Figures that are always compared, and their better direction."""
 
 _SAME = ("workload", "size")
-"""What two sweeps must have in common for any comparison to mean something."""
+"""What two sweeps must have in common to be comparable."""
 
 
 class Change(NamedTuple):
@@ -40,21 +40,21 @@ class Change(NamedTuple):
     before: float
     after: float
     share: float | None
-    """After over before, less 1; None if it was 0."""
+    """After divided by before, minus 1; None if it was 0."""
     low: float | None
-    """Lower end of the share's 95 % interval; None where the share says nothing, see `is_ratio`."""
+    """Lower end of the share's 95 % interval; None if the share is meaningless, see `is_ratio`."""
     high: float | None
     is_significant: bool
-    """Whether the interval leaves out 0; for figures without noise, whether there is any change."""
+    """Whether the interval excludes 0; for figures without noise, whether there is any change."""
 
     @property
     def is_ratio(self) -> bool:
-        """Whether the share says something: neither figure is 0, nor so small that it is mostly noise."""
+        """Whether the share is meaningful: neither figure is 0, nor so small that it is mostly noise."""
         return self.low is not None
 
 
 class Kind(StrEnum):
-    """What news is about."""
+    """Kinds of news."""
 
     FAILURE = "failures"
     BREAK = "breaks"
@@ -64,11 +64,11 @@ class Kind(StrEnum):
     NUMERICS = "numerics"
     FIXED = "fixed"
     OTHERWISE = "otherwise"
-    """Not usable in both sweeps, for another reason; or stopped before it was measured to the end, which is not a failure."""
+    """Not usable in both sweeps for another reason, such as having been stopped early, which is not a failure."""
 
 
 class News(NamedTuple):
-    """Something other than a figure that is not as it was."""
+    """A change other than that of a figure."""
 
     kind: Kind
     sentence: str
@@ -81,7 +81,7 @@ class Pair(NamedTuple):
     before: pd.Series
     after: pd.Series
     changes: Mapping[str, Change]
-    """Of those of `FIGURES` that both have."""
+    """Changes of those `FIGURES` that both sweeps have."""
     news: Sequence[News]
 
 
@@ -90,14 +90,14 @@ class Comparison(NamedTuple):
 
     pairs: Sequence[Pair]
     noise: Mapping[str, Noise]
-    """Figure → its noise between runs, from what was repeated on either side; never from how the two differ."""
+    """Noise between runs by figure, from repetitions on either side; never from the difference between the sweeps."""
     only_before: Sequence[str]
     """Labels of settings without a record in the second sweep."""
     only_after: Sequence[str]
     unfinished: Sequence[str]
-    """Those of `only_before` that the second sweep planned."""
+    """The part of `only_before` that the second sweep planned."""
     circumstances: Sequence[tuple[str, str, str]]
-    """What differs around the measurements: name, before, after."""
+    """Differences around the measurements: name, before, after."""
 
 
 def compare(
@@ -107,17 +107,16 @@ def compare(
     sweeps: tuple[SweepInfo, SweepInfo] | None = None,
     attempts: tuple[pd.DataFrame, pd.DataFrame] | None = None,
 ) -> Comparison:
-    """The settings that both sweeps have records of, side by side.
+    """Returns the settings that both sweeps have recorded, side by side.
 
     Args:
-        before: trials as `load` returns them.
-        after: those of the other sweep.
-        sweeps: what the two `sweep.json` say.
-        attempts: every attempt of the one and of the other, and of repeats of either among its own, to see how settings scatter
-            between runs of the same code.
+        before: Trials as `load` returns them.
+        after: Trials of the other sweep.
+        sweeps: Contents of both `sweep.json` files.
+        attempts: Every attempt of each sweep, including repeats of it, to see how settings scatter between runs of the same code.
 
     Raises:
-        ConfigError: the sweeps are of different workloads, or have no setting in common.
+        ConfigError: The sweeps have different workloads, or no setting in common.
     """
     infos = sweeps or (SweepInfo(), SweepInfo())
     refuse_other_work(*infos)
@@ -139,10 +138,10 @@ def compare(
 
 
 def refuse_other_work(first: SweepInfo, second: SweepInfo) -> None:
-    """Refuses sweeps that do not measure the same.
+    """Refuses sweeps that do not measure the same work.
 
     Raises:
-        ConfigError: they are of different workloads or sizes.
+        ConfigError: The sweeps have different workloads or sizes.
     """
     for name in _SAME:
         one, other = (str(info.config.get(name, "")) for info in (first, second))
@@ -151,10 +150,10 @@ def refuse_other_work(first: SweepInfo, second: SweepInfo) -> None:
 
 
 def change(before: pd.Series, after: pd.Series, name: str, between: Mapping[str, Noise]) -> Change | None:
-    """How the figure changed from one row to the other; None where one of them has none.
+    """Returns how the figure changed from one row to the other; None if one of them lacks it.
 
-    The interval is that of a ratio: each figure's own 95 % interval and the noise between runs, of both, as deviations of the
-    logarithm. Where one of them is 0, or mostly noise (`Noise.near_floor`), their difference counts instead.
+    The interval is that of a ratio: both figures' own 95 % intervals and noise between runs, as deviations of the
+    logarithm. If one of the figures is 0, or mostly noise (`Noise.near_floor`), their difference is used instead.
     """
     first, second = number(before.get(name)), number(after.get(name))
     if first is None or second is None:
@@ -171,28 +170,28 @@ def change(before: pd.Series, after: pd.Series, name: str, between: Mapping[str,
 
 
 def mean_change(pairs: Sequence[Pair], name: str) -> float | None:
-    """Geometric mean of the figure's change over `ratios`, less 1; None without any."""
+    """Returns the geometric mean of the figure's change over `ratios`, minus 1; None if there are none."""
     logarithms = [math.log(found.after) - math.log(found.before) for found in ratios(pairs, name)]
     return _share(float(np.mean(logarithms))) if logarithms else None
 
 
 def ratios(pairs: Sequence[Pair], name: str) -> list[Change]:
-    """The figure's changes of the settings that are usable in both, and of which a ratio says something.
+    """Returns the figure's changes for settings that are usable in both sweeps and have a meaningful ratio.
 
-    A compile time near zero is left out: by logarithms the noise of eager's, which compiles nothing, outweighs all others.
+    Compile times near zero are left out: in logarithms, the noise of eager, which compiles nothing, outweighs all others.
     """
     found = [pair.changes[name] for pair in pairs if name in pair.changes and is_usable(pair)]
     return [one for one in found if one.is_ratio]
 
 
 def _share(logarithm: float) -> float:
-    """The change by which a ratio's logarithm grows; infinite beyond any float."""
+    """Returns the relative change for a ratio's logarithm; infinite if it overflows a float."""
     with np.errstate(over="ignore"):
         return float(np.expm1(logarithm))
 
 
 def is_usable(pair: Pair) -> bool:
-    """Whether the setting is ok in both sweeps."""
+    """Tells whether the setting is ok in both sweeps."""
     return bool(pair.before["status"] == Status.OK) and bool(pair.after["status"] == Status.OK)
 
 
@@ -228,7 +227,7 @@ def _news(before: pd.Series, after: pd.Series) -> Iterator[News]:
         first, second = number(before[count]), number(after[count])
         if first is None or second is None or first == second:
             continue
-        if (more := second > first) or is_ok:  # one that broke has met fewer, which is no merit
+        if (more := second > first) or is_ok:  # a setting that broke has fewer of them, which is no merit
             yield News(kind if more else Kind.FIXED, f"{second:.0f} {what}, before {first:.0f}{_new(before, after, reasons)}")
     for name, what in (("fallbacks", "runs eagerly"), ("recompile_limit_hits", "reached the recompile limit")):
         if fresh := _fresh(before[name], after[name]):
@@ -249,7 +248,7 @@ def _fresh(before: Sequence[Any] | None, after: Sequence[Any] | None) -> list[st
 
 
 def _circumstances(before: SweepInfo, after: SweepInfo) -> Iterator[tuple[str, str, str]]:
-    """Facts of the environments, and of how was measured, that are not the same."""
+    """Yields facts of the environments, and of the measurements, that differ."""
     for one, other in ((before.environment, after.environment), (_measuring(before), _measuring(after))):
         for name in dict.fromkeys([*one, *other]):
             first, second = one.get(name), other.get(name)

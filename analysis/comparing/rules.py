@@ -1,7 +1,7 @@
 """Rules that a comparison must not break, for `--fail-on`: `compile_s>+15%`, `graph_breaks>0`, `failures`. Pure.
 
-A rule about a change is broken only where the change is significant too: a gate that noise closes is soon switched off. A setting
-that was usable and is not any more breaks every rule about its figures, because nothing says that it still keeps them.
+A rule about a change is broken only if the change is also significant: a gate that closes because of noise is soon switched off.
+A setting that is no longer usable breaks every rule about its figures, because nothing shows that it still obeys them.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _FIGURES = (*FIELDS, "speedup_eager")
 
 
 class Rule(NamedTuple):
-    """One thing that must not be."""
+    """A condition that must not occur."""
 
     words: str
-    """As it was written."""
+    """The rule as it was written."""
     name: str
-    """A column; or, for news, empty."""
+    """A column; empty for news."""
     is_above: bool
     limit: float
-    """A share for relative changes, else in the column's unit."""
+    """A fraction for relative changes, otherwise in the column's unit."""
     is_change: bool
-    """Whether the limit is one of the change, or else of the second sweep's figure."""
+    """Whether the limit is for the change, rather than for the second sweep's figure."""
     is_relative: bool
     kind: Kind | None = None
-    """For a rule about news."""
+    """Kind of news, for a rule about news."""
 
     @classmethod
     def parse(cls, words: str) -> Rule:
-        """The rule that words such as `compile_s>+15%`, `peak_memory_bytes>40GiB` or `failures` spell.
+        """Parses a rule such as `compile_s>+15%`, `peak_memory_bytes>40GiB` or `failures`.
 
         Raises:
-            ConfigError: none of these, no such figure, or a unit that is none of its.
+            ConfigError: The text is not a rule, there is no such figure, or the unit does not fit the figure.
         """
         if words.strip() in NEWS_KINDS:
             return cls(words.strip(), "", True, 0.0, False, False, Kind(words.strip()))
@@ -75,25 +75,25 @@ class Rule(NamedTuple):
         return cls(words.strip(), name, side == ">", -limit if sign == "-" else limit, bool(sign), unit == "%")
 
     def exceeds(self, value: float) -> bool:
-        """Whether the value is on the wrong side of the limit."""
+        """Tells whether the value is on the wrong side of the limit."""
         return value > self.limit if self.is_above else value < self.limit
 
 
 class Finding(NamedTuple):
-    """What a rule says of one setting."""
+    """What a rule says about one setting."""
 
     rule: str
     label: str
     sentence: str
     fails: bool
-    """False for what is beyond the limit but within noise."""
+    """False for a change beyond the limit but within noise."""
 
 
 def check(comparison: Comparison, rules: Sequence[Rule]) -> list[Finding]:
-    """Every setting that breaks a rule, or would but for noise.
+    """Returns every setting that breaks a rule, or would without noise.
 
     Raises:
-        ConfigError: a rule that no setting can be judged by, since none has its figure, and none broke or lost it.
+        ConfigError: A rule cannot be checked, because no setting has its figure, and none failed or lost it.
     """
     found = []
     for rule in rules:
@@ -113,7 +113,7 @@ def check(comparison: Comparison, rules: Sequence[Rule]) -> list[Finding]:
 
 def _judged(rule: Rule, pair: Pair, comparison: Comparison) -> bool:
     if _of_figure(rule, pair, comparison):
-        return True  # also for what it has no figure any more
+        return True  # also for a figure that is missing now
     if not rule.is_change:
         return number(pair.after.get(rule.name)) is not None
     return change(pair.before, pair.after, rule.name, comparison.noise) is not None
@@ -144,7 +144,7 @@ def _of_figure(rule: Rule, pair: Pair, comparison: Comparison) -> list[Finding]:
 
 
 def _share(found: Change) -> float:
-    """The change relative to what was before; of anything from 0 it is beyond every limit."""
+    """Returns the relative change; from 0 to anything, it is beyond every limit."""
     if found.share is None:
         return math.copysign(math.inf, found.after) if found.after else 0.0
     return found.share
@@ -158,7 +158,7 @@ def _moved(name: str, found: Change) -> str:
 
 
 def signed_percent(share: float | None) -> str:
-    """A change as `+3.1 %` or `−3.1 %`; a dash if missing."""
+    """Formats a change as `+3.1 %` or `−3.1 %`; a dash if missing."""
     return percent(share) if share is None else f"{'−' if share < 0 else '+'}{percent(abs(share))}"
 
 

@@ -1,6 +1,6 @@
-"""What changed between two sweeps, as words and figures that are written: for the command, its page and its table.
+"""Describes in words and figures what changed between two sweeps: for the command, its page and its table.
 
-Two sweeps side by side as a table for a text, such as a comment on a change. Markdown; no text of a record is mark-up.
+Also formats two sweeps side by side as a Markdown table, such as for a comment on a pull request. Text from records is escaped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TITLES = {
     "warm_start_s": "warm start s",
     "peak_memory_bytes": "peak memory",
 }
-"""What a figure of `FIGURES` is called."""
+"""Names of the figures in `FIGURES`."""
 
 _WRITERS = {"peak_memory_bytes": gib, "speedup_eager": times}
 _UNITS = {"compile_s": " s", "warm_start_s": " s"}
-"""Of differences that are told instead of ratios."""
+"""Units of differences, which are shown where ratios are meaningless."""
 
 
 class Cell(NamedTuple):
@@ -36,15 +36,15 @@ class Cell(NamedTuple):
     after: str
     change: str
     between: str
-    """The change's 95 % interval."""
+    """95 % interval of the change."""
     verdict: str
-    """better, worse or same, which is also what nothing can be said of."""
+    """better, worse or same; same also if nothing can be said."""
     mark: tuple[float, float, float] | None
-    """The change and its interval's ends on the bar, 0 to 100 with 50 for none; None where it has none."""
+    """The change and its interval's ends on the bar, from 0 to 100, where 50 is no change; None if there is no change to show."""
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What changed, in words."""
+    """Describes what changed."""
     said = []
     for name, goal in FIGURES.items():
         if not (usable := [pair for pair in comparison.pairs if name in pair.changes and is_usable(pair)]):
@@ -60,7 +60,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def noise_sentence(comparison: Comparison) -> str:
-    """By how much runs of one setting are taken to differ, and how that is known, of the figures that are compared."""
+    """Says how much runs of one setting are assumed to differ, and how that is known, for the figures that are compared."""
     by_origin: dict[str, list[str]] = {}
     for name in FIGURES:
         if any(name in pair.changes for pair in comparison.pairs):
@@ -82,7 +82,7 @@ def _mean(mean: float | None, of: int, usable: int) -> str:
 
 
 def status_of(pair: Pair) -> str:
-    """What the setting was in both sweeps; empty if it was usable in both."""
+    """Returns the setting's status in both sweeps; empty if it was usable in both."""
     words = [str(row["status"]) + (f" ({label})" if (label := text(row["label"])) else "") for row in (pair.before, pair.after)]
     if words == [str(Status.OK)] * 2:
         return ""
@@ -90,7 +90,7 @@ def status_of(pair: Pair) -> str:
 
 
 def cell_of(name: str, pair: Pair) -> Cell:
-    """A figure's change as it is written; of a setting that is not usable in both sweeps, none is for the better or the worse."""
+    """Formats a figure's change; without better or worse for a setting that is not usable in both sweeps."""
     found = pair.changes[name]
     write = _WRITERS.get(name, figure)
     is_exact = found.low is None or found.low == found.high
@@ -108,7 +108,7 @@ def _verdict(goal: Goal, found: Change) -> str:
 
 
 _BAR_SHARE = 0.25
-"""The change at which a bar ends; a longer one is cut off there."""
+"""The change at the end of a bar; larger ones are cut off there."""
 
 
 def _mark(found: Change) -> tuple[float, float, float] | None:
@@ -123,7 +123,7 @@ def _count(pairs: Sequence[Pair], name: str, goal: Goal, way: str) -> int:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """What changed in sentences, then a row for each setting that both sweeps have; changes beyond noise are bold."""
+    """Returns sentences about what changed, then a row per setting of both sweeps; changes beyond noise are bold."""
     shown = [name for name in FIGURES if any(name in pair.changes for pair in comparison.pairs)]
     lines = [["setting", *(TITLES[name] for name in shown), "what else changed"], ["---"] * (len(shown) + 2)]
     for pair in comparison.pairs:

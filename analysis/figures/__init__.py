@@ -1,4 +1,4 @@
-"""The charts, one a file. `…_info(df)` decides what is shown; `…_figure` draws that, or the trials themselves."""
+"""The charts, one per file. `…_info(df)` decides what is shown; `…_figure` draws that, or the trials themselves."""
 
 from analysis.figures.attribution_chart import (
     EffectsInfo,

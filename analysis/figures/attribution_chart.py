@@ -1,4 +1,4 @@
-"""What each choice is worth: what changing it alone did."""
+"""What each choice is worth: the effect of changing only it."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from compile_sweep.schema.settings import Scope
 
 _MOST_EFFECTS = 14
 _MOST_TRIALS = 600
-"""Trials that effects are found from; of more, evenly spaced ones are taken."""
+"""Maximum number of trials to compute effects from; of more, evenly spaced ones are used."""
 _GAIN_COLOR, _LOSS_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]
 
 
 class EffectsInfo(NamedTuple):
-    """What the chart of single changes shows."""
+    """Contents of the chart of single changes."""
 
     effects: list[Effect]
-    """The largest gain first, the largest loss last."""
+    """Effects from the largest gain to the largest loss."""
     num_left_out: int
-    """Smaller ones, for which there is no room."""
+    """Number of smaller effects that are not shown."""
 
 
 def effects_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:
-    """What single changes did in the trials `load` returned.
+    """Computes the effects of single changes in the trials that `load` returned.
 
     Args:
-        df: the trials.
-        attempts: all attempts, to see how settings scatter between runs.
+        df: The trials.
+        attempts: All attempts, to see how settings scatter between runs.
     """
     return _largest(effects(_sample(df), attempts=attempts))
 
 
 def region_prices_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:
-    """What compiling a part of the model, or its optimizer, gained and cost in modular trials; likewise.
+    """Computes what compiling a part of the model, or its optimizer, gained and cost in modular trials that `load` returned.
 
     Args:
-        df: the trials.
-        attempts: all attempts, to see how settings scatter between runs.
+        df: The trials.
+        attempts: All attempts, to see how settings scatter between runs.
     """
     return _largest(region_prices(_sample(df), attempts=attempts))
 
 
 @or_trials(effects_info)
 def effects_figure(info: EffectsInfo) -> go.Figure:
-    """The chart: the change of throughput to the right in percent, with its 95 % interval; a row a change.
+    """Draws the change of throughput in percent to the right, with its 95 % interval, and a row per change.
 
     Args:
-        info: what `effects_info` returned, or the trials themselves.
+        info: Result of `effects_info`, or the trials themselves.
     """
     chart = rows_figure(
         [RowName(f"{one.name}: {one.before} → {one.after}", _in_short(one), on_front=False) for one in info.effects],
@@ -91,7 +91,7 @@ def effects_figure(info: EffectsInfo) -> go.Figure:
 
 
 def _shown_percent(changes: Sequence[Difference]) -> tuple[float, float]:
-    """Both ends of the axis: with every interval, but so that the bars keep a third of it, whatever two pairs leave open."""
+    """Returns the axis's ends, which include every interval, but always leave a third of the axis to the bars."""
     least, most = (100 * pick(0.0, *(one.value for one in changes)) for pick in (min, max))
     reach = most - least or 1.0
     low = max(least - reach, min(least, *(100 * one.low for one in changes)))
@@ -101,7 +101,7 @@ def _shown_percent(changes: Sequence[Difference]) -> tuple[float, float]:
 
 
 def _largest(found: Sequence[Effect]) -> EffectsInfo:
-    """The effects there is room for, of those that come the largest first."""
+    """Keeps the effects that fit, given with the largest first."""
     shown = found[:_MOST_EFFECTS]
     return EffectsInfo(sorted(shown, key=lambda one: -one.rate.value), len(found) - len(shown))
 

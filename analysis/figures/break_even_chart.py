@@ -1,4 +1,4 @@
-"""What a job takes under each setting, for every job length, as a multiple of what eager takes."""
+"""How long a job takes under each setting, for every job length, as a multiple of eager's time."""
 
 from __future__ import annotations
 
@@ -20,63 +20,63 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import Scope
 
 MIN_STEPS, MAX_STEPS = 100, 10_000_000
-"""Job lengths that are drawn."""
+"""Range of job lengths that are drawn."""
 _CURVE_POINTS = 81
 _MOST_SETTINGS = 40
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT_PX = 460
 _MARGIN_PX = {"l": 84, "t": 30, "b": 64, "r": 290}
 _HIGHEST = 2
-"""Of the upright axis."""
+"""Upper end of the vertical axis."""
 _UNIT_PX = (_HEIGHT_PX - _MARGIN_PX["t"] - _MARGIN_PX["b"]) / _HIGHEST
 _NAME_CHARS, _NAME_LINES = 38, 3
 _NAME_OFF_PX = 18
 _NAME_LINE_PX = 17
-"""Height of a line of a name."""
+"""Line height of a name."""
 
 
 class JobSetting(NamedTuple):
-    """What a job pays under one setting. Text is as it stands in the record, not escaped."""
+    """A job's costs under one setting. Text is unescaped, as in the record."""
 
     label: str
     """`CompileSettings.label`."""
     key: str
     scope: Scope
     cold_s: float
-    """What a cold start costs."""
+    """Seconds of a cold start."""
     warm_s: float | None
-    """What a start from artifacts costs; None if that was not measured."""
+    """Seconds of a start from artifacts; None if it was not measured."""
     step_s: float
     cold_sd_s: float
     warm_sd_s: float | None
     step_sd_s: float
-    """Standard deviations of these."""
+    """Standard deviations of the three figures."""
     peak_bytes: float | None
     num_workers: int
     is_plain: bool
-    """Whether it is `torch.compile(model)` as it comes."""
+    """Whether it is plain `torch.compile(model)`."""
 
 
 class BreakEvenInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     settings: list[JobSetting]
-    """The quickest step first."""
+    """The setting with the fastest step comes first."""
     baseline: int | None
-    """Place of what is run today, with which others are compared; None without one."""
+    """Index of what is run today, the baseline for the others; None if there is none."""
     baseline_words: str
-    """What it is called in a sentence."""
+    """The baseline's name in a sentence."""
     reigns: list[Reign]
-    """Which setting is the shortest at which length, of a job that starts once, cold."""
+    """The fastest setting by length, for a job that starts once, cold."""
     samples_per_step: int
 
 
 def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> BreakEvenInfo:
-    """What to show of the trials `load` returned: the front's settings, then the fastest, the baseline among them.
+    """Chooses what to show of the trials that `load` returned: the front's settings, then the fastest, including the baseline.
 
     Args:
-        df: trials as `load` returns them.
-        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+        df: Trials as `load` returns them.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
     """
     try:
         trials = notable(df)
@@ -87,7 +87,7 @@ def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> B
         table = every[every.index.isin(chosen)]
         warm = costs(df, Job(steps=USUAL_STEPS, starts=Starts.WARM), attempts=attempts).table
         samples = samples_per_step(every)
-    except ConfigError:  # nothing is known of what a job would take
+    except ConfigError:  # a job's time is not known
         return BreakEvenInfo([], None, "", [], 0)
     table = table.sort_values("step_s", kind="stable")
     settings = [
@@ -114,15 +114,15 @@ def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> B
 
 @or_trials(break_even_info)
 def break_even_figure(info: BreakEvenInfo) -> go.Figure:
-    """The chart: job length to the right, on a logarithm; total time upwards, as a multiple of what is run today.
+    """Draws job length to the right, logarithmic, and total time upwards, as a multiple of what is run today.
 
-    It shows the settings that are the shortest at some length, the baseline, and `torch.compile(model)` as it comes; without a
-    baseline, multiples are of the setting with the quickest step. The other settings' lines are there and not visible: each
-    line's `meta` is the setting's place in `info.settings`, for a page that draws another job, in which others may be the
-    shortest.
+    The chart shows the settings that are the fastest at some length, the baseline, and plain `torch.compile(model)`. Without a
+    baseline, multiples are of the setting with the fastest step. The other settings' lines are present but invisible: each
+    line's `meta` is the setting's index in `info.settings`, for a page that draws another job, in which others may be the
+    fastest.
 
     Args:
-        info: what `break_even_info` returned, or the trials themselves.
+        info: Result of `break_even_info`, or the trials themselves.
     """
     if not info.settings:
         return empty_figure("No usable trial tells how long a job would take.")
@@ -158,7 +158,7 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
 
 
 def drawn_places(info: BreakEvenInfo) -> list[int]:
-    """Places of the settings that the chart draws, the quickest step first."""
+    """Returns indices of the settings that the chart draws, the fastest step first."""
     winners = {str(reign.trial["settings_key"]) for reign in info.reigns}
     return [
         place
@@ -168,7 +168,7 @@ def drawn_places(info: BreakEvenInfo) -> list[int]:
 
 
 def break_even_data(info: BreakEvenInfo) -> dict[str, Any]:
-    """What a page needs to reckon any job, as JSON."""
+    """Returns, as JSON, what a page needs to compute any job."""
     return {
         "settings": [one._asdict() | {"scope": str(one.scope)} for one in info.settings],
         "baseline": info.baseline,
@@ -200,7 +200,7 @@ def _curve(place: int, one: JobSetting, base: JobSetting, steps: Any, dash: str)
 
 
 def _line_name(place: int, one: JobSetting, end: float, at: float) -> dict[str, Any]:
-    """The setting's name beside its line's end, in the right margin; a page knows it by its annotation's name."""
+    """Returns the setting's name next to the end of its line, in the right margin; a page finds it by the annotation's name."""
     lines = textwrap.wrap(one.label, _NAME_CHARS, max_lines=_NAME_LINES, placeholder=" …")
     return {
         "name": f"line-{place}",
@@ -221,7 +221,7 @@ def _line_name(place: int, one: JobSetting, end: float, at: float) -> dict[str, 
 
 
 def _apart(ends: list[float], heights: list[float]) -> list[float]:
-    """Where the middles of names stand whose lines end there, in order: each as low as those under it allow."""
+    """Returns the centers of the names of lines that end there, in order: each as low as the names below allow."""
     found = dict.fromkeys(range(len(ends)), 0.0)
     lowest = 0.0
     for place in sorted(range(len(ends)), key=lambda one: ends[one]):

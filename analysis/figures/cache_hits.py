@@ -1,4 +1,4 @@
-"""What compile caches are worth: cold compiling against restoring what was compiled, with hits and misses."""
+"""What compile caches are worth: cold compiling versus restoring what was compiled, with hits and misses."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _COLD_COLOR, _WARM_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL
 
 
 class CacheRow(NamedTuple):
-    """One setting; what is not known is None. Text is as it stands in the record, not escaped."""
+    """One setting; unknown values are None. Text is unescaped, as in the record."""
 
     settings_label: str
     cold_s: float | None
-    """Its cold compile time, or the estimate of a warm trial."""
+    """Cold compile time, or a warm trial's estimate of it."""
     is_estimate: bool
     warm_s: float
-    """What its latest warm start, or else a warm trial, took to restore artifacts and compile the rest."""
+    """Seconds in which its latest warm start, or else a warm trial, restored artifacts and compiled the rest."""
     hits: float | None
     misses: float | None
     saved_s: float | None
 
     @property
     def hit_share(self) -> float | None:
-        """Share of the look-ups that found something; None if there were none."""
+        """Fraction of lookups that were hits; None if there were none."""
         looked = (self.hits or 0) + (self.misses or 0)
         return (self.hits or 0) / looked if looked else None
 
 
 class CacheInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     rows: list[CacheRow]
-    """The most saved first."""
+    """Settings, those with the largest saving first."""
     num_left_out: int
-    """Settings for which there is no room."""
+    """Number of settings that are not shown."""
 
 
 def cache_info(df: pd.DataFrame) -> CacheInfo:
-    """What to show of the trials `load` returned: settings with a warm start, or a trial that began with warm caches."""
+    """Chooses what to show of the trials that `load` returned: settings with a warm start, or with a trial that began warm."""
     trials = standing(df)
     trials = trials[(trials["status"] == Status.OK) & (trials["scope"] != Scope.EAGER)]
     usable = df[df["status"] == Status.OK]
@@ -82,10 +82,10 @@ def cache_info(df: pd.DataFrame) -> CacheInfo:
 
 @or_trials(cache_info)
 def cache_figure(info: CacheInfo) -> go.Figure:
-    """The chart: seconds to the right, a setting's cold compiling over what a warm start takes instead, the most saved on top.
+    """Draws seconds to the right, with a setting's cold compiling above what a warm start takes, the largest saving on top.
 
     Args:
-        info: what `cache_info` returned, or the trials themselves.
+        info: Result of `cache_info`, or the trials themselves.
     """
     names = [RowName(row.settings_label, _saved(row), on_front=False) for row in info.rows]
     chart = rows_figure(names, x_title="seconds of restoring and compiling", nothing="No trial began with warm caches.")

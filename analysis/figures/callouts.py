@@ -1,4 +1,4 @@
-"""Text labels beside points, as plotly annotations that cover neither each other nor what is drawn."""
+"""Text labels next to points, as plotly annotations that overlap neither each other nor the drawing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EDGE_PX = 4.0
 
 
 class Axes(NamedTuple):
-    """Where numbers stand on the screen."""
+    """Converts numbers to positions on the screen."""
 
     x_range: tuple[float, float]
     y_range: tuple[float, float]
@@ -23,14 +23,14 @@ class Axes(NamedTuple):
     height_px: float
 
     def pixel(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels from the plot's top left corner."""
+        """Returns pixels from the plot's top left corner."""
         right = (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
         up = (y - self.y_range[0]) / (self.y_range[1] - self.y_range[0])
         return right * self.width_px, (1 - up) * self.height_px
 
 
 class Callout(NamedTuple):
-    """Lines of plotly mark-up that belong to the point (x, y), in the axes' numbers."""
+    """Lines of plotly markup that belong to the point (x, y), in the axes' numbers."""
 
     name: str
     x: float
@@ -44,13 +44,13 @@ def callout_annotations(
     steps: Sequence[tuple[float, float]],
     axes: Axes,
 ) -> list[dict[str, Any]]:
-    """An annotation for each callout, with a thin line to its point.
+    """Returns an annotation for each callout, with a thin line to its point.
 
     Args:
-        callouts: what to write, the most important first.
-        markers: points not to cover.
-        steps: corners of a line, level then up, not to cover.
-        axes: the plot they stand in.
+        callouts: Labels, the most important first.
+        markers: Points not to cover.
+        steps: Corners of a line, horizontal then vertical, not to cover.
+        axes: The plot that contains them.
     """
     labels = [
         Label(*axes.pixel(c.x, c.y), max(map(len, c.lines), default=0) * _CHAR_PX + 6, len(c.lines) * _LINE_PX + 4)
@@ -87,7 +87,7 @@ def _around(x: float, y: float) -> Box:
 
 
 def _step_boxes(corners: Sequence[tuple[float, float]], axes: Axes) -> list[Box]:
-    """The line's level and upright parts as thin rectangles; it comes from below and leaves to the right."""
+    """Returns the line's horizontal and vertical parts as thin rectangles; it comes from below and leaves to the right."""
     boxes = []
     y_before = axes.height_px
     for index, (x, y) in enumerate(corners):

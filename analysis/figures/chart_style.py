@@ -1,4 +1,4 @@
-"""How charts look: size, fonts, colours, symbols, legends."""
+"""The style of charts: size, fonts, colors, symbols, legends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Info = TypeVar("Info")
 Further = ParamSpec("Further")
 
 WIDTH_PX, HEIGHT_PX = 1200, 700
-"""The size charts and their labels are laid out for."""
+"""Size that charts and their labels are laid out for."""
 
 SCOPE_COLORS = defaultdict(
     lambda: "#CC79A7",
     {Scope.EAGER: "#767676", Scope.FULL: "#0072B2", Scope.REGIONAL: "#D55E00", Scope.MODULAR: "#009E73", Scope.NESTED: "#56B4E9"},
 )
-"""Okabe and Ito's palette, told apart with any colour vision; contrast is 3:1 or more on white and on near-black."""
+"""Okabe and Ito's palette, distinguishable with any color vision; contrast is 3:1 or more on white and on near-black."""
 
 DYNAMIC_SYMBOLS = {
     None: "x",
@@ -43,7 +43,9 @@ PHASE_COLORS = {
     "cudagraph_capture": "#B8649A",
     "other": "#767676",
 }
-"""By the phase's name in `COMPILE_PHASES`. Okabe and Ito's palette, its light colours darker for 3:1 contrast on white."""
+"""Colors by the phase's name in `COMPILE_PHASES`. Okabe and Ito's palette, with its light colors darkened for 3:1 contrast on
+white.
+"""
 
 LINE_COLOR = "#8a8a8a"
 PAPER = "#ffffff"
@@ -59,17 +61,17 @@ SEARCHER_COLORS = {
     "gp": "#009E73",
     "gain": "#D55E00",
 }
-"""By the searcher's name; Okabe and Ito's palette, its light colours darker for 3:1 contrast on white."""
+"""Colors by the searcher's name. Okabe and Ito's palette, with its light colors darkened for 3:1 contrast on white."""
 
 SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": "dashdot", "gp": "longdashdot", "gain": "solid"}
-"""So that lines are told apart without colours."""
+"""Distinguish lines without colors."""
 
 
 def base_layout(title: str | None = None) -> go.Layout:
-    """A chart's layout in light colours: two legends in rows above the plot, `legend` over `legend2`.
+    """Returns a chart's layout in light colors: two legends in rows above the plot, `legend` above `legend2`.
 
     Args:
-        title: plain text; None for none.
+        title: Plain text; None for no title.
     """
     axis = {
         "gridcolor": "rgba(128,128,128,0.18)",
@@ -100,7 +102,7 @@ def base_layout(title: str | None = None) -> go.Layout:
 
 
 def legend_entry(name: str, color: str, symbol: str, *, legend: str = "legend", group: str | None = None) -> go.Scatter:
-    """A line of a legend; a click on it hides the traces of its group."""
+    """Returns a line of a legend; a click on it hides the traces of its group."""
     return go.Scatter(
         x=[None],
         y=[None],
@@ -114,7 +116,7 @@ def legend_entry(name: str, color: str, symbol: str, *, legend: str = "legend", 
 
 
 def empty_note(words: str) -> dict[str, Any]:
-    """The annotation of a chart that has nothing to show."""
+    """Returns the annotation of a chart that has nothing to show."""
     centred = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
     return {"text": html.escape(words, quote=False), "showarrow": False, "font": {"size": 16}, **centred}
 
@@ -122,10 +124,10 @@ def empty_note(words: str) -> dict[str, Any]:
 def or_trials(
     info_of: Callable[[pd.DataFrame], Info],
 ) -> Callable[[Callable[Concatenate[Info, Further], go.Figure]], Callable[Concatenate[Info | pd.DataFrame, Further], go.Figure]]:
-    """Lets a chart's function take trials, as `analysis.load` returns them, in place of the info on them.
+    """Makes a chart's function also accept trials, as `analysis.load` returns them, in place of its info.
 
     Args:
-        info_of: decides what the chart shows of trials.
+        info_of: Computes the chart's info from trials.
     """
 
     def taking_both(
@@ -141,7 +143,7 @@ def or_trials(
 
 
 def empty_figure(words: str) -> go.Figure:
-    """A low chart without axes that says why it is empty."""
+    """Returns a low chart without axes that says why it is empty."""
     chart = go.Figure(layout=base_layout())
     chart.update_layout(xaxis_visible=False, yaxis_visible=False, height=160)
     chart.add_annotation(empty_note(words))

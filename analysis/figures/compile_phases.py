@@ -1,4 +1,4 @@
-"""Where the compile time goes: a bar a setting, stacked by phase."""
+"""Where the compile time goes: a bar per setting, stacked by phase."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _MOST_BARS = 14
 
 
 class CompileBar(NamedTuple):
-    """One setting. Text is as it stands in the record, not escaped."""
+    """One setting. Text is unescaped, as in the record."""
 
     trial_id: str
     settings_label: str
     compile_s: float
     phases_s: dict[str, float]
-    """Seconds of each phase, by its name in `COMPILE_PHASES`; those without a figure are left out."""
+    """Seconds of each phase, by its name in `COMPILE_PHASES`; phases without a figure are left out."""
     on_front: bool
 
 
 class CompilePhasesInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     bars: list[CompileBar]
     """Ascending in compile time."""
     phases: list[str]
     """Phases that took any time, in the order of `COMPILE_PHASES`."""
     num_left_out: int
-    """Settings with phases for which there is no room."""
+    """Number of settings with phases that are not shown."""
 
 
 def compile_phases_info(df: pd.DataFrame) -> CompilePhasesInfo:
-    """What to show of the trials `load` returned: usable cold ones that compile, the front's first, then the fastest."""
+    """Chooses what to show of the trials from `load`: usable cold ones that compile, the front's first, then the fastest."""
     trials = notable(df)
     bars = []
     for _, row in trials[(trials["caches"] == Caches.COLD) & (trials["scope"] != Scope.EAGER)].iterrows():
@@ -59,10 +59,10 @@ def compile_phases_info(df: pd.DataFrame) -> CompilePhasesInfo:
 
 @or_trials(compile_phases_info)
 def compile_phases_figure(info: CompilePhasesInfo) -> go.Figure:
-    """The chart: seconds to the right, the quickest compile on top; see `rows_figure`.
+    """Draws seconds to the right, the fastest compile on top; see `rows_figure`.
 
     Args:
-        info: what `compile_phases_info` returned, or the trials themselves.
+        info: Result of `compile_phases_info`, or the trials themselves.
     """
     names = [RowName(bar.settings_label, figure(bar.compile_s, "s"), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="cold compile time (seconds)", nothing="No usable trial says where its compile time went.")
@@ -73,7 +73,7 @@ def compile_phases_figure(info: CompilePhasesInfo) -> go.Figure:
 
 
 def _trace(name: str, info: CompilePhasesInfo) -> go.Bar:
-    """One phase of every setting; parts of no length are left out, so that none of them has an outline."""
+    """Returns the bars of one phase; parts of zero length are left out, so that they have no outline."""
     shown = [(place, bar, bar.phases_s[name]) for place, bar in enumerate(info.bars) if bar.phases_s.get(name)]
     return go.Bar(
         orientation="h",

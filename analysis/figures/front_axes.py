@@ -1,4 +1,4 @@
-"""What the front may be drawn over: a gain upwards, a price to the right."""
+"""The possible axes of the front: a gain upwards, a price to the right."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from compile_sweep.schema.objectives import Goal
 
 
 class FrontAxis(NamedTuple):
-    """One objective of the front, as an axis."""
+    """An objective of the front, as an axis."""
 
     column: str
-    """The frame's column it is measured in."""
+    """Column of the frame with its values."""
     choice: str
-    """What the page calls it where a person chooses."""
+    """Name in the page's menu."""
     title: str
     short_title: str
-    """The same for a narrow screen."""
+    """Title on a narrow screen."""
     divisor: float = 1.0
-    """What the column's values are divided by to be drawn."""
+    """Values are divided by this for drawing."""
     is_logarithmic: bool = False
 
 
@@ -32,7 +32,7 @@ GAINS: Mapping[str, FrontAxis] = MappingProxyType(
         "tokens": FrontAxis("tokens_per_s", "useful tokens", "throughput (useful tokens per second)", "useful tokens per second"),
     }
 )
-"""The axes upwards, by name; more is better."""
+"""Vertical axes by name; more is better."""
 
 PRICES: Mapping[str, FrontAxis] = MappingProxyType(
     {
@@ -47,17 +47,17 @@ PRICES: Mapping[str, FrontAxis] = MappingProxyType(
         "memory": FrontAxis("peak_memory_bytes", "peak memory", "peak memory (GiB)", "peak memory (GiB)", divisor=2**30),
     }
 )  # fmt: skip
-"""The axes to the right, by name; less is better."""
+"""Horizontal axes by name; less is better."""
 
 DEFAULT_GAIN, DEFAULT_PRICE = "samples", "compile"
 
 
 def axes_with_figures(df: pd.DataFrame, axes: Mapping[str, FrontAxis]) -> list[str]:
-    """Names of the axes for which a trial that `load` returned has a figure, and of the first, which is always offered."""
+    """Returns names of the axes for which any trial that `load` returned has a figure, always including the first axis."""
     first = next(iter(axes))
     return [name for name, axis in axes.items() if name == first or df[axis.column].notna().any()]
 
 
 def front_objectives(gain: str, price: str) -> dict[str, Goal]:
-    """The objectives, as `pareto_front` takes them, of the front over these two axes."""
+    """Returns the objectives of the front over these two axes, as `pareto_front` takes them."""
     return {GAINS[gain].column: Goal.MAX, PRICES[price].column: Goal.MIN}

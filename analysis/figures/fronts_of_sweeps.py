@@ -1,4 +1,4 @@
-"""Several sweeps over one space under one budget: their fronts in one picture, and how soon each came to its own."""
+"""Several sweeps of one space with one budget: their fronts in one picture, and how soon each reached its own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from analysis.choose.pareto import DEFAULT_OBJECTIVES, assured, assured_costs, p
 from analysis.figures.chart_style import INK, PAPER, SEARCHER_COLORS, SEARCHER_DASHES, base_layout, empty_note
 
 _OTHER_COLORS = ("#56616b", "#CC79A7")
-"""For a sweep that is not called as a searcher is."""
+"""Colors of sweeps that are not named after a searcher."""
 
 
 class SweepPoint(NamedTuple):
-    """One usable trial. Text is as it stands in the record, not escaped."""
+    """One usable trial. Text is unescaped, as in the record."""
 
     compile_s: float
     samples_per_s: float
     assured_per_s: float
-    """The samples per second that the front goes by: of a noisy trial the low end of its interval."""
+    """Samples per second that the front uses: for a noisy trial the low end of its interval."""
     label: str
     on_front: bool
-    """Of its own sweep."""
+    """Whether it is on the front of its own sweep."""
 
 
 class SweepLine(NamedTuple):
@@ -40,29 +40,29 @@ class SweepLine(NamedTuple):
     """(seconds since the sweep began, percent of the hypervolume of all sweeps together) after each trial, ascending."""
     num_trials: int
     on_common_front: int
-    """How many of its trials are on the front of all sweeps together."""
+    """Number of its trials on the front of all sweeps together."""
 
 
 class FrontsInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     title: str
     lines: list[SweepLine]
     ended_s: float = 0.0
-    """When the last trial of all ended, seconds since its sweep began."""
+    """When the last trial ended, in seconds since its sweep began."""
 
 
 def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = "") -> FrontsInfo:
-    """What to show of several sweeps.
+    """Computes what to show of several sweeps.
 
-    Hypervolume is of throughput and compile time, from the worst usable trial of all sweeps and a tenth of the range beyond it,
-    as `analysis.reference_point` has it; of noisy trials it takes what fronts go by. A setting that two sweeps measured counts as
-    each measured it.
+    Hypervolume is that of throughput and compile time, relative to a point beyond the worst usable trial of all sweeps by a tenth
+    of the range, as in `analysis.reference_point`. For noisy trials it uses the figures that fronts use. A setting that two
+    sweeps measured counts as each of them measured it.
 
     Args:
-        sweeps: by name, the trials as `load` returns them, and when the sweep began, in ISO 8601; if that is not known,
-            nothing is `reached`.
-        title: plain text.
+        sweeps: By name, the trials as `load` returns them, and when the sweep began, in ISO 8601; if that is not known,
+            `reached` is empty.
+        title: Plain text.
     """
     frames = [df for df, _ in sweeps.values()]
     signs = signs_of(frames[0], DEFAULT_OBJECTIVES) if frames else {}
@@ -98,12 +98,12 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
 
 
 def share_at(line: SweepLine, seconds: float) -> float:
-    """Percent of the common hypervolume that a sweep had after so many seconds."""
+    """Returns the percentage of the common hypervolume that a sweep had reached after so many seconds."""
     return max((share for ended, share in line.reached if ended <= seconds), default=0.0)
 
 
 def fronts_figure(info: FrontsInfo) -> go.Figure:
-    """The chart: on the left the fronts, on the right what each sweep had of the hypervolume of all, against time.
+    """Draws the fronts on the left and, on the right, each sweep's share of the common hypervolume over time.
 
     Trials are where they were measured; a front passes a noisy one at the low end of its interval.
     """

@@ -1,4 +1,4 @@
-"""Places text labels beside points so that they cover neither each other nor the points. Pixels; y grows downwards."""
+"""Places text labels next to points so that they cover neither each other nor the points. Pixels; y grows downwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Boxes = npt.NDArray[np.float64]
-"""Left, top, right and bottom in columns, a rectangle a row."""
+"""Rectangles, one per row, with the columns left, top, right and bottom."""
 
 
 class Box(NamedTuple):
@@ -22,13 +22,13 @@ class Box(NamedTuple):
     bottom: float
 
     def overlap(self, other: Box) -> float:
-        """The area both cover, in square pixels."""
+        """Returns the area that both cover, in square pixels."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.bottom, other.bottom) - max(self.top, other.top)
         return width * height if width > 0 and height > 0 else 0.0
 
     def outside(self, area: Box) -> float:
-        """How much of this rectangle `area` does not cover, in square pixels."""
+        """Returns the area of this rectangle that `area` does not cover, in square pixels."""
         return (self.right - self.left) * (self.bottom - self.top) - self.overlap(area)
 
 
@@ -48,15 +48,15 @@ _ROUNDS = 3
 
 
 def place_labels(labels: Sequence[Label], obstacles: Sequence[Box], area: Box) -> list[tuple[float, float]]:
-    """Where each label's centre goes, as an offset (dx, dy) from its point.
+    """Returns where each label's center goes, as an offset (dx, dy) from its point.
 
-    Each label in turn takes the candidate that covers least of what is there, and among those the nearest to its point;
+    Each label in turn takes the candidate position with the least overlap and, among those, the nearest to its point;
     a few rounds let earlier labels make way for later ones. Deterministic.
 
     Args:
-        labels: what to place, the most important first.
-        obstacles: what labels should not cover: markers, lines.
-        area: what labels should stay inside.
+        labels: The labels, the most important first.
+        obstacles: Markers and lines that labels should not cover.
+        area: The rectangle that labels should stay inside.
 
     Returns:
         An offset in pixels for each label, in order.
@@ -67,7 +67,7 @@ def place_labels(labels: Sequence[Label], obstacles: Sequence[Box], area: Box) -
     bounds = _boxes([area])
     offsets = [_candidates(label) for label in labels]
     tried = [_around(label, candidates) for label, candidates in zip(labels, offsets, strict=True)]
-    alone = [  # what a candidate costs does not change with the other labels but for what it covers of them
+    alone = [  # the part of a candidate's cost that does not depend on the other labels
         4 * _covered(boxes, fixed) + _strays(boxes, bounds) + _distance(candidates, label)
         for label, boxes, candidates in zip(labels, tried, offsets, strict=True)
     ]
@@ -85,7 +85,7 @@ def _boxes(boxes: Sequence[Box]) -> Boxes:
 
 
 def _candidates(label: Label) -> npt.NDArray[np.float64]:
-    """Offsets around the point, one a row; the label's edge, not its centre, keeps the distance."""
+    """Returns offsets around the point, one per row; the distance is that of the label's edge, not its center."""
     angles = [2 * math.pi * step / _NUM_DIRECTIONS for step in range(_NUM_DIRECTIONS)]
     return np.array(
         [
@@ -100,26 +100,26 @@ def _candidates(label: Label) -> npt.NDArray[np.float64]:
 
 
 def _around(label: Label, offsets: npt.NDArray[np.float64]) -> Boxes:
-    """The label's rectangle at each offset."""
+    """Returns the label's rectangle at each offset."""
     half = np.array([label.width / 2, label.height / 2])
     centres = offsets + np.array([label.x, label.y])
     return np.hstack([centres - half, centres + half])
 
 
 def _covered(boxes: Boxes, others: Boxes) -> npt.NDArray[np.float64]:
-    """The area of each box that `others` cover, in square pixels, what two of them cover counted twice."""
+    """Returns the area of each box that `others` cover, in square pixels, counting overlaps twice."""
     wide = np.minimum(boxes[:, None, 2], others[None, :, 2]) - np.maximum(boxes[:, None, 0], others[None, :, 0])
     high = np.minimum(boxes[:, None, 3], others[None, :, 3]) - np.maximum(boxes[:, None, 1], others[None, :, 1])
     return np.asarray((np.clip(wide, 0, None) * np.clip(high, 0, None)).sum(axis=1))
 
 
 def _strays(boxes: Boxes, bounds: Boxes) -> npt.NDArray[np.float64]:
-    """What each box costs for standing outside the bounds."""
+    """Returns the cost of each box's part outside the bounds."""
     return 40 * ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - _covered(boxes, bounds))
 
 
 def _distance(offsets: npt.NDArray[np.float64], label: Label) -> npt.NDArray[np.float64]:
-    """What each offset costs for the gap it leaves to the point; above reads better, all else equal."""
+    """Returns the cost of each offset's gap to the point; slightly lower above the point, which reads better."""
     gap_x = np.clip(np.abs(offsets[:, 0]) - label.width / 2, 0, None)
     gap_y = np.clip(np.abs(offsets[:, 1]) - label.height / 2, 0, None)
     return np.asarray(np.hypot(gap_x, gap_y) + np.where(offsets[:, 1] > 0, 2.0, 0.0))

@@ -1,4 +1,4 @@
-"""What each setting needs of the device's memory, and when."""
+"""How much of the device's memory each setting needs, and when."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _RESERVED_COLOR, _COMPILING_COLOR, _POOL_COLOR = "#C48600", "#B8649A", "#4499D0"
 
 
 class MemoryBar(NamedTuple):
-    """One setting, in bytes; what is not known is None. Text is as it stands in the record, not escaped."""
+    """One setting, in bytes; unknown values are None. Text is unescaped, as in the record."""
 
     trial_id: str
     settings_label: str
     scope: Scope
     peak_bytes: float
-    """Most allocated."""
+    """Maximum allocated."""
     reserved_bytes: float | None
-    """Most held by torch's allocator."""
+    """Maximum reserved by torch's allocator."""
     compiling_bytes: float | None
-    """Most allocated during the warm-up."""
+    """Maximum allocated during the warm-up."""
     pool_bytes: float | None
-    """Held by the pool of CUDA graphs."""
+    """Reserved by the pool of CUDA graphs."""
     on_front: bool
 
 
 class MemoryInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     bars: list[MemoryBar]
     """Ascending in peak."""
     device_bytes: float | None
-    """The memory of the device, None if it is not known."""
+    """Memory of the device; None if it is not known."""
     num_left_out: int
-    """Settings for which there is no room."""
+    """Number of settings that are not shown."""
 
 
 def memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> MemoryInfo:
-    """What to show of the trials `load` returned: usable ones with a peak, the front's first, then the fastest.
+    """Chooses what to show of the trials that `load` returned: usable ones with a peak, the front's first, then the fastest.
 
     Args:
-        df: the trials.
-        device_bytes: the memory of the device they ran on, None if it is not known.
+        df: The trials.
+        device_bytes: Memory of the device they ran on; None if it is not known.
     """
     trials = notable(df).dropna(subset="peak_memory_bytes")
     bars = [
@@ -71,12 +71,12 @@ def memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> MemoryIn
 
 @or_trials(memory_info)
 def memory_figure(info: MemoryInfo) -> go.Figure:
-    """The chart: GiB to the right, the least on top; a bar for what is allocated, marks for what is held besides.
+    """Draws GiB to the right, the least on top; a bar for allocated memory, marks for what is reserved in addition.
 
-    The device's memory is a dashed line where it is known.
+    The device's memory is a dashed line if it is known.
 
     Args:
-        info: what `memory_info` returned, or the trials themselves.
+        info: Result of `memory_info`, or the trials themselves.
     """
     names = [RowName(bar.settings_label, gib(bar.peak_bytes), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="memory, worst of workers (GiB)", nothing="No usable trial says what memory it needed.")

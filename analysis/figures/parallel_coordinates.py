@@ -1,4 +1,4 @@
-"""Every setting as a line through its choices and what they came to."""
+"""Every setting as a line through its choices and its results."""
 
 from __future__ import annotations
 
@@ -19,59 +19,59 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 
 _MOST_LINES = 80
 _MOST_CHOICES = 12
-"""A field with more values than this is not a choice that a line can be followed through."""
+"""Maximum number of values of a field for its axis to be readable."""
 _CHOICES = tuple(
     name
     for name in CompileSettings.__dataclass_fields__
     if name not in ("parts", "options", "buckets", "dynamic_min", "dynamic_max")
 )
 _OUTCOMES = {"compile_s": "compile s", "peak_memory_bytes": "peak GiB", "samples_per_s": "samples/s"}
-"""Columns of what a setting came to → the axis's title; the compile time's is logarithmic."""
+"""Columns of results and their axis titles; the compile time's axis is logarithmic."""
 _NONE = "none"
 _HEIGHT_PX = 460
 _LONGEST_TITLE = 10
-"""Characters; a longer title has a line for each word, so that those of neighbours do not meet."""
+"""Maximum length of a title on one line; a longer one has a line per word, so that neighbors do not overlap."""
 _AXIS_PX = 84
-"""Room that an axis with its labels needs; a page with less lets the chart scroll."""
+"""Width that an axis with its labels needs; on a narrower page the chart scrolls."""
 
 
 class Axis(NamedTuple):
-    """One upright axis. Text is as it stands in the record, not escaped."""
+    """A vertical axis. Text is unescaped, as in the record."""
 
     column: str
     title: str
     ticks: list[tuple[float, str]]
-    """Place on the axis, 0 at the bottom and 1 on top, and what stands there."""
+    """Position on the axis, from 0 at the bottom to 1 at the top, and its label."""
     is_choice: bool
     """Whether it is a field of the settings."""
 
 
 class Line(NamedTuple):
-    """One setting. Text is as it stands in the record, not escaped."""
+    """One setting. Text is unescaped, as in the record."""
 
     settings_label: str
     settings_key: str
     scope: Scope
     places: list[float]
-    """Where it meets each axis, 0 at the bottom and 1 on top."""
+    """Position on each axis, from 0 at the bottom to 1 at the top."""
     figures: str
     on_front: bool
 
 
 class ParallelInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     axes: list[Axis]
     lines: list[Line]
-    """The least important first, so that the others are drawn over them."""
+    """Lines, the least important first, so that the others are drawn over them."""
     num_left_out: int
-    """Settings for which there is no room."""
+    """Number of settings that are not shown."""
 
 
 def parallel_info(df: pd.DataFrame) -> ParallelInfo:
-    """What to show of the trials `load` returned: usable ones, the front's first, then the fastest.
+    """Chooses what to show of the trials that `load` returned: usable ones, the front's first, then the fastest.
 
-    There is an axis for each field of the settings in which they differ, and one for each figure that all of them have; a warm
+    There is an axis for each field in which the settings differ, and one for each figure that all of them have; a warm
     trial's compile time is its estimate of the cold one.
     """
     trials = notable(df).dropna(subset="samples_per_s")
@@ -112,12 +112,12 @@ def parallel_info(df: pd.DataFrame) -> ParallelInfo:
 
 @or_trials(parallel_info)
 def parallel_figure(info: ParallelInfo) -> go.Figure:
-    """The chart: an upright axis a field and a figure, a line a setting, its colour the scope, the front's thicker.
+    """Draws a vertical axis per field and figure and a line per setting, colored by scope; the front's lines are thicker.
 
     Each line's `meta` is its `settings_key`. A choice's annotation is named `FIELD=VALUE`, for a page that filters by it.
 
     Args:
-        info: what `parallel_info` returned, or the trials themselves.
+        info: Result of `parallel_info`, or the trials themselves.
     """
     if len(info.axes) < 2 or len(info.lines) < 2:
         return empty_figure("There are no two settings to compare.")
@@ -174,14 +174,14 @@ def _labels(place: int, axis: Axis) -> list[dict[str, Any]]:
 
 
 def _spelled(value: object) -> str:
-    """The value as a setting's key has it; what is not set is a word of its own."""
+    """Returns the value as a setting's key spells it; an unset value has a word of its own."""
     if isinstance(value, bool | np.bool_):
         return "on" if value else "off"
     return text(value) or _NONE
 
 
 def _ordered(kinds: set[str]) -> list[str]:
-    """Numbers by size, then words; what is not set comes first."""
+    """Sorts numbers by size, then words; unset comes first."""
     return sorted(kinds, key=lambda kind: (kind != _NONE, not _is_number(kind), float(kind) if _is_number(kind) else 0.0, kind))
 
 
@@ -193,7 +193,7 @@ def _is_number(words: str) -> bool:
 
 
 def _scaled(name: str, values: Sequence[float]) -> tuple[list[tuple[float, str]], list[float]]:
-    """The ticks of a figure's axis, and where each value stands on it."""
+    """Returns the ticks of a figure's axis, and each value's position on it."""
     units = [value / 2**30 for value in values] if name == "peak_memory_bytes" else list(values)
     is_logarithmic = name == "compile_s"
     drawn = [math.log10(max(value, 0.1)) for value in units] if is_logarithmic else units

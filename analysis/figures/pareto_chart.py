@@ -1,4 +1,4 @@
-"""Throughput against what it costs, with the Pareto front: the sweep's main chart."""
+"""Throughput versus its price, with the Pareto front: the sweep's main chart."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Dynamic, Scope
 
 _MOST_NAMED = 10
-"""With more points on the front, their labels are their places in it: names would cover the chart."""
+"""With more points on the front, their labels are their numbers in it, since names would cover the chart."""
 _MOST_HOLLOW_NAMED = 8
 _CROWD = 120
 """With more points than this, those that are not on the front are smaller."""
 _LABEL_CHARS = 30
 _LABEL_MOST_CHARS = 40
-"""Where one word alone, such as an option's name, is longer than a line would be."""
+"""Limit on a label's line length if a single word, such as an option's name, is longer than a line."""
 _HOVER_CHARS = 54
 _TIE_WIDTH_PX = 26
 
 
 @or_trials(pareto_info)
 def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
-    """The chart: the price to the right, the gain upwards with its 95 % interval, the front as steps.
+    """Draws the price to the right, the gain upwards with its 95 % interval, and the front as steps.
 
-    Colour is the scope, the symbol is how changing lengths are met. Trials that are not ok are hollow, and the best of
-    them carry their label. Broad grey lines join what cannot be told apart. Prices under `info.floor` are drawn there, and their
-    hover says so. The front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-1`, `front-2`, …
-    for a page that has less room.
+    The color is the scope, the symbol is the strategy for varying lengths. Trials that are not ok are hollow, and the best of
+    them have labels. Broad gray lines connect trials that cannot be told apart. Prices below `info.floor` are drawn there, and
+    their hover text says so. The front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-1`,
+    `front-2`, … for a page with less space.
 
     Args:
-        info: what `pareto_info` returned, or the trials themselves.
-        title: plain text above the chart; None for none.
+        info: Result of `pareto_info`, or the trials themselves.
+        title: Plain text above the chart; None for no title.
     """
     chart = go.Figure(layout=base_layout(title))
     chart.update_layout(meta={"kind": "front", "x": info.price.short_title, "y": info.gain.short_title})
@@ -84,7 +84,7 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
 
 
 def _axes(info: ParetoInfo, chart: go.Figure) -> Axes:
-    """The axes' ends in their own numbers, with room for markers and labels."""
+    """Returns the axes' ends in their own numbers, with margins for markers and labels."""
     xs = [_at(point, info)[0] for point in info.points]
     room = max(0.3, 0.12 * (max(xs) - min(xs))) if info.price.is_logarithmic else max(0.05 * max(xs), 0.12 * (max(xs) - min(xs)))
     lows = [point.y - point.below for point in info.points]
@@ -99,14 +99,14 @@ def _axes(info: ParetoInfo, chart: go.Figure) -> Axes:
 
 
 def _ticks(info: ParetoInfo) -> dict[str, list[Any]]:
-    """The ticks of an axis of seconds; the floor's says so if a point was moved there."""
+    """Returns the ticks of an axis of seconds; the floor's tick says so if a point was moved there."""
     clipped = any(point.x < info.floor for point in info.points)
     texts = [f"≤ {tick:g}" if clipped and tick == info.floor else f"{tick:g}" for tick in TICKS_S]
     return {"tickvals": list(TICKS_S), "ticktext": texts}
 
 
 def _front_line(info: ParetoInfo, axes: Axes) -> go.Scatter:
-    """The best gain within each price: level, then up, at every point of the front; at the low end of a noisy one's interval."""
+    """Returns the best gain within each price: horizontal, then vertical at every point of the front, a noisy one's low end."""
     end = 10 ** axes.x_range[1] if info.price.is_logarithmic else axes.x_range[1]
     front = info.front
     return go.Scatter(
@@ -115,14 +115,14 @@ def _front_line(info: ParetoInfo, axes: Axes) -> go.Scatter:
         mode="lines",
         line={"shape": "hv", "color": LINE_COLOR, "width": 2, "dash": "dot"},
         name="Pareto front",
-        legendrank=2000,  # drawn first, under the markers, and named last
+        legendrank=2000,  # drawn first, under the markers, and listed last
         hoverinfo="skip",
         legend="legend",
     )
 
 
 def _tie_lines(info: ParetoInfo) -> go.Scatter:
-    """Broad lines with round ends from each leader to what cannot be told apart from it."""
+    """Returns broad lines with round ends from each leader to what cannot be told apart from it."""
     xs: list[float | None] = []
     ys: list[float | None] = []
     for leader, *others in info.ties:
@@ -178,7 +178,7 @@ def _markers(points: list[ParetoPoint], is_crowd: bool, info: ParetoInfo) -> go.
 
 
 def _hover(point: ParetoPoint, info: ParetoInfo) -> str:
-    """The whole setting and the main figures, in plotly's own mark-up; what comes from a record is escaped."""
+    """Returns the whole setting and the main figures in plotly's own markup; text from records is escaped."""
     compile_time = figure(point.compile_s, "s")
     if info.price.column == "compile_s" and point.x < point.shown_x:
         compile_time += f" (drawn at {point.shown_x:g} s)"
@@ -220,7 +220,7 @@ def _wrapped(words: str) -> list[str]:
 
 
 def _annotations(info: ParetoInfo, axes: Axes) -> list[dict[str, Any]]:
-    """The labels of the front's points and of the best of the hollow ones."""
+    """Returns the labels of the front's points and of the best hollow ones."""
     hollow = [point for point in info.points if point.status is not Status.OK]
     hollow = sorted(hollow, key=lambda point: -point.y)[:_MOST_HOLLOW_NAMED]
     by_name = len(info.front) <= _MOST_NAMED
@@ -235,7 +235,7 @@ def _annotations(info: ParetoInfo, axes: Axes) -> list[dict[str, Any]]:
 
 
 def _balanced(words: str) -> list[str]:
-    """The words on at most four lines of about the same length, none of them broken that can be kept whole."""
+    """Breaks words into at most four lines of similar length, keeping words whole where possible."""
     num_lines = max(1, math.ceil(len(words) / _LABEL_CHARS))
     longest = max(map(len, words.split()), default=0)
     width = max(math.ceil(len(words) / num_lines) + 5, min(longest, _LABEL_MOST_CHARS))
@@ -243,7 +243,7 @@ def _balanced(words: str) -> list[str]:
 
 
 def _at(point: ParetoPoint, info: ParetoInfo) -> tuple[float, float]:
-    """Where the point stands, in the axes' own numbers: a logarithmic axis counts in decades."""
+    """Returns the point's position in the axes' own numbers: a logarithmic axis counts in decades."""
     return (math.log10(point.shown_x) if info.price.is_logarithmic else point.shown_x), point.y
 
 

@@ -1,4 +1,4 @@
-"""Which trials the front's chart shows, and where."""
+"""Decides which trials the front's chart shows, and where."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Dynamic, Scope
 
 MOST_POINTS = 1000
-"""A browser draws about this many at once; with more trials, the front and the fastest of the others are shown."""
+"""Number of points that a browser can draw at once; with more trials, the front and the fastest of the others are shown."""
 
 TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 
 
 class ParetoPoint(NamedTuple):
-    """One trial in the chart. Text is as it stands in the record, not escaped; a figure that is not known is None."""
+    """One trial in the chart. Text is unescaped, as in the record; unknown figures are None."""
 
     trial_id: str
     settings_label: str
@@ -30,11 +30,11 @@ class ParetoPoint(NamedTuple):
     scope: Scope
     dynamic: Dynamic | None
     x: float
-    """Its price, in the axis's unit, as measured."""
+    """Measured price, in the axis's unit."""
     shown_x: float
-    """Where it is drawn: at a logarithmic axis's floor if it is less."""
+    """Price at which it is drawn: at least a logarithmic axis's floor."""
     y: float
-    """Its gain, in the axis's unit."""
+    """Gain, in the axis's unit."""
     y_low: float | None
     y_high: float | None
     samples_per_s: float | None
@@ -54,49 +54,49 @@ class ParetoPoint(NamedTuple):
     label: str | None
     """Why it is not ok."""
     is_noisy: bool
-    """Whether the front goes by the low end of its interval."""
+    """Whether the front uses the low end of its interval."""
     remarks: list[str]
-    """What is unusual about how it was measured."""
+    """What is unusual about its measurement."""
     on_front: bool
     is_knee: bool
     front_probability: float | None
-    """Share of draws from the intervals in which it is on the front; None for what cannot be, and where that is next to never."""
+    """Fraction of draws from the intervals in which it is on the front; None if it cannot be, or almost never is."""
     equal_to: str | None
-    """Label of the trial it cannot be told apart from; None if it leads, or stands alone."""
+    """Label of the trial it cannot be told apart from; None if it leads a group or is alone."""
 
     @property
     def assured_y(self) -> float:
-        """The gain that the front goes by."""
+        """The gain that the front uses."""
         return self.y - self.below if self.is_noisy else self.y
 
     @property
     def above(self) -> float:
-        """How far the interval reaches above the gain; 0 without an interval, or without a bound."""
+        """How far the interval extends above the gain; 0 without an interval, or if it is unbounded."""
         return 0.0 if self.y_high is None or math.isinf(self.y_high) else max(0.0, self.y_high - self.y)
 
     @property
     def below(self) -> float:
-        """How far the interval reaches below the gain; 0 without an interval."""
+        """How far the interval extends below the gain; 0 without an interval."""
         return 0.0 if self.y_low is None else max(0.0, self.y - self.y_low)
 
 
 class ParetoInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     points: list[ParetoPoint]
-    """Trials with figures for both axes, also those that are not ok."""
+    """Trials with figures for both axes, including those that are not ok."""
     front: list[ParetoPoint]
-    """Those on the front over these two axes, ascending in price."""
+    """Trials on the front over these two axes, ascending in price."""
     gain: FrontAxis
     price: FrontAxis
     ties: list[list[ParetoPoint]]
-    """Of those that are, or may be, on the front: groups that cannot be told apart, each led by its most probable member."""
+    """Groups of trials on the front, or possibly on it, that cannot be told apart, each led by its most probable member."""
     floor: float
-    """Prices under this are as good as none and drawn here: a logarithmic axis has no zero for eager to stand at."""
+    """Lower prices are negligible and drawn here: a logarithmic axis has no zero for eager."""
     num_without_figures: int
-    """Trials that are not shown, because they got no such figures."""
+    """Number of trials that are not shown because they lack these figures."""
     num_left_out: int
-    """Trials that are not shown, because there are too many to draw."""
+    """Number of trials that are not shown because there are too many to draw."""
 
 
 _FIGURES = (
@@ -108,13 +108,13 @@ _FIGURES = (
 def pareto_info(
     df: pd.DataFrame, *, gain: str = DEFAULT_GAIN, price: str = DEFAULT_PRICE, attempts: pd.DataFrame | None = None
 ) -> ParetoInfo:
-    """What to show of the trials `load` returned.
+    """Computes what to show of the trials that `load` returned.
 
     Args:
-        df: the trials.
-        gain: the axis upwards, a name in `GAINS`.
-        price: the axis to the right, a name in `PRICES`.
-        attempts: what `load` returns with `all_attempts`, to see how settings scatter between runs.
+        df: The trials.
+        gain: Vertical axis, a name in `GAINS`.
+        price: Horizontal axis, a name in `PRICES`.
+        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
     """
     over, along = GAINS[gain], PRICES[price]
     trials = standing(df)
@@ -152,7 +152,7 @@ def pareto_info(
 
 
 def _leaders(possible: pd.DataFrame) -> dict[Any, Any]:
-    """Index of each trial that is, or may be, on the front → index of the one that leads its group."""
+    """Returns, by index of each trial that is or may be on the front, the index of its group's leader."""
     at = dict(zip(possible["settings_key"], possible.index, strict=True))
     rows = zip(possible.index, possible["settings_key"], possible["equal_to"], strict=True)
     return {index: index if own == equal else at[equal] for index, own, equal in rows}
@@ -201,7 +201,7 @@ def _is_row(row: pd.Series | None, index: object) -> bool:
 
 
 def _floor(df: pd.DataFrame, price: FrontAxis) -> float:
-    """A tick a decade or more under the least price, so that eager's next to nothing does not stretch the axis."""
+    """Returns a tick a decade or more below the lowest price, so that eager's near-zero price does not stretch the axis."""
     if not price.is_logarithmic:
         return 0.0
     compiled = df[df["scope"] != Scope.EAGER][price.column].dropna()

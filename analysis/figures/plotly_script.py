@@ -1,4 +1,4 @@
-"""Plotly's own script, for a page that needs no network."""
+"""Plotly's own script, for a page that does not need a network."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from plotly.offline import get_plotlyjs
 
 _MODULE = re.compile(r"(/\*.*?\*/\s*)\(\s*function\(root, factory\)[^>]*=> \{\n(.*)\nreturn Plotly;\n\}\)\);\s*", re.DOTALL)
-"""Plotly's notice, and what its module's function does but for returning it."""
+"""Plotly's license notice, and the body of its module's function without the return."""
 
 
 def plotly_script() -> str:
-    """The source of plotly.js that goes with the figures of this room.
+    """Returns the source of the plotly.js version that these figures need.
 
-    It stands outside the function that makes it a module, which a page has no use for: a browser would read all of it to find
-    that function's end, and again to call it.
+    The function that makes it a module is removed: a browser would parse all of it to find the function's end, and again to call
+    it.
     """
     source = str(get_plotlyjs())
     module = _MODULE.fullmatch(source)

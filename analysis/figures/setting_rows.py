@@ -1,4 +1,4 @@
-"""Charts with a row a setting: its name, and under it what is drawn of it."""
+"""Charts with a row per setting: its name, and below it the drawing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from analysis.formatting import figure
 from compile_sweep.schema.outcome import Status
 
 ROW_PX = 46
-"""Height of a row: its name, and under it what is drawn."""
+"""Height of a row with its name and drawing."""
 BAR = 0.42
-"""Share of a row that is drawn in."""
+"""Fraction of a row's height for the drawing."""
 _LEGEND_PX, _AXIS_PX = 40, 64
 _NO_BREAK = "\u00a0"
 
 
 class RowName(NamedTuple):
-    """What stands above a row. Text is as it stands in the record, not escaped."""
+    """Text above a row. Text is unescaped, as in the record."""
 
     settings_label: str
     figure: str
@@ -32,10 +32,10 @@ class RowName(NamedTuple):
 
 
 def notable(df: pd.DataFrame) -> pd.DataFrame:
-    """The usable trials that count with `on_front` beside their columns: the front's first, then the fastest.
+    """Returns the usable trials that count, with a column `on_front`: the front's first, then the fastest.
 
     Args:
-        df: trials as `load` returns them; of a setting's cold and warm one the cold one counts, as in `standing`.
+        df: Trials as `load` returns them; of a setting's cold and warm trial the cold one counts, as in `standing`.
     """
     front = pareto_front(df).index
     counted = standing(df)
@@ -45,16 +45,16 @@ def notable(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def rows_figure(rows: Sequence[RowName], *, x_title: str, nothing: str, has_legend: bool = True) -> go.Figure:
-    """An empty chart with these rows, the first on top; a row's place is its y, 0 on top.
+    """Returns an empty chart with these rows, the first on top; a row's index is its y, 0 on top.
 
-    The names stand in the plot, not beside it, so that they have room on a telephone too. Their annotations are in the
-    rows' order. The height follows from the number of rows.
+    The names are in the plot, not next to it, so that they fit on a phone, too. Their annotations are in the
+    rows' order. The height depends on the number of rows.
 
     Args:
-        rows: their names.
-        x_title: what the axis to the right says.
-        nothing: what a chart without rows says.
-        has_legend: whether room is left for one above the rows.
+        rows: Names of the rows.
+        x_title: Title of the horizontal axis.
+        nothing: Text of a chart without rows.
+        has_legend: Whether to leave space for a legend above the rows.
     """
     if not rows:
         return empty_figure(nothing)
@@ -74,12 +74,12 @@ def rows_figure(rows: Sequence[RowName], *, x_title: str, nothing: str, has_lege
 
 
 def row_hover(lines: Sequence[str]) -> str:
-    """The lines as plotly's mark-up; what they hold of a record is escaped."""
+    """Joins lines in plotly's markup; text from records is escaped."""
     return "<br>".join(html.escape(line, quote=False) for line in lines)
 
 
 def seconds(value: float) -> str:
-    """Seconds with two digits, as they stand in a bar."""
+    """Formats seconds with two digits, for a bar."""
     return figure(value, "s", digits=2)
 
 

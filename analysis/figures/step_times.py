@@ -1,4 +1,4 @@
-"""How step times are spread: every timed step of a setting, with its quartiles."""
+"""The distribution of step times: every timed step of a setting, with its quartiles."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from compile_sweep.schema.settings import Scope
 
 _MOST_ROWS = 12
 _MOST_POINTS = 160
-"""Steps drawn of one setting; of more, evenly spaced quantiles stand for all, the least and the longest among them."""
+"""Maximum number of steps drawn per setting; more are represented by evenly spaced quantiles including the extremes."""
 
 
 class StepTimes(NamedTuple):
-    """The timed steps of one setting, in milliseconds. Text is as it stands in the record, not escaped."""
+    """The timed steps of one setting, in milliseconds. Text is unescaped, as in the record."""
 
     trial_id: str
     settings_label: str
@@ -28,27 +28,27 @@ class StepTimes(NamedTuple):
     median_ms: float
     median_ms_low: float | None
     median_ms_high: float | None
-    """The record's own figure and its interval: the mean over the batches of each one's median."""
+    """`median_ms` and the ends of its interval are the record's own figures: the mean over the batches of each one's median."""
     quartiles_ms: tuple[float, float, float]
-    """Over all timed steps, batches of all lengths together."""
+    """Quartiles of all timed steps, over batches of all lengths."""
     whiskers_ms: tuple[float, float]
-    """The 5th and the 95th of a hundred steps."""
+    """The 5th and the 95th percentile."""
     drawn_ms: list[float]
-    """The steps that are drawn as points, ascending."""
+    """Steps that are drawn as points, ascending."""
     num_steps: int
 
 
 class StepTimesInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     rows: list[StepTimes]
     """Ascending in median step."""
     num_left_out: int
-    """Settings with timed steps for which there is no room."""
+    """Number of settings with timed steps that are not shown."""
 
 
 def step_times_info(df: pd.DataFrame) -> StepTimesInfo:
-    """What to show of the trials `load` returned: usable ones with timed steps, the front's first, then the fastest."""
+    """Chooses what to show of the trials from `load`: usable ones with timed steps, the front's first, then the fastest."""
     trials = notable(df)
     timed = trials[trials["step_ms"].map(len) > 0].dropna(subset="step_ms_median")
     rows = [_row(row) for _, row in timed.head(_MOST_ROWS).iterrows()]
@@ -57,10 +57,10 @@ def step_times_info(df: pd.DataFrame) -> StepTimesInfo:
 
 @or_trials(step_times_info)
 def step_times_figure(info: StepTimesInfo) -> go.Figure:
-    """The chart: milliseconds to the right, the quickest step on top; a box for the quartiles, a point for a step.
+    """Draws milliseconds to the right, the fastest step on top; a box for the quartiles, a point per step.
 
     Args:
-        info: what `step_times_info` returned, or the trials themselves.
+        info: Result of `step_times_info`, or the trials themselves.
     """
     names = [
         RowName(row.settings_label, f"{figure(row.median_ms, 'ms')}, {row.num_steps} steps", row.on_front) for row in info.rows
@@ -94,7 +94,7 @@ def _row(trial: pd.Series) -> StepTimes:
 
 
 def _points(place: int, row: StepTimes) -> go.Scatter:
-    """The steps as points, shifted up and down in turn so that equal ones show as a cloud."""
+    """Returns the steps as points, shifted vertically in turn so that equal ones form a cloud."""
     turns = np.arange(len(row.drawn_ms)) * 0.618 % 1 - 0.5  # multiples of the golden ratio spread evenly at any count
     return go.Scatter(
         x=row.drawn_ms,

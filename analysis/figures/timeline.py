@@ -1,4 +1,4 @@
-"""When which trial ran: the machine compiling, timing, busy otherwise, or idle."""
+"""When each trial ran: the machine compiling, timing, otherwise busy, or idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compile_sweep.schema.record import WarmStart
 
 _MOST_TRIALS = 400
 _CLOCK_S = 1.5
-"""Starts are recorded to the second: one that seems to come this much before its lane is free comes after."""
+"""Starts are recorded to the second: a trial may seem to start this much before its lane is free."""
 _LANE_PX, _AXES_PX = 34, 130
 
 PARTS = {
@@ -31,18 +31,18 @@ PARTS = {
     "start": ("warm start", "#009E73"),
     "lost": ("ended without a figure", "#B8649A"),
 }
-"""Name of a part, a phase or of what is known without phases → what the legend calls it, and its color."""
+"""Names of parts, which are phases or known without phases, with their legend text and color."""
 
 
 class Span(NamedTuple):
-    """A trial, or a warm start, on its lane. Text is as it stands in the record, not escaped."""
+    """A trial, or a warm start, on its lanes. Text is unescaped, as in the record."""
 
     trial_id: str
     settings_label: str
     lanes: tuple[int, ...]
-    """The lanes it has, from 0: its GPUs, or as many as it has workers."""
+    """Its lanes, from 0: its GPUs, or as many as it has workers."""
     start_s: float
-    """Seconds since the first one began."""
+    """Seconds since the first span began."""
     parts_s: dict[str, float]
     """Seconds of each part, by its name in `PARTS`; they follow one another in this order."""
     outcome: str
@@ -50,12 +50,12 @@ class Span(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """Seconds since the first one began."""
+        """End in seconds since the first span began."""
         return self.start_s + sum(self.parts_s.values())
 
 
 class _Begun(NamedTuple):
-    """A trial or a warm start that says when it began."""
+    """A trial or a warm start with a known start time."""
 
     at: pd.Timestamp
     parts_s: dict[str, float]
@@ -67,14 +67,14 @@ class _Begun(NamedTuple):
 
 
 class _Lanes:
-    """Who had which lane when. Those of GPUs come first; more are added where none is free."""
+    """Tracks which lanes are in use. GPUs' lanes come first; more are added if none is free."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self.names = list(gpus)
         self._taken: list[list[tuple[float, float]]] = [[] for _ in gpus]
 
     def place(self, begins: float, ends: float, num_workers: int, gpus: Sequence[str]) -> tuple[int, ...]:
-        """The lanes of a trial: its GPUs', or else free ones, the longest idle first."""
+        """Returns the lanes of a trial: its GPUs', or else free ones, the longest idle first."""
         lanes = [self.names.index(gpu) for gpu in gpus] or self._free(begins, ends)[:num_workers]
         while len(lanes) < num_workers and not gpus:
             lanes.append(len(self.names))
@@ -85,7 +85,7 @@ class _Lanes:
         return tuple(sorted(lanes))
 
     def shown_names(self) -> list[str]:
-        """What to call each lane."""
+        """Returns the name of each lane."""
         hosts = {name.rpartition(":")[0] for name in self.names if name}
         short = [name.rpartition(":")[2] if len(hosts) == 1 else name for name in self.names]
         return [name or ("other" if hosts else str(lane + 1)) for lane, name in enumerate(short)]
@@ -104,30 +104,30 @@ def _by_host_and_index(gpu: str) -> tuple[str, int, str]:
 
 
 class TimelineInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     spans: list[Span]
-    """In the order they began."""
+    """Spans in the order in which they began."""
     lane_names: list[str]
-    """Of each lane: its GPU, as host:index, or as its index where all are of one host; a number where none is recorded."""
+    """Name of each lane: its GPU as host:index, or as index if all are on one host; a number if none is recorded."""
     of_gpus: bool
     """Whether lanes are GPUs, as far as records name them."""
     busy: float
-    """Share of the lanes' time in which there was a trial on them."""
+    """Fraction of the lanes' time with a trial on them."""
     compiling: float
-    """Share of it that was warm-up."""
+    """Fraction of the lanes' time that was warm-up."""
     measuring: float
-    """Share of it that was warm-up or timed steps."""
+    """Fraction of the lanes' time that was warm-up or timed steps."""
     num_left_out: int
-    """Earlier trials for which there is no room, or which do not say when they began."""
+    """Number of earlier trials that are not shown, or have no start time."""
 
 
 def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> TimelineInfo:
-    """What to show of all attempts, as `load(…, all_attempts=True)` returns them, and of warm starts.
+    """Computes what to show of all attempts, as `load(…, all_attempts=True)` returns them, and of warm starts.
 
-    A record says when its trial began, how long it took, and on which GPUs. One without GPUs, of a trial on CPUs or that died
-    before it had any, gets a lane that is free then, in the order of the starts. How long the parts of a trial took is measured;
-    that the rest came first is taken for granted.
+    A record says when its trial began, how long it took, and on which GPUs. A trial without GPUs, on CPUs or dead before it had
+    any, gets a free lane, in the order of the starts. The duration of a trial's parts is measured; the rest of its time is
+    assumed to come first.
     """
     begun = [
         _Begun(row["started_at"], _parts(row), int(row["num_workers"]), str(row["trial_id"]), str(row["settings_label"]),
@@ -144,7 +144,7 @@ def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> Timelin
     shown = begun[-_MOST_TRIALS:]
     lanes = _Lanes(sorted({gpu for one in shown for gpu in one.gpus}, key=_by_host_and_index))
     placed: dict[int, tuple[int, ...]] = {}
-    for named in (True, False):  # those without a GPU go where there is room between the others
+    for named in (True, False):  # trials without a GPU fill the gaps between the others
         for number_, one in enumerate(shown):
             if bool(one.gpus) == named:
                 since = (one.at - shown[0].at).total_seconds()
@@ -167,16 +167,16 @@ def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> Timelin
 
 
 def _share(spans: Sequence[Span], whole: float, *parts: str) -> float:
-    """What part of all lanes' time these parts took."""
+    """Returns the fraction of all lanes' time that these parts took."""
     return sum(span.parts_s.get(part, 0.0) * len(span.lanes) for span in spans for part in parts) / whole if whole else 0.0
 
 
 @or_trials(timeline_info)
 def timeline_figure(info: TimelineInfo) -> go.Figure:
-    """The chart: minutes to the right, a lane a worker's place, the first on top; what is empty is idle.
+    """Draws minutes to the right, one lane per worker, the first on top; gaps are idle time.
 
     Args:
-        info: what `timeline_info` returned, or the trials themselves.
+        info: Result of `timeline_info`, or the trials themselves.
     """
     if not info.spans:
         return empty_figure("No trial says when it began.")
@@ -203,7 +203,7 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
 
 
 def _parts(row: pd.Series) -> dict[str, float]:
-    """How long the trial was at what, in the order in which that happened."""
+    """Returns how long each part of the trial took, in order."""
     wall_s = number(row["wall_s"]) or 0.0
     warmup_s = number(row["warmup_s"]) or number(row["warm_warmup_s"])
     if warmup_s is None:

@@ -1,4 +1,4 @@
-"""The charts of the report, in the order in which they stand on it."""
+"""The report's charts, in their order on the page."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from compile_sweep.schema.record import WarmStart
 
 
 class Drawn(Protocol):
-    """What a figure of plotly's can do, as far as it matters here."""
+    """The part of a plotly figure's interface that is used here."""
 
     def to_json(self) -> str: ...
 
 
 class Chart(NamedTuple):
-    """One chart of the page, with what stands around it."""
+    """One chart of the page, with the text around it."""
 
     name: str
-    """Its section's id, and what its figure is called in the page's data."""
+    """ID of its section, and name of its figure in the page's data."""
     title: str
     short_title: str
-    """For the page's contents."""
+    """Title in the page's table of contents."""
     description: str
-    """For who cannot see it."""
+    """Description for readers who cannot see the chart."""
     note: str
     figure: dict[str, Any]
     filter: bool = False
-    """Whether the filter of trials acts on it."""
+    """Whether the filter of trials applies to it."""
     is_wide: bool = False
     """Whether it scrolls sideways on a narrow screen instead of shrinking."""
     is_detail: bool = False
-    """Whether it stands among the details, and not where the page says why settings are as fast as they are."""
+    """Whether it belongs to the details, rather than to the explanation of settings' speed."""
 
 
 class Fronts(NamedTuple):
-    """The front over each pair of axes there are figures for."""
+    """The front over each pair of axes with figures."""
 
     figures: dict[str, dict[str, Any]]
     """`front PRICE GAIN` → the figure."""
     prices: list[tuple[str, str]]
     gains: list[tuple[str, str]]
-    """Name of an axis, and what the page calls it."""
+    """Name of an axis, and its label on the page."""
     has_points: bool
     has_ties: bool
-    """Whether some cannot be told apart."""
+    """Whether some trials cannot be told apart."""
     num_left_out: int
 
 
 def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
-    """The front of the trials `load` returned, over each pair of axes; `attempts` are all of them, likewise."""
+    """Draws the front of the trials over each pair of axes; takes trials and attempts as `load` returns them."""
     prices = charts.axes_with_figures(df, charts.PRICES)
     gains = charts.axes_with_figures(df, charts.GAINS)
     infos = {
@@ -72,13 +72,13 @@ def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
 
 
 def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmStart], sweep: SweepInfo) -> list[Chart]:
-    """The charts below the verdict that have something to show, in their order.
+    """Returns the charts below the verdict that have something to show, in order.
 
     Args:
-        df: trials as `load` returns them.
-        attempts: all attempts, likewise.
-        starts: warm starts of the sweep.
-        sweep: what `sweep.json` says.
+        df: Trials as `load` returns them.
+        attempts: All attempts, as `load` returns them.
+        starts: Warm starts of the sweep.
+        sweep: Contents of `sweep.json`.
     """
     found = [
         _parallel(df), _effects(df, attempts), _regions(df, attempts), _phases(df), _step_times(df),
@@ -88,7 +88,7 @@ def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmS
 
 
 def as_json(figure: Drawn) -> dict[str, Any]:
-    """A figure as plotly's script takes it."""
+    """Returns a figure in the form that plotly's script takes."""
     drawn: dict[str, Any] = json.loads(figure.to_json())
     return drawn
 

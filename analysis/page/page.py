@@ -1,10 +1,9 @@
-"""The report as one HTML page that needs no network.
+"""The report as one HTML page that does not need a network.
 
-What comes from a record is text wherever it stands: jinja2 escapes it in HTML, figures escape it against plotly's own
-mark-up, and the rest travels as compressed JSON, which the page's script writes as text. The page's content security policy
-runs no script but those it was written with.
+Text from records is never markup: jinja2 escapes it in HTML, figures escape it against plotly's own markup, and the rest travels
+as compressed JSON, which the page's script writes as text. The page's content security policy runs only its own scripts.
 
-What a reader does next: the report links `best.py` and `compare.html` where they lie beside it, else says how to make them.
+The report links `best.py` and `compare.html` if they are next to it; otherwise it says how to make them.
 """
 
 from __future__ import annotations
@@ -47,28 +46,28 @@ from compile_sweep.schema.record import SWEEP_FILE
 RERUN_FILE, COMPARISON_FILE = "best.json", "compare.html"
 
 LINKED = {BEST_FILE: "text/plain", RERUN_FILE: "application/json", COMPARISON_FILE: "text/html"}
-"""Files of a sweep's folder that its page may link, and what they are."""
+"""Files of a sweep's folder that its page may link, and their descriptions."""
 
 
 class Best(NamedTuple):
-    """What `best.json` says of `best.py`. Text is as it stands there, not escaped."""
+    """What `best.json` says about `best.py`. Text is unescaped, as in the file."""
 
     settings_label: str
     sentence: str
-    """How it went when it was run again."""
+    """Result of running the program again."""
     is_offered: bool
 
 
 class Next(NamedTuple):
-    """What lies beside the report."""
+    """Files next to the report."""
 
     best: Best | None
-    """None if nobody exported it yet."""
+    """None if `best.py` was not exported yet."""
     has_comparison: bool
 
 
 def what_next(folder: Path) -> Next:
-    """What the folder holds besides its records; a file that cannot be read counts as none."""
+    """Returns what the folder holds besides its records; an unreadable file counts as missing."""
     return Next(best=_best(folder), has_comparison=(folder / COMPARISON_FILE).is_file())
 
 
@@ -88,14 +87,15 @@ _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_eve
 
 
 def report_page(folder: Path, *, version: str = "") -> str:
-    """The report on the sweep in this folder.
+    """Renders the report of the sweep in this folder.
 
     Args:
-        folder: the sweep's folder.
-        version: what a server calls this state of it; the page then looks for a newer one. None without it.
+        folder: The sweep's folder.
+        version: A server's name for this state of the folder; the page then checks for a newer one. Without it, the page is
+            static.
 
     Raises:
-        RecordsError: `sweep.json` or `trials.jsonl` is missing or not what this version writes.
+        RecordsError: `sweep.json` or `trials.jsonl` is missing, or this version did not write it.
     """
     df, attempts = load(folder), load(folder, all_attempts=True)
     sweep = load_sweep(folder)
@@ -163,7 +163,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
 
 
 def _job_data(jobs: BreakEvenInfo) -> dict[str, Any]:
-    """What the page's script decides by for any job, and the sentences that say it."""
+    """Returns the data by which the page's script decides for any job, and the sentences for it."""
     text = {
         "sentences": SENTENCES,
         "tiles": list(TILES.items()),
@@ -174,19 +174,19 @@ def _job_data(jobs: BreakEvenInfo) -> dict[str, Any]:
 
 
 def packed(words: str) -> str:
-    """The text compressed, as letters that are not mark-up."""
+    """Compresses text to characters that are not markup."""
     return base64.b64encode(gzip.compress(words.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
 
 
 def _unknown(df: pd.DataFrame, found: Summary) -> str:
-    """What is said where nothing can be decided."""
+    """Returns the text shown if nothing can be decided."""
     if found.best is None:
         return none_usable(df, found)
     return "Cannot tell what a job would take: no usable trial has both a throughput and its step times."
 
 
 def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> Recommendation | None:
-    """The setting for a job of usual length; None where no trial says how long a job would take."""
+    """Returns the setting for a job of usual length; None if no trial says how long a job would take."""
     try:
         return recommend(df, Job(steps=USUAL_STEPS), attempts=attempts)
     except ConfigError:
@@ -194,13 +194,13 @@ def _recommended(df: pd.DataFrame, attempts: pd.DataFrame) -> Recommendation | N
 
 
 class Part(NamedTuple):
-    """A part of the page, for its contents."""
+    """A part of the page, for its table of contents."""
 
     name: str
-    """Its heading's id."""
+    """ID of its heading."""
     title: str
     sections: list[tuple[str, str]]
-    """Id of each, and what the contents call it."""
+    """ID of each section, and its name in the table of contents."""
 
 
 def _contents(why: Sequence[Chart], details: Sequence[Chart], *, has_jobs: bool, has_slow: bool) -> list[Part]:
@@ -218,13 +218,13 @@ def _contents(why: Sequence[Chart], details: Sequence[Chart], *, has_jobs: bool,
 
 
 def _where(sweep: SweepInfo) -> str:
-    """The machine in a few words, as far as `sweep.json` knows it."""
+    """Describes the machine in a few words, as far as `sweep.json` says."""
     gpu, torch = sweep.environment.get("gpu") or sweep.environment.get("cpu"), sweep.environment.get("torch")
     return " · ".join(filter(None, [str(gpu) if gpu else "", f"torch {torch}" if torch else ""])) or "machine not known"
 
 
 def _command(sweep: SweepInfo) -> str:
-    """The command that measures a setting as this sweep did, up to `--settings`."""
+    """Returns the command that measures a setting as this sweep did, up to `--settings`."""
     words = ["python", "-m", "orchestrator.sweep"]
     for option, name in (("--workload", "workload"), ("--size", "size"), ("--device", "device")):
         if isinstance(value := sweep.config.get(name), str) and value:
@@ -233,7 +233,7 @@ def _command(sweep: SweepInfo) -> str:
 
 
 def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A mapping as text; of lists and objects, which the page shows elsewhere, how many there are."""
+    """Returns a mapping as text; lists and objects, which are shown elsewhere, as their length."""
     return [(str(name), _fact(str(name), value)) for name, value in values.items()]
 
 
@@ -248,7 +248,7 @@ def _fact(name: str, value: Any) -> str:
 
 
 def _policy(*scripts: str, live: bool) -> str:
-    """A content security policy under which these inline scripts run, and nothing else is run or loaded."""
+    """Returns a content security policy that allows these inline scripts and nothing else."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     own = " connect-src 'self';" if live else ""

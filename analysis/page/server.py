@@ -1,9 +1,9 @@
-"""The report as a page that follows its sweep: served on this machine only, made anew when a record is added.
+"""The report as a page that follows its sweep: served on this machine only, and renewed when a record is added.
 
-The server gives the page at `/`, `best.py` and `compare.html` if they lie beside it, the trials' logs under `/logs/`, and at
-`/version` that of the page, for which an open one asks every two seconds. While the folder cannot be read, that stays, and the
-reason is in a second line and on the page. It answers nothing but GET and HEAD, and only to a browser that knows it as 127.0.0.1
-or localhost: a page from elsewhere cannot read it through a name of its own.
+The server provides the page at `/`, `best.py` and `compare.html` if they exist, the trials' logs under `/logs/`, and the page's
+version at `/version`, which an open page requests every two seconds. While the folder cannot be read, the version stays, and the
+reason is in its second line and on the page. It answers only GET and HEAD, and only requests to 127.0.0.1 or localhost, so that a
+page from elsewhere cannot read it through a domain name of its own.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FIL
 
 ADDRESS = "127.0.0.1"
 NOT_READ = "not up to date: "
-"""On the page before the reason why the folder cannot be read, there and in `page.js`."""
+"""Text before the reason why the folder cannot be read, here and in `page.js`."""
 _LIVE = '<span id="live" role="status">{}</span>'
-"""Of the page, where it says that it follows its sweep."""
+"""Text of the page that says that it follows its sweep."""
 _NAMES = ("127.0.0.1", "localhost")
 _MOST_LOG_BYTES = 4 * 2**20
-"""Of a longer log the end is shown."""
+"""Maximum bytes of a log that are shown, from its end."""
 
 _MOST_CONNECTIONS = 32
-"""At once; further ones are closed. A browser opens six."""
+"""Maximum number of connections; further ones are closed. A browser opens six."""
 _CONNECTION_S = 120.0
-"""Seconds that a connection may take as a whole: a client that is slow, or silent, holds a thread no longer."""
+"""Maximum seconds of a connection, so that a slow or silent client does not hold a thread for longer."""
 
 _INERT = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Content security policy of what was not made here: nothing in it runs, whoever wrote it."""
+"""Content security policy for content from elsewhere: nothing in it runs."""
 
 
 class LivePage:
-    """The page of a folder, made anew when the folder's records have changed. For several threads."""
+    """The page of a folder, renewed when the folder's records change. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,20 +55,20 @@ class LivePage:
         self._problem = ""
 
     def version(self) -> str:
-        """The version of `page`; where the folder cannot be read any more, that and, in a second line, why.
+        """Returns the version of `page`, with the reason on a second line if the folder can no longer be read.
 
         Raises:
-            CompileSweepError: it cannot be read, and never could.
+            CompileSweepError: The folder cannot be read, and never could.
         """
         with self._lock:
             self._renew()
             return f"{self._version}\n{self._problem}" if self._problem else self._version
 
     def page(self) -> str:
-        """The page for what the folder holds now; where that cannot be read, the last page that could, with the reason.
+        """Returns the page for the folder's current contents; if they cannot be read, the last readable page with the reason.
 
         Raises:
-            CompileSweepError: it cannot be read, and never could.
+            CompileSweepError: The folder cannot be read, and never could.
         """
         with self._lock:
             self._renew()
@@ -77,7 +77,7 @@ class LivePage:
             return self._page.replace(_LIVE.format("watching"), _LIVE.format(html.escape(NOT_READ + self._problem)), 1)
 
     def _renew(self) -> None:
-        """Makes the page anew if the folder's state is another; a state that cannot be read is not tried twice."""
+        """Renders the page again if the folder's state has changed; a state that cannot be read is not tried twice."""
         names = (SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, *LINKED)
         state = _digest(*(_state(self._folder / name) for name in names))
         if state == self._state:
@@ -95,12 +95,12 @@ class ReportServer(ThreadingHTTPServer):
     """Serves one folder's report on 127.0.0.1.
 
     Args:
-        folder: the sweep's folder.
-        port: 0 for any that is free.
+        folder: The sweep's folder.
+        port: Port to listen on; 0 for any free one.
 
     Raises:
-        RecordsError: the folder holds no sweep that can be read.
-        SweepFolderError: the port cannot be had.
+        RecordsError: The folder holds no readable sweep.
+        SweepFolderError: The port is not available.
     """
 
     daemon_threads = True
@@ -124,7 +124,7 @@ class ReportServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers a connection, for as long as it may take."""
+        """Answers a connection within the time limit."""
         ends = threading.Timer(_CONNECTION_S, _close, (request,))
         ends.daemon = True
         ends.start()
@@ -135,13 +135,13 @@ class ReportServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of a client that went away, or was sent away, before it had its answer."""
+        """Ignores clients that disconnected, or were disconnected, before they had their answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
 
@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *_: object) -> None:
-        """Requests are not worth a line each."""
+        """Does nothing, because requests are not worth a line each."""
 
     def _page(self) -> None:
         try:
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"<p>{html.escape(str(error))}</p>", "text/html")
 
     def _linked(self, name: str) -> None:
-        """A file that lies beside the report, if it really does."""
+        """Sends a file next to the report, if it exists."""
         path = self.server.folder / name
         try:
             if path.resolve().parent == self.server.folder.resolve():
@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.NOT_FOUND, "There is nothing here.", "text/plain")
 
     def _log(self, path: str) -> None:
-        """A trial's log as text, or what its folder holds."""
+        """Sends a trial's log as text, or a listing of its folder."""
         logs = (self.server.folder / "logs").resolve()
         try:
             wanted = (self.server.folder / path.lstrip("/")).resolve()
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             if inside and wanted.is_file():
                 self._answer(HTTPStatus.OK, read_end(wanted, _MOST_LOG_BYTES), "text/plain")
                 return
-        except (OSError, ValueError):  # gone meanwhile, or no path at all
+        except (OSError, ValueError):  # removed in the meantime, or not a valid path
             pass
         self._answer(HTTPStatus.NOT_FOUND, "There is no such log.", "text/plain")
 
@@ -216,12 +216,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             try:
                 self.wfile.write(content)
-            except ConnectionError:  # the browser went on
+            except ConnectionError:  # the browser disconnected
                 self.close_connection = True
 
 
 def _close(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has ended meanwhile
+    with suppress(OSError):  # it has ended in the meantime
         connection.shutdown(socket.SHUT_RDWR)
 
 

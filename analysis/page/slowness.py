@@ -1,4 +1,4 @@
-"""Why compiled settings are not faster than eager, as far as their records know, grouped by the reason."""
+"""Why compiled settings are not faster than eager, as far as their records show, grouped by the reason."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from compile_sweep.schema.causes import why_not_faster
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MOST_NAMED = 6
-"""Settings of one reason that are named."""
+"""Maximum number of settings that are named per reason."""
 
 _LISTS = ("recompile_limit_hits", "recompile_reasons", "fallbacks", "graph_break_reasons", "perf_hints", "cudagraph_skip_reasons")
 
 
 class Reason(NamedTuple):
-    """Why some settings are not faster. Text is as it stands in the records, not escaped."""
+    """Why some settings are not faster. Text is unescaped, as in the records."""
 
     found: str
     advice: str
@@ -30,10 +30,10 @@ class Reason(NamedTuple):
 
 
 def reasons(df: pd.DataFrame) -> list[Reason]:
-    """Why usable compiled settings are no more than 5 % faster than eager; the reason of most settings first.
+    """Returns why usable compiled settings are at most 5 % faster than eager, the most frequent reason first.
 
     Args:
-        df: trials as `load` returns them.
+        df: Trials as `load` returns them.
     """
     trials = usable(standing(df), "samples_per_s", "step_ms_median")
     rates = trials.set_index("settings_key")["samples_per_s"]
@@ -50,7 +50,7 @@ def reasons(df: pd.DataFrame) -> list[Reason]:
 
 
 def _measured(trial: pd.Series) -> Mapping[str, Any]:
-    """A row as the measurement it was made of: missing lists are empty, missing figures None."""
+    """Converts a row back to its measurement: missing lists are empty, missing figures None."""
     figures = {name: number(trial[name]) for name in ("graphs", "data_wait_share", "step_ms_median")}
     lists = {name: trial[name] if isinstance(trial[name], list) else [] for name in _LISTS}
     return figures | lists | {"device_use": trial["device_use"]}

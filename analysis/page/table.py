@@ -1,6 +1,6 @@
-"""The report's table of trials: which columns, how each figure is written, and by what it sorts.
+"""The report's table of trials: its columns, how each figure is written, and what it sorts by.
 
-The trials that do not count, as the report lists them: grouped by label, with their reason and a link to their log.
+Also lists the trials that do not count, grouped by label, with their reason and a link to their log.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from analysis.page.verdict import Remark, remarks
 from compile_sweep.schema.outcome import Status
 
 MOST_SOURCES = 300
-"""Rows that keep the Python of their setting: a page of 10,000 has no room for all."""
+"""Number of rows that include the Python of their setting, which would be too much for a page of 10,000."""
 
 
 _IN_A_UNIT = {"GiB": 2**30, "%": 0.01}
-"""Of the frame's own unit, in each unit of a heading that is not the frame's."""
+"""Factors from the frame's unit to those headings' units that differ from it."""
 
 
 class Cell(NamedTuple):
@@ -31,32 +31,32 @@ class Cell(NamedTuple):
 
     text: str
     sort: float | None
-    """In the heading's unit, as the filter takes it too; None sorts last."""
+    """In the heading's unit, which the filter also uses; None sorts last."""
     under: str = ""
-    """Written small under it: its 95 % interval, or how much of a tolerance it uses."""
+    """Small text below it: its 95 % interval, or how much of a tolerance it uses."""
     note: str = ""
-    """What a pointer held over it shows."""
+    """Tooltip."""
 
 
 class Heading(NamedTuple):
     """A column of the table."""
 
     name: str
-    """The frame's column."""
+    """Name of the frame's column."""
     title: str
     unit: str
     write: Callable[[Any], str]
     meaning: str
     is_detail: bool = False
-    """Shown only when all columns are asked for."""
+    """Whether it is shown only with all columns."""
 
     @classmethod
     def named(cls, name: str) -> Heading:
-        """The heading of the frame's column `name`."""
+        """Returns the heading of the frame's column `name`."""
         return next(heading for heading in HEADINGS if heading.name == name)
 
     def cell(self, trial: pd.Series) -> Cell:
-        """This column's cell of a trial's row."""
+        """Returns this column's cell in a trial's row."""
         value = trial[self.name]
         known = number(value)
         between = ""
@@ -67,7 +67,7 @@ class Heading(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A trial. Text is as it stands in the record, not escaped."""
+    """A trial. Text is unescaped, as in the record."""
 
     settings_label: str
     settings_key: str
@@ -79,7 +79,7 @@ class Row(NamedTuple):
     outcome: str
     """Status and label."""
     source: str
-    """The settings as Python, as they were executed; empty if the record has none."""
+    """The settings as the Python that was executed; empty if the record has none."""
 
 
 def _plain_gib(num_bytes: Any) -> str:
@@ -123,11 +123,11 @@ HEADINGS = (
 
 
 def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading], list[Row]]:
-    """The columns that hold a figure, and a row for each usable trial, the highest throughput first.
+    """Returns the columns with any figure, and a row for each usable trial, the highest throughput first.
 
     Args:
-        df: trials as `load` returns them.
-        usable_only: leave out what is not ok; otherwise such trials come last.
+        df: Trials as `load` returns them.
+        usable_only: Leaves out trials that are not ok; otherwise these come last.
     """
     front = pareto_front(df).index
     trials = speedup_over_eager(df)
@@ -154,16 +154,16 @@ def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading],
 
 
 def outcome_of(trial: pd.Series) -> str:
-    """A trial's status, with its label."""
+    """Returns a trial's status with its label."""
     return " ".join(filter(None, (str(trial["status"]), text(trial["label"]))))
 
 
 STATIC_ROWS = 30
-"""Rows that are there without a script."""
+"""Number of rows that are shown without a script."""
 
 
 def static_table(headings: Sequence[Heading], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the fastest usable settings as text, for readers without JavaScript."""
+    """Returns headings and cells of the fastest usable settings as text, for readers without JavaScript."""
     shown = [heading for heading in headings if not heading.is_detail]
     titles = ["setting", "remarks", *(f"{one.title} {one.unit}".strip() for one in shown), "numerics"]
     cells = [
@@ -180,12 +180,12 @@ def static_table(headings: Sequence[Heading], rows: Sequence[Row]) -> tuple[list
 
 
 def table_data(headings: Sequence[Heading], rows: Sequence[Row], command: str) -> dict[str, Any]:
-    """The table as JSON for the page's script.
+    """Returns the table as JSON for the page's script.
 
     Args:
-        headings: its columns.
-        rows: its rows, those not to leave out first: only the first `MOST_SOURCES` keep their source.
-        command: the command that measures a setting, up to `--settings`.
+        headings: Its columns.
+        rows: Its rows, the most important first: only the first `MOST_SOURCES` keep their source.
+        command: The command that measures a setting, up to `--settings`.
     """
     return {
         "command": command,
@@ -211,7 +211,7 @@ def _row_data(row: Row, source: str) -> dict[str, Any]:
 
 
 def _cell_data(cell: Cell) -> list[Any]:
-    """Text, number to sort by, and what there is of the rest."""
+    """Returns the text, the number to sort by, and the other parts that are present."""
     data = [cell.text, None if cell.sort is None else float(f"{cell.sort:.6g}"), cell.under, cell.note]
     while len(data) > 2 and not data[-1]:
         data.pop()
@@ -219,7 +219,7 @@ def _cell_data(cell: Cell) -> list[Any]:
 
 
 def numerics_cell(trial: pd.Series) -> Cell:
-    """How the check against eager ended, and how near its worst gap came to what is allowed."""
+    """Says how the check against eager ended, and how close its worst gap came to the tolerance."""
     ratio = number(trial["numerics_worst_ratio"])
     status = text(trial["numerics_status"]) or MISSING
     used = "" if ratio is None else f"{100 * ratio:.0f} % of tolerance"
@@ -227,27 +227,27 @@ def numerics_cell(trial: pd.Series) -> Cell:
 
 
 def phases_note(trial: pd.Series) -> str:
-    """The parts of the compile time that took any, as `Dynamo 3.1 s, …`."""
+    """Lists the phases of the compile time that took any, as `Dynamo 3.1 s, …`."""
     parts = [(phase.title, number(trial[phase.column])) for phase in COMPILE_PHASES.values()]
     return ", ".join(f"{title} {figure(seconds, 's')}" for title, seconds in parts if seconds)
 
 
 MOST_LISTED = 12
-"""Trials of one label that are listed; the others are in the table."""
+"""Maximum number of trials listed per label; the others are in the table."""
 _FIRST_LINE = 240
-"""Characters of a reason that are shown at once."""
+"""Characters of a reason that are shown at first."""
 WORKER_LOG = "worker-0.log"
 
 
 class UnusableTrial(NamedTuple):
-    """A trial that is not ok. Text is as it stands in the record, not escaped."""
+    """A trial that is not ok. Text is unescaped, as in the record."""
 
     settings_label: str
     settings_key: str
     reason: str
-    """Its first line."""
+    """First line of the reason."""
     more: str
-    """The whole of it, if there is more."""
+    """The whole reason, if it is longer."""
     phase: str
     attempt: int
     wall: str
@@ -265,7 +265,7 @@ class UnusableGroup(NamedTuple):
 
 
 def unusable(folder: Path, df: pd.DataFrame) -> list[UnusableGroup]:
-    """Trials that are not ok, by status and label; the infeasible first, the larger groups first."""
+    """Groups trials that are not ok by status and label; infeasible ones first, larger groups first."""
     groups: dict[tuple[str, str], list[pd.Series]] = {}
     for _, row in df[df["status"] != Status.OK].iterrows():
         groups.setdefault((str(row["status"]), text(row["label"]) or "no label"), []).append(row)
@@ -294,7 +294,7 @@ def _unusable(folder: Path, row: pd.Series) -> UnusableTrial:
 
 
 def log_of(folder: Path, trial_id: str) -> str | None:
-    """A link to the trial's log, or to its folder, if that is really a folder directly under logs/."""
+    """Returns a link to the trial's log, or to its folder, if that is an actual folder directly under logs/."""
     if not trial_id or Path(trial_id).name != trial_id or "\0" in trial_id:
         return None
     logs = folder / "logs" / trial_id
@@ -305,10 +305,10 @@ def log_of(folder: Path, trial_id: str) -> str | None:
 
 
 def read_end(log: Path, num_bytes: int) -> str:
-    """The last bytes of a log as text.
+    """Returns the last bytes of a log as text.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The log cannot be read.
     """
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - num_bytes))

@@ -1,6 +1,6 @@
-"""A fold for each trial in the report: its setting as code, where its seconds went, breaks, recompiles, steps, numbers, its log.
+"""A fold for each trial in the report: its setting as code, its seconds, breaks, recompiles, steps, numbers, and its log.
 
-It is plain text in the page, so that it is there without JavaScript, on paper and for a search in the page.
+Folds are plain text in the page, so that they work without JavaScript, in print and for searches in the page.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.visible_text import visible
 
 MOST_FOLDS = 60
-"""Trials that have a fold: a page of 10,000 has no room for all. Members of the front come first, then the fastest."""
+"""Maximum number of trials with a fold, since there may be 10,000. Members of the front come first, then the fastest."""
 _MOST_LINES = 20
-"""Of a list, such as recompiles, that are shown."""
+"""Maximum number of lines shown of a list, such as recompiles."""
 _LOG_LINES = 25
 _LOG_BYTES = 16_384
-"""Of the end of a log that is read and shown."""
+"""Bytes at the end of a log that are read and shown."""
 
 _LISTS = {
     "graph breaks": "graph_break_reasons",
@@ -40,31 +40,31 @@ _LISTS = {
 
 
 class TrialFold(NamedTuple):
-    """What the fold of a trial says. Text is as it stands in the record, not escaped."""
+    """Contents of a trial's fold. Text is unescaped, as in the record."""
 
     settings_label: str
     outcome: str
-    """Its status, with its label."""
+    """Status with label."""
     on_front: bool
     summary: str
     """Throughput and compile time in a few words; empty if neither is known."""
     code: str
-    """The setting as Python as it was measured or, if the record has none, as text."""
+    """The setting as the Python that was measured or, if the record has none, as text."""
     facts: list[tuple[str, str]]
     lists: list[tuple[str, list[str]]]
     """Titles, and their lines."""
     reason: str
     log: str | None
-    """A link to its log."""
+    """Link to its log."""
     log_end: str
 
 
 def trial_folds(folder: Path, df: pd.DataFrame) -> list[TrialFold]:
-    """The folds of the trials, those of the front first, then by throughput, those that failed last.
+    """Returns the trials' folds, those of the front first, then by throughput, failed ones last.
 
     Args:
-        folder: the sweep's folder, for the logs.
-        df: trials as `load` returns them.
+        folder: The sweep's folder, for the logs.
+        df: Trials as `load` returns them.
     """
     front = set(pareto_front(df).index)
     order = df.assign(_front=[index not in front for index in df.index], _last=df["status"] != Status.OK)
@@ -94,7 +94,7 @@ def _fold(folder: Path, trial: pd.Series, *, on_front: bool) -> TrialFold:
 
 
 def _facts(trial: pd.Series) -> Iterable[tuple[str, str]]:
-    """What is known of a trial, by name, in the order in which it happened."""
+    """Yields what is known of a trial, by name, in chronological order."""
     phases = trial["phases_s"] if isinstance(trial["phases_s"], Mapping) else {}
     parts = [(str(phase), number(seconds)) for phase, seconds in phases.items()]
     yield "trial", f"{trial['trial_id']}, attempt {int(trial['attempt'])}, {duration(trial['wall_s'])}"
@@ -109,7 +109,7 @@ def _facts(trial: pd.Series) -> Iterable[tuple[str, str]]:
 
 
 def _steps(trial: pd.Series) -> str:
-    """The median step with its interval, and how the steps are spread."""
+    """Returns the median step with its interval, and the spread of the steps."""
     median = number(trial["step_ms_median"])
     if median is None:
         return ""
@@ -138,7 +138,7 @@ def _lines(value: Any) -> list[str]:
 
 
 def _log_end(path: Path) -> str:
-    """The last lines of a log, safe to show; empty if it cannot be read."""
+    """Returns the last lines of a log, safe to show; empty if it cannot be read."""
     try:
         if path.is_symlink() or not path.is_file():
             return ""

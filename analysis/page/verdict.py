@@ -1,6 +1,6 @@
-"""What speaks against trusting a sweep's figures, in sentences, and of one trial's in a word or two each.
+"""Reasons not to trust a sweep's figures, in sentences, and a single trial's, in a word or two each.
 
-The front as the report lists it: each member's figures, how probable it is, and what cannot be told apart from it.
+Also lists the front for the report: each member's figures, its probability, and what cannot be told apart from it.
 """
 
 from __future__ import annotations
@@ -27,38 +27,39 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Scope
 
 CLOCK_DRIFT_LIMIT = 0.02
-"""Share by which the clock may change within a trial before that is worth saying: several times a good interval's width."""
+"""Relative change of the clock within a trial from which it is worth mentioning: several times a good interval's width."""
 
 UNMOVED_WIDTH = 0.01
-"""Width of a step's interval over the step below which the trial itself did not drift, whatever its eager reference did: eager
-steps wait for a host that CUDA graphs need not wait for."""
+"""Relative width of a step's interval below which the trial itself did not drift, whatever its eager reference did: eager
+steps wait for a host that CUDA graphs need not wait for.
+"""
 
 DISAGREEMENT_LIMIT = 0.05
-"""Share by which a speed-up over eager in another trial may differ from the one over eager in the same trial, likewise."""
+"""Relative difference, from which it is worth mentioning, between speedups over eager in another trial and in the same trial."""
 
 REAL_PIPELINE = "real"
 SCRIPT_PIPELINE = "script"
 
 _ABOUT_LOG = "log "
-"""Begins a finding about a trial's log; others are about what it computes."""
+"""Prefix of a finding about a trial's log; others are about what it computes."""
 
 
 EAGER_WARM_UP_LIMIT_S = 20.0
-"""Seconds of an eager warm-up beyond its steps that nothing but a disturbed machine takes: loading kernels takes a few."""
+"""Seconds of an eager warm-up beyond its steps that only a disturbed machine takes: loading kernels takes a few."""
 
 
 class Remark(NamedTuple):
-    """A remark, and what it means."""
+    """A remark and its meaning."""
 
     text: str
     meaning: str
 
 
 def remarks(trial: pd.Series) -> list[Remark]:
-    """What is unusual about how the trial was measured; none if nothing is.
+    """Returns what is unusual about the trial's measurement; empty if nothing is.
 
     Args:
-        trial: a row of the frame `load` returns.
+        trial: A row of the frame that `load` returns.
     """
     found = []
     if is_noisy_trial(trial):
@@ -103,7 +104,7 @@ def remarks(trial: pd.Series) -> list[Remark]:
 
 
 def has_drifted(trial: pd.Series) -> bool:
-    """Whether the machine's speed changed under the trial by more than is worth saying."""
+    """Tells whether the machine's speed changed during the trial by enough to mention it."""
     drift = number(trial["clock_drift"])
     median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
     moved = median is None or low is None or high is None or (high - low) / median > UNMOVED_WIDTH
@@ -111,11 +112,11 @@ def has_drifted(trial: pd.Series) -> bool:
 
 
 def none_usable(df: pd.DataFrame, found: Summary) -> str:
-    """What is said in place of a verdict where no trial is usable.
+    """Returns the text in place of a verdict if no trial is usable.
 
     Args:
-        df: trials as `load` returns them.
-        found: their `summary`.
+        df: Trials as `load` returns them.
+        found: Their `summary`.
     """
     if df.empty:
         return "No trial has finished yet, so there is nothing to choose from."
@@ -129,12 +130,12 @@ def none_usable(df: pd.DataFrame, found: Summary) -> str:
 
 
 def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
-    """What a reader must know before trusting the figures; none if there is nothing."""
+    """Returns what a reader must know before trusting the figures; empty if there is nothing."""
     return [*_on_the_sweep(df, sweep), *_on_the_measuring(df), *_refuted(df)]
 
 
 def _refuted(df: pd.DataFrame) -> list[str]:
-    """On settings faster with warm caches than any compiled one that counts, and not usable when measured cold."""
+    """Lists settings faster with warm caches than any compiled one that counts, and not usable when measured cold."""
     counted = standing(df)
     warm = usable(df.drop(index=counted.index), "samples_per_s")
     rates = assured(warm, "samples_per_s", at_most=False)
@@ -153,13 +154,13 @@ def _refuted(df: pd.DataFrame) -> list[str]:
 
 
 def _compiled(df: pd.DataFrame) -> pd.DataFrame:
-    """The usable compiled trials among these."""
+    """Returns the usable compiled trials among these."""
     measured = usable(df, "samples_per_s")
     return measured[(measured["scope"] != Scope.EAGER).to_numpy(dtype=bool)]
 
 
 def noisy_steps(df: pd.DataFrame) -> list[str]:
-    """Sentences on the settings with noisy steps that are on the front, or would be by their figures; none if there are none."""
+    """Returns sentences about settings with noisy steps that are on the front, or would be by their figures."""
     front, by_figures = pareto_front(df), pareto_front(df.assign(stable=True))
     on_it = front[is_noisy(front)]
     missed = df.loc[by_figures.index.difference(front.index)]
@@ -174,7 +175,7 @@ def noisy_steps(df: pd.DataFrame) -> list[str]:
 
 
 def cache_faults(df: pd.DataFrame) -> list[str]:
-    """Sentences on trials that could not restore or publish compile artifacts, or refused some; none if there are none."""
+    """Returns sentences about trials that could not restore or publish artifacts, or refused some; empty if there are none."""
     notes = []
     if not (faulty := df[df["cache_faults"].map(len) > 0]).empty:
         last = faulty["cache_faults"].iloc[-1]
@@ -188,7 +189,7 @@ def cache_faults(df: pd.DataFrame) -> list[str]:
 
 
 def _intervals(trials: pd.DataFrame) -> str:
-    """Up to three by name, the fastest first, each with its interval of throughput."""
+    """Names up to three, the fastest first, each with its interval of throughput."""
     rates = [
         f"{_name(trial)} ({span(trial['samples_per_s_low'], trial['samples_per_s_high'], 'samples/s')})"
         for _, trial in trials.sort_values("samples_per_s", ascending=False, kind="stable").iterrows()
@@ -197,7 +198,7 @@ def _intervals(trials: pd.DataFrame) -> str:
 
 
 def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
-    """Trials that are missing, and trials that cannot be compared with each other."""
+    """Returns remarks on missing trials, and on trials that are not comparable."""
     notes = []
     missing = len(set(sweep.planned) - set(df["settings_key"]))
     if missing:
@@ -223,7 +224,7 @@ def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
 
 
 def _on_the_measuring(df: pd.DataFrame) -> list[str]:
-    """What happened while the trials of the front were measured, and what all of them share."""
+    """Returns remarks on the measurements of the front's trials, and on what all of them have in common."""
     notes = []
     front = pareto_front(speedup_over_eager(df))
     if not (contended := front[front["contended"].fillna(False)]).empty:
@@ -244,7 +245,8 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
             f"(more than {percent(CLOCK_DRIFT_LIMIT)} in {len(drifting)} of {len(drifts)}): "
             "compare by “vs eager interleaved”, where that cancels."
         )
-    resident = front[front["pipeline"] != REAL_PIPELINE]  # where it is real, only what is taken across trials holds the waits
+    # With a real pipeline, only what is compared across trials includes the waits.
+    resident = front[front["pipeline"] != REAL_PIPELINE]
     elsewhere = speedup_over_plain_eager(df)[resident.index]
     is_apart = (elsewhere / resident["speedup_eager"] - 1).abs() > DISAGREEMENT_LIMIT
     is_apart &= ((elsewhere < resident["speedup_eager_low"]) | (elsewhere > resident["speedup_eager_high"])).fillna(True)
@@ -265,7 +267,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
 
 
 def _names(trials: pd.DataFrame) -> str:
-    """Up to three by name, of more only how many."""
+    """Names up to three; for more, says only how many."""
     names = [_name(trial) for _, trial in trials.iterrows()]
     return ", ".join(names) if len(names) <= 3 else f"{len(names)} settings"
 
@@ -279,11 +281,11 @@ def _rate(trial: pd.Series) -> str:
 
 
 MOST_EQUALS = 4
-"""Trials that are named as not to be told apart from one."""
+"""Maximum number of trials named as not distinguishable from one."""
 
 
 class FrontEntry(NamedTuple):
-    """One point of the front. Text is as it stands in the record, not escaped."""
+    """One point of the front. Text is unescaped, as in the record."""
 
     settings_label: str
     figures: list[str]
@@ -295,20 +297,20 @@ class FrontEntry(NamedTuple):
 
 
 class FrontList(NamedTuple):
-    """The front, and what is not on it by the figures as they are but may be."""
+    """The front, and other trials that may be on it."""
 
     entries: list[FrontEntry]
     others: list[str]
-    """Trials apart from all entries that may be on it."""
+    """Trials that may be on it, apart from all entries."""
 
 
 def front_list(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> FrontList:
-    """The front over throughput and cold compile time, ascending in the latter.
+    """Returns the front over throughput and cold compile time, ascending in the latter.
 
     Args:
-        df: trials as `load` returns them.
-        found: their `summary`.
-        uncertain: the `trials` of their `uncertain_front`.
+        df: Trials as `load` returns them.
+        found: Their `summary`.
+        uncertain: The `trials` of their `uncertain_front`.
     """
     knee = None if found.knee is None else found.knee.trial.name
     rows = pareto_front(speedup_over_eager(df))
@@ -332,7 +334,7 @@ def front_list(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> Fro
 
 
 def _equals(uncertain: pd.DataFrame, index: object) -> pd.DataFrame:
-    """The others of a trial's group, the most probable first."""
+    """Returns the other members of a trial's group, the most probable first."""
     itself = uncertain.index == index
     group = uncertain[uncertain["equal_to"].isin(uncertain[itself]["equal_to"]) & ~itself]
     return group.sort_values("front_probability", ascending=False, kind="stable")
