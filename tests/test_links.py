@@ -1,0 +1,46 @@
+"""Every link in the documentation leads somewhere: the file is there, and so is the heading that an anchor names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = sorted(
+    REPOSITORY / name
+    for name in subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.split()
+)  # fmt: skip
+LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What a heading of the page is called in links, as GitHub makes it: a number tells equal ones apart."""
+    found: set[str] = set()
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, flags=re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = next(number for number in range(100) if (f"{name}-{number}" if number else name) not in found)
+        found.add(f"{name}-{number}" if number else name)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
