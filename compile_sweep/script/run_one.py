@@ -7,12 +7,15 @@ Beside it are left `outcome` (JSON: a measurement, or an error), `trajectory` (w
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import os
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -124,29 +127,67 @@ def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> Bas
         base: folder that its writes are kept in.
     """
     seed_all(job.seed)
+    with empty_standard_input() as read:
+        try:
+            with session.running(), keeping_writes(base):
+                run_as_main(script, job.arguments)
+        except Stop:
+            return None
+        except SystemExit as error:
+            return None if session.finish_early() else ended_early(session, error.code, has_read=read())
+        except BaseException as error:
+            return None if session.is_over else asked(error, has_read=read()) or error
+        return None if session.finish_early() else ended_early(session, 0, has_read=read())
+
+
+class _Nothing(io.RawIOBase):
+    """A file that is empty and knows whether somebody has read it."""
+
+    was_read = False
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 0
+
+    def readinto(self, buffer: object) -> int:
+        self.was_read = True
+        return 0
+
+
+@contextmanager
+def empty_standard_input() -> Iterator[Callable[[], bool]]:
+    """In the block, standard input is empty; yields a function that says whether it was read."""
+    kept, nothing = sys.stdin, _Nothing()
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(nothing))
     try:
-        with session.running(), keeping_writes(base):
-            run_as_main(script, job.arguments)
-    except Stop:
-        return None
-    except SystemExit as error:
-        return None if session.finish_early() else ended_early(session, error.code)
-    except BaseException as error:
-        return None if session.is_over else asked(error) or error
-    return None if session.finish_early() else ended_early(session, 0)
+        yield lambda: nothing.was_read
+    finally:
+        sys.stdin = kept
 
 
-def asked(error: BaseException) -> ScriptError | None:
-    """What is to be said of a script that reads standard input, of which a trial has none; None for other errors."""
+READ_NOTHING = "it read standard input, which is empty in a trial; have it read a file that an argument names"
+
+
+def asked(error: BaseException, *, has_read: bool) -> ScriptError | None:
+    """What to say of a script that fails after it read standard input, which is empty in a trial; None for other errors."""
     if isinstance(error, EOFError) and "reading a line" in str(error):
         return ScriptError(
             "the script asks on standard input (input()), and nobody answers in a trial; have it take the answer as an argument"
         )
+    if has_read and isinstance(error, Exception) and not is_compiler_error(error):
+        return ScriptError(f"the script raised {type(error).__name__}: {error}; {READ_NOTHING}")
     return None
 
 
-def ended_early(session: Session, code: Any) -> ScriptError:
+def ended_early(session: Session, code: Any, *, has_read: bool = False) -> ScriptError:
     """Why a script that has ended gave no figure, and what to do."""
+    error = _ended_early(session, code)
+    return ScriptError(f"{error}; {READ_NOTHING}") if has_read else error
+
+
+def _ended_early(session: Session, code: Any) -> ScriptError:
     found = session.found
     steps = found.num_steps + len(session.sizes)
     if code not in (0, None):
