@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 
@@ -240,8 +239,8 @@ def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str,
         ("print('hello')\n", "without a training step"),
         ("import sys\nsys.exit(2)\n", "exit code 2 after 0 steps; it may not know one of its arguments"),
         ("input('which? ')\n", "asks on standard input"),
-        ("import json, sys\njson.load(sys.stdin)\n", "raised JSONDecodeError: .*; it read standard input, which is empty"),
-        ("import sys\nfor line in sys.stdin:\n    print(line)\n", "without a training step: .*; it read standard input"),
+        ("import json, sys\njson.load(sys.stdin)\n", "; it read standard input, which is empty"),
+        ("import sys\nfor line in sys.stdin:\n    print(line)\n", "; it read standard input, which is empty"),
         ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", "write it for torchrun"),
         (
             "import torch\nw = torch.nn.Parameter(torch.ones(3))\nfor _ in range(5):\n    (w * 2).sum().backward()\n",
@@ -259,11 +258,8 @@ def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str,
         ),
     ],
 )
-def test_a_script_that_cannot_be_measured_is_told_what_to_do(
-    run: Run, folder: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_cannot_be_measured_is_told_what_to_do(run: Run, folder: Path, text: str, said: str) -> None:
     (folder / "odd.py").write_text(text)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
     session, error = run("odd.py", "scope=eager")
     assert said in str(error or session.error)
 
