@@ -1,6 +1,6 @@
 """Settings of torch.compile for training: what a training script, an exported `best.py` and a worker process import.
 
-Names that need torch are imported when first used, so that reading records costs no torch.
+Names that need torch are imported at first use, so that reading records does not load torch.
 """
 
 from __future__ import annotations

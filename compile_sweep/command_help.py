@@ -1,4 +1,4 @@
-"""The help of a command, from the dataclass of its options: the common ones, or with `--help-all` all of them, in groups."""
+"""Prints a command's help from the dataclass of its options: the common ones or, with `--help-all`, all of them, in groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import tyro
 
 WORDS = ("-h", "--help", "--help-all")
-"""What asks for help."""
+"""Words that ask for help."""
 
 _WIDEST = 100
 _FLAG_COLUMNS = 28
@@ -28,23 +28,23 @@ class Entry(NamedTuple):
     """An option or argument."""
 
     flag: str
-    """As `--max-concurrent`; of an argument its name."""
+    """The flag, such as `--max-concurrent`; for an argument its name."""
     usage: str
-    """The same with its values."""
+    """The flag with its values."""
     meaning: str
     is_positional: bool
 
 
 def help_text(options: type[Any], prog: str, *, all_options: bool) -> str:
-    """The help of a command.
+    """Returns the help of a command.
 
-    A dataclass with many options says in `HELP_GROUPS` which belong together: a mapping from titles to flags, the common ones
-    first. Those that it does not name come last.
+    A dataclass with many options groups them in `HELP_GROUPS`, a mapping from titles to flags, with the common ones first.
+    Options that it does not name come last.
 
     Args:
-        options: the dataclass; what it is for is its docstring, and what a field means is the string under it.
-        prog: how a person calls the command.
-        all_options: whether those that are not common are told of, too.
+        options: The dataclass. Its docstring describes the command, and the string below a field describes the option.
+        prog: How a person calls the command.
+        all_options: Whether to include the options that are not common.
     """
     entries = list(_entries(options))
     positional = [entry for entry in entries if entry.is_positional]
@@ -66,7 +66,7 @@ def _groups(entries: Sequence[Entry], named: Mapping[str, Sequence[str]]) -> lis
 
 
 def _block(title: str, entries: Sequence[Entry]) -> str:
-    """The entries under their title, in two columns."""
+    """Formats the entries below their title, in two columns."""
     width = min(_WIDEST, shutil.get_terminal_size().columns)
     lines = [f"{title}:"] if title and entries else []
     for entry in entries:
@@ -108,7 +108,7 @@ def _entry(field: Field[Any], kind: Any, marks: Sequence[Any], meaning: str) -> 
 
 
 def _metavar(kind: Any) -> str:
-    """What stands for a value of this kind."""
+    """Returns the placeholder for a value of this type."""
     if isinstance(kind, UnionType):
         return _metavar(next(one for one in get_args(kind) if one is not type(None)))
     if get_origin(kind) is tuple:
@@ -119,7 +119,7 @@ def _metavar(kind: Any) -> str:
 
 
 def _default(field: Field[Any], meaning: str) -> str:
-    """What holds where the option is not given, unless its meaning says so."""
+    """Describes the default, unless the meaning says it."""
     value = field.default
     if value in (MISSING, None, (), "") or "default" in meaning or isinstance(value, tuple):
         return ""
@@ -127,7 +127,7 @@ def _default(field: Field[Any], meaning: str) -> str:
 
 
 def _meanings(options: type[Any]) -> dict[str, str]:
-    """The string under each field, on one line."""
+    """Returns the string below each field, on one line."""
     found: dict[str, str] = {}
     for base in reversed(options.__mro__):
         if not is_dataclass(base):

@@ -1,4 +1,4 @@
-"""Command lines: options from a dataclass by tyro, and every mistake as one sentence with exit code 2."""
+"""Command lines: parses options into a dataclass with tyro, and reports every mistake as one sentence with exit code 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, NoReturn, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro import _errors as complaints  # private, so pyproject.toml names the versions of tyro that are known to have it
+from tyro import _errors as complaints  # private, so pyproject.toml limits tyro to versions that are known to have it
 
 import compile_sweep
 from compile_sweep import command_help
@@ -28,39 +28,39 @@ Command = TypeVar("Command")
 READER_GONE, USAGE_ERROR, STOPPED = 1, 2, 130
 
 Flag = tyro.conf.FlagCreatePairsOff[bool]
-"""What one word turns on and nothing has to turn off; a plain bool has `--name` and `--no-name`."""
+"""A switch that is off by default and has no `--no-name`, unlike a plain bool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Marks an option of several values: a word that is none ends it, so that the command's own argument may follow."""
+    """Marks an option of several values. A word that is not a value ends it, so that the command's own argument may follow."""
 
     accepts: Callable[[str], bool]
-    """Whether a word may be a further value. The first always is one."""
+    """Tells whether a word may be a further value. The first word always is a value."""
 
 
 Repeated: Any = tyro.conf.UseAppendAction
-"""Marks an option of several values that takes one at a time and may be repeated."""
+"""Marks an option of several values that takes one value at a time and may be repeated."""
 
 _CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.EnumChoicesFromValues)
 
 
 class UsageError(CompileSweepError):
-    """Words on the command line that do not fit its options."""
+    """Words on the command line do not fit its options."""
 
 
 def parse(options: type[Options], prog: str, arguments: Sequence[str], *, default: Options | None = None) -> Options:
-    """The options that the arguments spell; `--help` and `--version` print and exit.
+    """Parses the arguments into options; `--help` and `--version` print and exit.
 
     Args:
-        options: a dataclass; fields that are dataclasses themselves add their own fields.
-        prog: the program.
-        arguments: of the command line. An option of several values may be given more than once.
-        default: what holds where the arguments say nothing; by default what the class says.
+        options: A dataclass; fields that are dataclasses add their own fields.
+        prog: Name of the program.
+        arguments: Words of the command line. An option of several values may be given more than once.
+        default: Values of options that are not given; by default the class's own.
 
     Raises:
-        UsageError: an unknown option or a value of the wrong kind.
-        ConfigError: a word that is not text, or what the class itself refuses.
+        UsageError: There is an unknown option, or a value of the wrong type.
+        ConfigError: A word is not valid text, or the class itself refuses a value.
     """
     if "--version" in arguments:
         print(f"compile-sweep {compile_sweep.__version__}")
@@ -75,7 +75,7 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str], *, defaul
 
 
 def parse_known(options: type[Options], prog: str, arguments: Sequence[str]) -> Options:
-    """The options of this class among arguments that have others too; raises as `parse` does."""
+    """Parses the options of this class among arguments for other options; raises the errors of `parse`."""
     words = _checked(options, arguments)
     with complaints.on_parse_error(lambda complaint: _refuse(complaint, options, prog, words)):
         return tyro.cli(options, prog=prog, args=words, return_unknown_args=True, add_help=False, config=_CONFIG)[0]
@@ -89,7 +89,7 @@ class _Option(NamedTuple):
     flag: str
     has_negative: bool
     accepts: Callable[[str], bool] | None
-    """Of an option of several values, whether a word may be a further one; None for one value, or one at a time."""
+    """For an option of several values, tells whether a word may be a further one; None for one value, or one at a time."""
 
 
 def _options(options: type[Any]) -> Iterator[_Option]:
@@ -115,16 +115,16 @@ def _accepts(kind: Any, marks: Sequence[Any]) -> Callable[[str], bool] | None:
 
 
 def flags(options: type[Any]) -> dict[str, str]:
-    """The word on the command line for each field that is an option, by the field's name."""
+    """Returns the flag of each field that is an option, by the field's name."""
     return {option.name: option.flag for option in _options(options)}
 
 
 def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the values of an option that takes several in one place, however often the option is given.
+    """Returns the arguments with all values of each multi-value option in one place, however often the option is given.
 
     Raises:
-        UsageError: such an option has no value, as by a variable that is not set: it would count as not given.
-        ConfigError: a word that is not text.
+        UsageError: Such an option has no value, for example because of an unset variable, and so would count as not given.
+        ConfigError: A word is not valid text.
     """
     check_utf8(arguments)
     several = {option.flag: option.accepts for option in _options(options) if option.accepts is not None}
@@ -154,10 +154,10 @@ def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
 
 
 def _refuse(complaint: complaints.ParseErrorEvent, options: type[Any], prog: str, words: Sequence[str]) -> NoReturn:
-    """Raises what tyro complains of as one sentence.
+    """Raises tyro's complaint as one sentence.
 
     Raises:
-        UsageError: always.
+        UsageError: Always.
     """
     see = f"see {prog} --help"
     match complaint:
@@ -181,7 +181,7 @@ def _refuse(complaint: complaints.ParseErrorEvent, options: type[Any], prog: str
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str:
-    """What the words say of an option; the last counts."""
+    """Returns the value of an option in the words; the last one counts."""
     for word, following in reversed([*pairwise((*words, ""))]):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") == flag:
@@ -190,15 +190,15 @@ def _value_of(flag: str, words: Sequence[str]) -> str:
 
 
 def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: Sequence[str]) -> tuple[Any, Command] | None:
-    """The options and the function of the command that the words begin with; None if they ask for help, which is printed.
+    """Returns the options and function of the command that the words begin with; prints help and returns None if asked.
 
     Args:
-        commands: by name, the class of its options, whose docstring begins with what it does, and its function.
-        prog: the program.
-        words: of the command line.
+        commands: By name, the class of a command's options, whose docstring says what it does, and its function.
+        prog: Name of the program.
+        words: Words of the command line.
 
     Raises:
-        UsageError: no such command, or options that do not fit it.
+        UsageError: There is no such command, or the options do not fit it.
     """
     name = words[0] if words else ""
     if name in command_help.WORDS:
@@ -213,7 +213,7 @@ def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: 
 
 
 def words_of(arguments: Sequence[str] | None) -> Sequence[str]:
-    """The words of a command line, by default this process's."""
+    """Returns the words of a command line, by default this process's."""
     return sys.argv[1:] if arguments is None else arguments
 
 
@@ -221,10 +221,10 @@ def run_with(options: type[Options], command: Callable[[Options], int], prog: st
     """Parses the options of a command and runs it, as `run` does.
 
     Args:
-        options: a dataclass, as `parse` takes it.
-        command: what to do; returns the exit code.
-        prog: the program.
-        arguments: of the command line, by default this process's.
+        options: A dataclass, as `parse` takes it.
+        command: Function of the command; returns the exit code.
+        prog: Name of the program.
+        arguments: Words of the command line; by default this process's.
     """
     return run(lambda: command(parse(options, prog, words_of(arguments))))
 
@@ -232,15 +232,15 @@ def run_with(options: type[Options], command: Callable[[Options], int], prog: st
 def run(command: Callable[[], int]) -> int:
     """Runs a command; the user's mistakes become one sentence on stderr and exit code 2.
 
-    Exit code 1 if whoever reads its output stops before its end.
+    Returns exit code 1 if the reader of its output stops before its end.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what its encoding cannot show is spelled out
+        if isinstance(stream, io.TextIOWrapper):  # characters that its encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
     try:
         with _ending_in_order():
             code = command()
-        if sys.stdout is not None:  # it is None where it was closed at the start
+        if sys.stdout is not None:  # it is None if it was closed at the start
             sys.stdout.flush()
     except CompileSweepError as error:
         print(f"error: {one_line_message(error)}", file=sys.stderr)
@@ -248,7 +248,7 @@ def run(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return STOPPED
-    except BrokenPipeError:  # `| head` has read enough; Python would try again to write the rest as it ends, and complain
+    except BrokenPipeError:  # `| head` has read enough; at exit, Python would try again to write the rest, and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
     return code
@@ -256,13 +256,13 @@ def run(command: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM, which `timeout` sends, and SIGHUP of a closed terminal raise, so that what a command started ends with it."""
-    if threading.current_thread() is not threading.main_thread():  # of others Python takes no handlers
+    """Makes SIGTERM, which `timeout` sends, and SIGHUP of a closed terminal raise, so that a command's processes end with it."""
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
         yield
         return
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in kept.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
+        if handler is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         yield
@@ -273,7 +273,7 @@ def _ending_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def optional_output() -> Iterator[None]:
-    """Lets a command go on while nobody can read what it prints: a full disk, a closed terminal, a reader that has gone."""
+    """Lets a command continue while its output cannot be written: a full disk, a closed terminal, a reader that has left."""
     kept = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         streams = [_Optional(stream, nowhere) for stream in kept]
@@ -290,7 +290,7 @@ class _Optional:
     """A stream whose failures to write are ignored.
 
     Args:
-        stream: Where to write; None, which Python has for a stream that was closed at the start, for nowhere.
+        stream: Where to write; None for nowhere, as Python represents a stream that was closed at the start.
         nowhere: The null device.
     """
 
@@ -298,7 +298,7 @@ class _Optional:
         self._stream, self._nowhere = stream or nowhere, nowhere
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
             self._stream.write(text)
         return len(text)
 
@@ -306,7 +306,7 @@ class _Optional:
         try:
             self._stream.flush()
         except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):  # or what could not be written is tried again, at the latest at exit
+            with contextlib.suppress(OSError, ValueError):  # otherwise unwritten text is retried, at the latest at exit
                 os.dup2(self._nowhere.fileno(), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:

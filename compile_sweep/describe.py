@@ -1,7 +1,7 @@
 """Describes workloads and the installed torch to a process that imports neither: `python -P -m compile_sweep.describe`.
 
-Reads one JSON object per line on stdin, each a question, and answers each with one on stdout. What the user's code prints
-meanwhile goes to stderr, and it finds nothing to read on stdin. Ends when stdin does.
+Reads one JSON question per line on stdin, and answers each with one JSON object on stdout. Output of the user's code goes to
+stderr, and its stdin is empty. Ends when stdin does.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload
 
 _SHOWN = 3
-"""Names that are listed one by one; of more, the first and the last."""
+"""Maximum number of names listed individually; of more, the first and the last are shown."""
 
 
 def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
-    """Returns what a plan must know of a workload.
+    """Returns what a plan must know about a workload.
 
     Args:
-        workload: In the size that is planned for.
+        workload: The workload, in the size to plan for.
         folder: The folder that holds its module.
 
     Raises:
-        WorkloadError: the workload's own code failed.
+        WorkloadError: The workload's own code failed.
     """
     from compile_sweep.contract.base import Workload
     from compile_sweep.contract.inspect_model import batch_lengths, model_facts
@@ -80,8 +80,8 @@ def _runs(workload: Workload, attention: Attention) -> bool:
 
 
 def foreach_map_refusal(workload: Workload) -> str | None:
-    """Returns why optimizer=foreach_map would train otherwise than the workload's own optimizer; None if it would not."""
-    from compile_sweep.harness.prepare import refuse_other_update_of  # which loads the compiler; most plans need none
+    """Says why optimizer=foreach_map would train differently from the workload's own optimizer; None if it would not."""
+    from compile_sweep.harness.prepare import refuse_other_update_of  # loads the compiler, which most plans do not need
 
     try:
         refuse_other_update_of(workload)
@@ -92,10 +92,10 @@ def foreach_map_refusal(workload: Workload) -> str | None:
 
 @contextmanager
 def explained_failures() -> Iterator[None]:
-    """Turns whatever a workload's own code raises while it is built into one sentence.
+    """Turns any error of a workload's own code while it is built into one sentence.
 
     Raises:
-        WorkloadError: it raised something that is not a sentence of this project's.
+        WorkloadError: The code raised an error that is not one of this project's.
     """
     try:
         yield
@@ -164,9 +164,9 @@ def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
         has_gpu: Whether it is to run on a GPU.
 
     Raises:
-        WorkloadError: there is none, or it cannot be built; the message says why.
+        WorkloadError: There is no such workload, or it cannot be built; the message says why.
     """
-    import_named(name)  # before torch, so that a module that is not there is refused at once
+    import_named(name)  # before torch, so that a missing module is refused at once
     from compile_sweep.contract.base import load_workload
 
     found = load_workload(name)
@@ -174,7 +174,7 @@ def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
         return _built(found, found.sizes[0 if has_gpu else -1] if size is None else size, seed)
 
 
-@lru_cache(maxsize=1)  # one workload is asked about several times, and its batches and model may take a while to make
+@lru_cache(maxsize=1)  # several questions are about one workload, and its batches and model may take a while to make
 def _built(kind: type[Workload], size: str, seed: int) -> Workload:
     return kind(size, seed)
 
@@ -194,7 +194,7 @@ def _source(workload: Workload, question: Mapping[str, Any]) -> str:
 
 
 def _listed(name: str) -> tuple[str, Sequence[str], Mapping[str, str]] | tuple[str]:
-    """Returns what a list of workloads says of one: its first line, its sizes and options; if it does not load, only why."""
+    """Returns a workload's first line, sizes and options for a list; only the reason if it does not load."""
     from compile_sweep.contract.base import load_workload
 
     try:
@@ -206,7 +206,7 @@ def _listed(name: str) -> tuple[str, Sequence[str], Mapping[str, str]] | tuple[s
 
 
 def _model_lines(workload: Workload) -> Iterator[str]:
-    """Yields what a check says of a workload before it runs it."""
+    """Yields what a check says about a workload before it runs it."""
     model = workload.build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
@@ -240,7 +240,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def answer_or_error(question: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers one question under `answer`, or says under `error` and `kind` why there is no answer."""
+    """Answers a question under `answer`, or says under `error` and `kind` why there is no answer."""
     try:
         return {"answer": answer(question)}
     except CompileSweepError as error:
@@ -249,7 +249,7 @@ def answer_or_error(question: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answers questions until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the asking process as well, and that ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the asking process, which then ends this one
     questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,8 +1,8 @@
 """Keeps this project's `analysis` and `workloads` apart from packages of the same names in the user's folder.
 
-`python -m` puts the current folder first on the import path, so a repository with an `analysis/` of its own would hide ours from
-the command that writes the report, and one with a `workloads/` the built-in workloads. A process that asks for one of ours gets
-ours. In processes that run the user's code, and do not ask, the user's package wins.
+`python -m` puts the current folder first on the import path. So a repository's own `analysis/` would hide ours from the command
+that writes the report, and its `workloads/` would hide the built-in ones. A process that calls `find_own_packages` gets ours. In
+other processes, which run the user's code, the user's package wins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class OwnPackageFinder(MetaPathFinder):
-    """Finds some of this project's packages beside `compile_sweep`, whatever comes first on the import path."""
+    """Finds some of this project's packages next to `compile_sweep`, whatever comes first on the import path."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -43,8 +43,8 @@ def import_path(*, with_current_folder: bool) -> list[str]:
     """Returns the folders, absolute, that a process started by this one should import from.
 
     Args:
-        with_current_folder: Whether the process runs code of the user's, which is named as it would be imported from the current
-            folder. That folder comes first then; otherwise its files are not code, and it is left out.
+        with_current_folder: Whether the process runs the user's code, which is named as it would be imported from the current
+            folder. That folder then comes first; otherwise it is left out.
     """
     here = os.getcwd()
     others = [folder for folder in map(os.path.abspath, filter(None, sys.path)) if folder != here]

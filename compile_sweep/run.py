@@ -1,4 +1,4 @@
-"""`python -m compile_sweep.run --settings X train.py …`: a training script with a sweep's winner applied, without a change to it.
+"""`python -m compile_sweep.run --settings X train.py …`: runs a training script with a sweep's winner applied, unchanged.
 
 Under torchrun: `torchrun --nproc-per-node 2 -m compile_sweep.run --settings X train.py …`.
 """
@@ -31,11 +31,11 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code, unless the script ends the process with its own.
+    """Runs the command; returns its exit code, unless the script ends the process with its own.
 
     Args:
-        arguments: Of the command line, by default this process's.
-        prog: How a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     words = list(command_line.words_of(arguments))
     prepared: list[tuple[ScriptJob, Applier, str]] = []
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     if code := command_line.run(prepare):
         return code
     ((job, applier, shown_as),) = prepared
-    del sys.path[0]  # the folder of `-m` or of the installed command; the script's own comes in its place
+    del sys.path[0]  # the folder of `-m` or of the installed command, which the script's own replaces
     with applier.own_compile.answered(plainly=not applier.settings.as_written):
         applier.begin()
         try:

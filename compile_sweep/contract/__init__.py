@@ -1,1 +1,1 @@
-"""What a workload is: the interface a user implements, and what can be found out from a model."""
+"""What a workload is: the interface that a user implements, and the inspection of a model."""

@@ -15,7 +15,7 @@ PADDED = "padded"
 def check_arguments(workload: Any) -> None:
     """Checks the arguments of `WorkloadFromModel`, which are attributes of the class that it made.
 
-    Not done in `WorkloadFromModel` itself, where one bad workload in a module would hide the others.
+    This is not done in `WorkloadFromModel` itself, because one bad workload would then hide others in its module.
     """
     if workload.both_losses:
         raise WorkloadError("WorkloadFromModel has both loss_fn and step_fn; leave one of them out")

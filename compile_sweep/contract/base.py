@@ -1,4 +1,4 @@
-"""The `Workload` contract: what a sweep must know about a training or inference step, and how workloads are found by name.
+"""The `Workload` contract: what a sweep must know about a training or inference step, and the lookup of workloads by name.
 
 A workload builds its model, batches and optimizer, and names the parts of the model that are worth compiling separately. It knows
 nothing about compile settings except the shape policy that its batches are padded by.
@@ -73,7 +73,7 @@ class Workload(ABC):
     min_length: int = 1
     """Tokens in the shortest possible batch; padded lengths that only shorter batches would use are not warmed up."""
     pool_batches: int
-    """Distinct batches in a steady-state pass."""
+    """Number of distinct batches in a steady-state pass."""
     learning_rate: float = 1e-4
     """Learning rate of the optimizer. It does not affect timing, and a small one keeps the numerics check sharp."""
     trains: bool = True
@@ -81,11 +81,11 @@ class Workload(ABC):
     grad_mode: str = "inference_mode"
     """How an inference step disables autograd: torch's `inference_mode` or `no_grad`."""
     average_decay: float | None = None
-    """Decay of an exponential moving average (EMA) of the weights, kept by the training step. None keeps none."""
+    """Decay of an exponential moving average (EMA) of the weights, kept by the training step; None for no average."""
     has_own_step: bool = False
     """Whether the model's forward runs the backward pass, too, so that it is not compiled as a whole."""
     clip_grad_norm: float | None = None
-    """Largest norm of all gradients together, to which a training step clips them. None clips nothing."""
+    """Maximum norm of all gradients together, to which a training step clips them; None for no clipping."""
     options: ClassVar[Mapping[str, Option]] = {}
     """Variations of the workload that settings may choose, as `workload.NAME=value`."""
     job_options: ClassVar[frozenset[str]] = frozenset()
@@ -111,7 +111,7 @@ class Workload(ABC):
 
     @property
     def unpadded_reason(self) -> str | None:
-        """Why batches are trained on as they come, none of them padded; None if they are padded as settings say."""
+        """Why batches are used without padding; None if they are padded as the settings say."""
         return None
 
     @property
@@ -124,10 +124,10 @@ class Workload(ABC):
         return settings.shape_policy(self.max_length, self.min_length)
 
     def remarks(self, policy: ShapePolicy | None = None) -> Sequence[str]:
-        """Returns what was done about batches and model that is worth a line in the record, a sentence each.
+        """Returns sentences for the record about what was done to batches and model.
 
         Args:
-            policy: Under which batches are padded; None to leave out what is padded.
+            policy: Policy that batches are padded by; None to leave out padding.
         """
         return ()
 
@@ -135,7 +135,7 @@ class Workload(ABC):
         """Returns this workload with the options that the settings ask for; itself if it already has them.
 
         Raises:
-            SettingsError: the settings do not fit the workload.
+            SettingsError: The settings do not fit the workload.
         """
         self.validate(settings)
         wanted = {**default_options(self.options), **dict(settings.workload or ())}
@@ -149,7 +149,7 @@ class Workload(ABC):
         """Checks that settings can work with this workload.
 
         Raises:
-            SettingsError: they do not fit its lengths, options or kind of step.
+            SettingsError: The settings do not fit its lengths, options or kind of step.
         """
         if (why := self.unpadded_reason) is not None:
             for_real_lengths(settings, why)
@@ -171,7 +171,7 @@ class Workload(ABC):
     def build_model(self) -> nn.Module:
         """Builds the model on the CPU. Its forward takes a batch's inputs and returns the scalar loss.
 
-        It is in training mode; that of an inference workload is in evaluation mode, and its forward returns tensors.
+        The model is in training mode. For an inference workload it is in evaluation mode, and its forward returns tensors.
         """
 
     @abstractmethod
@@ -204,7 +204,7 @@ class Workload(ABC):
         """Returns the lengths of a representative sample of rows, in tokens and in training order, to optimize buckets for.
 
         Raises:
-            WorkloadError: the workload does not know its row lengths.
+            WorkloadError: The workload does not know its row lengths.
         """
         raise WorkloadError(f"{type(self).__name__} does not say how long its rows are, which num_buckets needs; name buckets")
 
@@ -212,7 +212,7 @@ class Workload(ABC):
         """Returns the workload's own input pipeline, for `--pipeline real`: endless CPU batches, pinned if there is a GPU.
 
         Raises:
-            WorkloadError: the workload has none.
+            WorkloadError: The workload has no input pipeline.
         """
         raise WorkloadError(f"{type(self).__name__} has no loader for --pipeline real; write one, or use --pipeline resident")
 
@@ -220,7 +220,7 @@ class Workload(ABC):
         """Returns a Python statement that switches `inner`, the unwrapped model, to this attention implementation.
 
         Raises:
-            SettingsError: the workload offers no choice of attention.
+            SettingsError: The workload offers no choice of attention.
         """
         raise SettingsError(f"{type(self).__name__} has one attention implementation; leave attention={attention} out")
 
@@ -233,9 +233,9 @@ class Workload(ABC):
         yield
 
     def process_statements(self) -> Sequence[str]:
-        """Returns the same settings as Python statements, at the start of measured and exported source; they may only use torch.
+        """Returns the process-wide settings as Python statements for measured and exported source; they may only use torch.
 
-        None by default. Anything that only `process_settings` sets is missing wherever an export is pasted.
+        The default has none. Settings that are only in `process_settings` are missing wherever an export is pasted.
         """
         return ()
 
@@ -244,14 +244,14 @@ class Workload(ABC):
         return torch.bfloat16 if device.type == "cuda" else None
 
     def memory_format(self) -> MemoryFormat | None:
-        """Returns the memory format that is worth trying beside torch's own, or None."""
+        """Returns the memory format that is worth trying besides torch's default, or None."""
         if self.convolutional is False:
             return None
         try:
             with torch.device("meta"):  # shapes without values, so that a large model takes no memory here
-                # A workload of its own, because one may keep the model that it built.
+                # A separate workload, because this one may keep the model that it built.
                 return preferred_memory_format(type(self)(self.size, self.seed).build_model())
-        except Exception:  # some models can only be built with values; nothing is proposed for them
+        except Exception:  # some models can only be built with values; they get no proposal
             return None
 
     def optimizer(self, model: nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
@@ -262,7 +262,7 @@ class Workload(ABC):
         return torch.optim.Adam(model.parameters(), lr=self.learning_rate, **options)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Returns what changes the learning rate, whose `step()` is called after each step; None by default."""
+        """Returns the learning-rate scheduler, whose `step()` is called after each step; None by default."""
         return None
 
 
@@ -273,10 +273,10 @@ def unwrap_ddp(model: nn.Module) -> nn.Module:
 
 
 def load_workload(name: str) -> type[Workload]:
-    """The workload class called `name`: a built-in one, one that an installed package names, or `package.module:Class`.
+    """Returns the workload class called `name`: a built-in one, one from an installed package, or `package.module:Class`.
 
     Raises:
-        WorkloadError: no such workload, its module does not import, or it is no `Workload`.
+        WorkloadError: There is no such workload, its module does not import, or it is not a `Workload`.
     """
     module, class_name = find_workload(name)
     found = import_named(name)

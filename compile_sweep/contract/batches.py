@@ -1,7 +1,7 @@
-"""Batches as loaders give them, as tensors by name and back: dictionaries, tuples, lists, dataclasses, graphs, nested tensors.
+"""Converts loaders' batches to tensors by name and back: dictionaries, tuples, lists, dataclasses, graphs, nested tensors.
 
-A batch that is a dictionary of tensors stays as it is. Of any other, each tensor gets a name, `0` and `1` in a pair,
-`labels.0.boxes` in a list of dictionaries under `labels`; the rest is a `Structure`, which puts the tensors back in their places.
+A dictionary of tensors stays unchanged. In any other batch, each tensor gets a name: `0` and `1` in a pair,
+`labels.0.boxes` in a list of dictionaries under `labels`. The rest is a `Structure`, which puts the tensors back in place.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from torch import Tensor
 from compile_sweep.schema.errors import WorkloadError
 
 SINGLE = "batch"
-"""Name of the tensor of a batch that is one tensor."""
+"""Name of the tensor in a batch that is a single tensor."""
 
 _CONSTANTS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Structure:
-    """What a batch is besides its tensors."""
+    """The parts of a batch other than its tensors."""
 
     kind: str
     """tensor, jagged, constant, mapping, sequence, fields or attributes."""
     name: str = ""
-    """Of a tensor, its name; of a jagged one, that of its `values` and `offsets` without these endings."""
+    """Name of a tensor; for a jagged one, the common part of the names of its `values` and `offsets`."""
     keys: tuple[Any, ...] = ()
     parts: tuple[Structure, ...] = ()
     value: Any = None
-    """A constant, or what makes the container: a class, or an object that is copied."""
+    """A constant, or what makes the container: a class, or an object to copy."""
 
 
 def flatten(batch: Any) -> tuple[dict[str, Tensor], Structure | None]:
     """Returns the tensors of a batch by name, and its structure; None for a dictionary that holds nothing but tensors.
 
     Raises:
-        WorkloadError: it holds something that is neither a tensor nor a constant; names it.
+        WorkloadError: The batch contains something that is neither a tensor nor a constant; the message names it.
     """
     if isinstance(batch, dict) and type(batch) is dict and all(_is_plain(name, value) for name, value in batch.items()):
         return dict(batch), None
@@ -55,7 +55,7 @@ def flatten(batch: Any) -> tuple[dict[str, Tensor], Structure | None]:
 
 
 def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
-    """Puts tensors in the places that they had in their batch. Dynamo can trace it."""
+    """Puts tensors back in their places in the batch. Dynamo can trace this."""
     if structure.kind == "tensor":
         return tensors[structure.name]
     if structure.kind == "constant":
@@ -78,7 +78,7 @@ def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields what a batch holds besides tensors, by name."""
+    """Yields a batch's constants, by name."""
     if structure is None:
         return
     if structure.kind == "constant":
@@ -92,7 +92,7 @@ def one_structure(structures: Sequence[Structure | None]) -> Structure | None:
     """Returns the structure of all batches.
 
     Raises:
-        WorkloadError: they differ; names what.
+        WorkloadError: The structures differ; the message names the difference.
     """
     first = structures[0]
     constants = dict(constants_of(first))
@@ -109,10 +109,10 @@ def one_structure(structures: Sequence[Structure | None]) -> Structure | None:
 
 
 class BatchesOf:
-    """The batches of a loader by number, in the place of a batch function.
+    """A batch function that returns a loader's batches by number.
 
     Args:
-        loader: A `DataLoader` or another iterable, which can be gone through more than once; an iterator can be once.
+        loader: A `DataLoader` or another iterable that can be iterated repeatedly; an iterator works only once.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -121,7 +121,7 @@ class BatchesOf:
         self._next = 0
 
     def __call__(self, number: int) -> Any:
-        """Returns the batch of that number; raises StopIteration behind the last."""
+        """Returns the batch of that number; raises StopIteration after the last."""
         if self._iterator is None or number < self._next:
             self._iterator, self._next = iter(self.loader), 0
         for _ in range(number - self._next):
@@ -131,12 +131,12 @@ class BatchesOf:
 
 
 def takes(batch_fn: Callable[..., Any] | None, argument: str) -> bool:
-    """Whether the function has that argument, and a value of its own for it."""
+    """Tells whether the function has an argument of that name with a default."""
     if batch_fn is None:
         return False
     try:
         taken = signature(batch_fn).parameters.get(argument)
-    except (TypeError, ValueError):  # no function, or one written in C; calling it will tell
+    except (TypeError, ValueError):  # not a function, or one written in C; calling it will show
         return False
     return taken is not None and taken.default is not Parameter.empty
 
@@ -176,7 +176,7 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
                 f"the batch function returned {name or 'a batch'!r} as a list of numbers; use torch.tensor(…) of it"
             )
         keys, parts, kind = range(len(value)), value, "sequence"
-        make = getattr(make, "_make", make)  # of a named tuple
+        make = getattr(make, "_make", make)  # for a named tuple
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         keys = [field.name for field in dataclasses.fields(value) if field.init]
         parts, kind, make = [getattr(value, key) for key in keys], "fields", type(value)
@@ -191,17 +191,17 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
 
 
 def _maker_of(value: Mapping[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
-    """What makes a mapping of this class; a plain dictionary where the class wants other arguments."""
+    """Returns what makes a mapping of this class; `dict` if the class needs other arguments."""
     kind = type(value)
     try:
         kind(dict(value))  # type: ignore[call-arg]
-    except Exception:  # another library's class may raise anything
+    except Exception:  # a class of another library may raise anything
         return dict
     return kind
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """The parts of a graph as PyTorch Geometric's `Data` and `Batch` have them: an object with `to_dict` and attributes."""
+    """Returns the parts of a graph such as PyTorch Geometric's `Data` or `Batch`: an object with `to_dict` and attributes."""
     to_dict = getattr(value, "to_dict", None)
     if not callable(to_dict):
         return None

@@ -1,4 +1,4 @@
-"""Takes one eager step of a workload made of functions before anything is planned, and names the culprit where it fails."""
+"""Takes one eager step of a workload made of functions before anything is planned, and names the function that fails."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from compile_sweep.schema.settings import OptimizerKind
 
 
 def check_first_step(workload: Workload, *, has_gpu: bool) -> None:
-    """Takes one step, forward, backward and update, on the first batch as it comes.
+    """Takes one step, forward, backward and update, on the first batch without padding.
 
     Args:
-        workload: Any; one that is a class of its own is left to its trials.
-        has_gpu: Whether to take it on a GPU, if this process sees one.
+        workload: Any workload; one that is a class of its own is not checked.
+        has_gpu: Whether to use a GPU, if this process sees one.
 
     Raises:
-        WorkloadError: it fails; names the function, the argument, what came, and what would be right.
+        WorkloadError: The step fails; the message names the function, the argument, the actual value, and what would be right.
     """
     if not isinstance(workload, ModelWorkload):
         return
@@ -33,7 +33,7 @@ def check_first_step(workload: Workload, *, has_gpu: bool) -> None:
     raw = min(workload.raw_batches(), key=workload.length_of)
     try:
         _step(workload, raw, device)
-    except torch.OutOfMemoryError:  # a trial has the device to itself, and says so if that does not do
+    except torch.OutOfMemoryError:  # a trial has the device to itself, and reports if its memory does not suffice
         return
     finally:
         if device.type == "cuda":
@@ -79,7 +79,7 @@ def _check_loss(loss: Tensor, model: nn.Module) -> None:
 
 @contextmanager
 def _explained(workload: ModelWorkload, raw: Mapping[str, Tensor], what: str = "") -> Iterator[None]:
-    """Turns what a user's function raises into one sentence."""
+    """Turns errors of a user's function into one sentence."""
     try:
         yield
     except (CompileSweepError, torch.OutOfMemoryError):
@@ -102,7 +102,7 @@ def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exce
 
 
 def _place(error: Exception) -> str:
-    """The innermost line that is none of an installed library's, nor this project's."""
+    """Returns the innermost line outside installed libraries and this project."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -44,16 +44,16 @@ from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
 ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[..., Any]
 IGNORE_INDEX = -100
-"""Padding for integer tensors named like labels: torch's and Hugging Face's losses ignore it."""
+"""Padding for integer tensors named like labels: the losses of torch and Hugging Face ignore it."""
 
 BATCH_SIZE = "batch_size"
-"""Argument of a batch function, and the option of its workload, that says how many samples a batch has."""
+"""Argument of a batch function, and option of its workload, for the number of samples in a batch."""
 
 LENGTH = "length"
-"""Argument of a batch function that says how long its longest row is; without it, the function chooses."""
+"""Argument of a batch function for the length of its longest row; without it, the function chooses the length."""
 
 _LABELS = ("label", "labels", "target", "targets")
-"""Names of targets, where the loss is a model's own or does not run on shapes alone."""
+"""Names of targets, used if the loss is the model's own or does not run on shapes alone."""
 
 
 def WorkloadFromModel(
@@ -116,7 +116,7 @@ def WorkloadFromModel(
     if batches is not None and batch_fn is None:
         batch_fn = BatchesOf(batches)
     elif batch_fn is not None and not callable(batch_fn) and batches is None:
-        batch_fn = BatchesOf(batch_fn)  # a loader in the place of the function
+        batch_fn = BatchesOf(batch_fn)  # a loader used as a function
     values: dict[str, Any] = {
         "both_batches": batches is not None and not isinstance(batch_fn, BatchesOf),
         "model_fn": staticmethod(model_fn),
@@ -203,7 +203,7 @@ class ModelWorkload(Workload):
         """Makes batches of another size, if one is chosen.
 
         Raises:
-            WorkloadError: the batch function makes others than it is asked for.
+            WorkloadError: The batch function returns batches of another size than requested.
         """
         self.chosen = chosen
         if BATCH_SIZE not in chosen:
@@ -241,7 +241,7 @@ class ModelWorkload(Workload):
         return self._run_first(copy)
 
     def _run_first(self, model: nn.Module) -> nn.Module:
-        """Runs the model once where its first forward changes it, by installing hooks say, so that none of that is compiled."""
+        """Runs the model once if its first forward changes it, for example by installing hooks, so that this is not compiled."""
         if any(weights.is_meta for weights in model.parameters()):
             return model
         raw = min(self.raw_batches(0), key=self.length_of)
@@ -282,15 +282,15 @@ class ModelWorkload(Workload):
         return policy.padded(max(self._length_for_all(raw), self.min_length))
 
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
-        """Returns a batch of that length: of `batch_fn` if it takes one, else the longest real one that can be padded to it.
+        """Returns a batch of that length: from `batch_fn` if it accepts lengths, else the longest real one that fits, padded.
 
-        Where every batch is longer, none is cut, for it may hold lengths: the shortest is returned as it is.
+        If every batch is longer, none is cut, since it may contain lengths: the shortest is returned unchanged.
         """
         raw = self._made_at(length, rank) or self._nearest(length, rank)
         return self._batch(raw, max(length, self._length_for_all(raw)) if self.pads else self.length_of(raw), device)
 
     def _made_at(self, length: int, rank: int) -> dict[str, Tensor] | None:
-        """A batch that the user's function makes at a length; None if it takes none, or makes another."""
+        """Returns a batch that the user's function makes at a length; None if it accepts no length, or returns another one."""
         if not takes(type(self).batch_fn, LENGTH) or length == max(self.length_of(raw) for raw in self.raw_batches(rank)):
             return None
         with seeded((self.seed << 16) + rank):
@@ -310,7 +310,7 @@ class ModelWorkload(Workload):
         if self.declared_lengths == PADDED or not self._changes.dims:
             return None
         if ragged := self._changes.ragged:
-            # Whoever names what to pad each of them with has decided.
+            # With a padding value for each of them, the user has decided.
             return None if self._changes.dims.keys() <= self.pad_with.keys() else ragged
         bags = sorted(self.uses.bags & (self._changes.dims.keys() - self.pad_with.keys()))
         if bags:
@@ -327,11 +327,11 @@ class ModelWorkload(Workload):
 
     @property
     def uses(self) -> TensorUses:
-        """What the step uses the whole-number tensors of a batch for that change and that `pad_with` does not name."""
+        """Describes how the step uses those integer tensors of a batch that change and that `pad_with` does not name."""
         if self._uses is None:
             raw = min(self.raw_batches(0), key=self.length_of)
             unknown = [name for name in self._changes.dims if is_whole(raw[name]) and name not in self.pad_with]
-            # A model that computes its loss itself is Hugging Face's, whose labels are called so and ignore -100.
+            # A model that computes its own loss is Hugging Face's, whose labels have these names and ignore -100.
             asks = bool(unknown) and not (type(self).loss_fn is model_loss and self._changes.ragged is None)
             self._uses = (find_uses(self.build_model(), raw) if asks else None) or TensorUses()
         return self._uses
@@ -342,11 +342,11 @@ class ModelWorkload(Workload):
         return _inside(inner, names, "regions") or self._reused_modules()
 
     def _reused_modules(self) -> list[str]:
-        """Dotted names of modules that one forward calls again and again, as ALBERT its one layer."""
+        """Lists the modules that one forward calls repeatedly, like ALBERT's single layer."""
         if self._reused is None:
             try:
                 self._reused = find_reused_modules(self.build_model(), MODEL, min(self.raw_batches(0), key=self.length_of))
-            except Exception:  # the model does not run; its first step says why
+            except Exception:  # the model does not run; its first step will say why
                 self._reused = []
         return self._reused
 
@@ -356,7 +356,7 @@ class ModelWorkload(Workload):
         return _inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
 
     def _usual_parts(self) -> Sequence[str]:
-        """The model; of one without a forward of its own, such as a generator with its discriminator, the modules in it."""
+        """Returns the model or, if it has no forward of its own, like a generator with its discriminator, the modules in it."""
         if self._parts is None:
             inner = self.build_model().get_submodule(MODEL)
             has_forward = getattr(type(inner), "forward", None) is not nn.Module.forward
@@ -376,11 +376,12 @@ class ModelWorkload(Workload):
         return self._dims[module]
 
     def _different_batches(self) -> list[dict[str, Tensor]]:
-        """A few batches that differ in length, and in whether they hold padding: a library may drop a mask that is all ones."""
+        """Returns a few batches that differ in length and in whether they contain padding: a library may drop a mask of ones."""
         by_length = {self._sizes(raw): raw for raw in sorted(self.raw_batches(0), key=self._sizes)}
         different = list(by_length.values())
         if self.pads:
-            able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]  # it looks like the samples
+            # Avoid a length equal to the number of samples.
+            able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
             near = [length for length in sorted(set(self._changes.lengths)) if length in able and length != able[0]]
             short = near[1] if len(near) > 1 else near[0] if near else able[-1]
             padded = [self.padded_to(different[0], length) for length in (short, able[0])]
@@ -409,14 +410,14 @@ class ModelWorkload(Workload):
             return make(optimizer)
 
     def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
-        """Pads a batch from the user's own loader just as the sweep padded such batches.
+        """Pads a batch from the user's own loader as the sweep padded such batches.
 
         Args:
             batch: Tensors by name, padded no further than its longest row.
             padded_length: The function of that name in the exported settings.
 
         Raises:
-            WorkloadError: the batch is longer than any batch in the sweep.
+            WorkloadError: The batch is longer than any batch in the sweep.
         """
         if not self.pads:
             return self.padded_to(batch, self.length_of(batch))
@@ -438,12 +439,12 @@ class ModelWorkload(Workload):
         return self._changes
 
     def _nearest(self, length: int, rank: int = 0) -> dict[str, Tensor]:
-        """Returns the longest batch that is no longer than this, which padding leaves true; the shortest if all are longer."""
+        """Returns the longest batch that is at most this long, which padding keeps valid; the shortest if all are longer."""
         batches = sorted(self.raw_batches(rank), key=self._length_for_all)
         return next((raw for raw in reversed(batches) if self._length_for_all(raw) <= length), batches[0])
 
     def raw_batches(self, rank: int = 0) -> list[dict[str, Tensor]]:
-        """Returns the worker's batches as the user's function makes them, as tensors by name."""
+        """Returns the worker's batches as the user's function makes them, converted to tensors by name."""
         if rank not in self._batches:
             with seeded((self.seed << 16) + rank):
                 made = list(self._all_made(rank))
@@ -503,11 +504,11 @@ class ModelWorkload(Workload):
         return flatten(batch)
 
     def length_of(self, raw: Mapping[str, Tensor]) -> int:
-        """Returns the length of a batch, 1 where batches have none."""
+        """Returns the length of a batch; 1 if batches have no length."""
         return max((raw[name].size(dim) for name, dims in self._changes.length.items() for dim in dims), default=1)
 
     def _length_for_all(self, raw: Mapping[str, Tensor]) -> int:
-        """The length at which every dimension fits, those that change apart taken in proportion to their largest."""
+        """Returns the length at which every dimension fits, with independent dimensions scaled in proportion to their largest."""
         apart = [
             math.ceil(raw[name].size(dim) * self.max_length / largest)
             for name, dims in self._changes.others.items()
@@ -527,15 +528,15 @@ class ModelWorkload(Workload):
 
     @property
     def _samples_are_second(self) -> bool:
-        """Whether the first dimension of every tensor is the length, as in (time, batch)."""
+        """Tells whether the first dimension of every tensor is the length, as in (time, batch)."""
         first = self.raw_batches(0)[0]
         return all(0 in self._changes.length.get(name, ()) for name, tensor in first.items() if tensor.dim())
 
     def padded_to(self, raw: Mapping[str, Tensor], length: int, policy: ShapePolicy | None = None) -> dict[str, Tensor]:
-        """Returns the batch padded to this length; nothing is cut, and nothing padded where batches are trained on as they come.
+        """Returns the batch padded to this length. Cuts nothing, and pads nothing if batches are used without padding.
 
-        Dimensions that change apart from the length are padded in proportion to it, so that a bucket is one of pairs; under a
-        policy that pads to the longest row they are padded by it on their own.
+        Dimensions that change independently are padded in proportion to the length, so that a bucket is one of pairs; under a
+        policy that pads to the longest row they are padded by it independently.
         """
         padded = dict(raw)
         for name, tensor in raw.items() if self.pads else ():
@@ -548,7 +549,7 @@ class ModelWorkload(Workload):
             if sizes != tuple(tensor.shape):
                 padded[name] = tensor.new_full(sizes, self.padding_value(name, tensor))
                 padded[name][tuple(map(slice, tensor.shape))] = tensor
-        # If labels were the same tensor object as the ids in unpadded batches only, torch would compile both cases.
+        # If labels and ids were the same tensor object only in unpadded batches, torch would compile both cases.
         seen: set[int] = set()
         for name, tensor in padded.items():
             if id(tensor) in seen:
@@ -562,7 +563,7 @@ class ModelWorkload(Workload):
         return math.ceil(length * largest / self.max_length)
 
     def padding_value(self, name: str, tensor: Tensor) -> float:
-        """Returns what a tensor of a batch is padded with."""
+        """Returns the value that a tensor of a batch is padded with."""
         if name in self.pad_with:
             return self.pad_with[name]
         if not is_whole(tensor):
@@ -573,12 +574,12 @@ class ModelWorkload(Workload):
 
 
 class _NoMoreBatches(Exception):
-    """The user's iterator is at its end."""
+    """The user's iterator is exhausted."""
 
 
 @contextmanager
 def _failing_as(what: str) -> Iterator[None]:
-    """Turns anything a user's function raises into a `WorkloadError` with the original as its cause."""
+    """Turns any error of a user's function into a `WorkloadError` with the original as its cause."""
     try:
         yield
     except (CompileSweepError, torch.OutOfMemoryError, _NoMoreBatches):

@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload
 
 _PER_REGION = 1 / 8
-"""Of what the whole model takes to compile: what a graph takes beside its layers. Measured over full were 0.24 for GPT-2, 1.7 for
-ResNet-50 (H100) and 0.3 for captioning (H200; docs/results.md)."""
+"""Compile time of a graph besides its layers, as a fraction of the whole model's. Measured ratios of regional to full were 0.24
+for GPT-2, 1.7 for ResNet-50 (H100) and 0.3 for captioning (H200; docs/results.md).
+"""
 
 Dims = dict[str, tuple[int, ...]]
 """Dimensions by tensor name; `pair.0` is the first tensor in the list, tuple or dictionary `pair`."""
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
-    """Returns the dotted names of the model's repeated blocks, none of them inside another."""
+    """Returns the dotted names of the model's repeated blocks, none of which contains another."""
     lists = list(_blocks(model, nn.ModuleList, ""))
     return lists or list(_blocks(model, nn.Sequential, ""))
 
 
 def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
-    """Returns the memory format worth trying: that of the convolutions that hold a fifth or more of the weights; None for others.
+    """Returns the memory format worth trying: that of the convolutions if they have at least a fifth of the weights.
 
-    A transformer's patch embedding is a convolution too, but so small a part of the work that its format decides nothing.
+    A transformer's patch embedding is a convolution too, but such a small part of the work that its format does not matter.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     for layout, kind in ((MemoryFormat.CHANNELS_LAST, nn.Conv2d), (MemoryFormat.CHANNELS_LAST_3D, nn.Conv3d)):
@@ -53,14 +54,14 @@ def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
 
 
 def regional_share(model: nn.Module, regions: Sequence[str]) -> float:
-    """Returns what scope=regional takes to compile over what scope=full takes, as far as the model's structure tells.
+    """Returns the compile time of scope=regional divided by that of scope=full, as estimated from the model's structure.
 
-    Regions that are alike, in structure and shapes, are compiled once, so what counts is the share of the model's layers in
-    those that differ; and each of them has a graph of its own. 0.21 for GPT-2's twelve blocks, 1.5 for ResNet-50's four stages.
+    Regions with equal structure and shapes are compiled once, so what counts is the fraction of the model's layers in distinct
+    regions; and each of those has a graph of its own. 0.21 for GPT-2's twelve blocks, 1.5 for ResNet-50's four stages.
 
     Args:
-        model: of any device.
-        regions: names of its repeated blocks.
+        model: A model on any device.
+        regions: Names of its repeated blocks.
     """
     modules = (model.get_submodule(name) for name in regions)
     distinct = {(repr(module), tuple(weights.shape for weights in module.parameters())): module for module in modules}
@@ -72,13 +73,13 @@ def _num_layers(module: nn.Module) -> int:
 
 
 def has_attention(model: nn.Module) -> bool:
-    """Returns whether any module is called attention, or calls torch's `scaled_dot_product_attention`."""
+    """Tells whether any module is named attention, or calls torch's `scaled_dot_product_attention`."""
     kinds = {type(module) for module in model.modules()}
     return any("attention" in kind.__name__.lower() or "scaled_dot_product_attention" in _source_of(kind) for kind in kinds)
 
 
 def model_facts(workload: Workload) -> dict[str, Any]:
-    """Returns fields of `WorkloadFacts` that the model tells, built without values; of one that cannot be built so, few."""
+    """Returns the fields of `WorkloadFacts` that follow from the model, built without values; few if it cannot be built so."""
     facts: dict[str, Any] = {"autocasts": workload.autocast_dtype(torch.device("cuda")) is not None}
     try:
         with torch.device("meta"):
@@ -87,23 +88,23 @@ def model_facts(workload: Workload) -> dict[str, Any]:
         if blocks:
             facts["regional_share"] = round(regional_share(model, blocks), 3)
         return {**facts, "has_blocks": bool(blocks), "has_attention": has_attention(model)}
-    except Exception:  # a user's functions may raise anything, and no plan needs these facts
+    except Exception:  # a user's functions may raise anything, and no plan requires these facts
         return facts
 
 
 def batch_lengths(workload: Workload) -> tuple[int, ...]:
-    """Returns the length of each batch of a workload's pool, in tokens; nothing if its batches cannot be made here."""
+    """Returns the length of each batch in a workload's pool, in tokens; empty if its batches cannot be made here."""
     policy = make_policy(workload.max_length, multiple=1, buckets=None, min_length=workload.min_length)
     try:
         return tuple(batch.length for batch in workload.pool(policy, rank=0, device=torch.device("cpu")))
-    except Exception:  # a user's functions may raise anything, and no plan needs this fact
+    except Exception:  # a user's functions may raise anything, and no plan requires this fact
         return ()
 
 
 def _source_of(kind: type[nn.Module]) -> str:
     try:
         return inspect.getsource(kind)
-    except (OSError, TypeError):  # made in a notebook, or by another program
+    except (OSError, TypeError):  # defined in a notebook, or generated
         return ""
 
 
@@ -119,7 +120,7 @@ def _blocks(module: nn.Module, kind: type[nn.Module], prefix: str) -> Iterator[s
 
 
 def _are_blocks(modules: Iterable[nn.Module]) -> bool:
-    """Whether the modules are all of one class with submodules: a single layer is not worth compiling separately."""
+    """Tells whether the modules are all of one class with submodules: a single layer is not worth compiling separately."""
     (kind, *others) = {type(module) for module in modules}
     return not others and not issubclass(kind, nn.ModuleList | nn.ModuleDict) and all(any(m.children()) for m in modules)
 
@@ -130,18 +131,18 @@ def _are_equal(modules: Iterable[nn.Module]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChanges:
-    """How the tensors of a workload's batches change from batch to batch."""
+    """How the tensors of a workload's batches change between batches."""
 
     length: Dims
     """The batches' length: the largest group of dimensions that change together."""
     lengths: Sequence[int]
-    """Size of these dimensions in each batch; 1 throughout if nothing changes."""
+    """Size of these dimensions in each batch; always 1 if nothing changes."""
     others: Mapping[str, Mapping[int, int]]
     """Dimensions that change independently of the length, with the largest size."""
     samples: int
-    """Size of the first dimension of most tensors, where it stays the same; 1 where it does so in none."""
+    """Size of the first dimension of most tensors, if it is constant; 1 if it is constant in none."""
     ragged: str | None = None
-    """Why padding would change what the batches say, as far as their shapes tell; None if it need not."""
+    """Why padding would change the meaning of the batches, as far as their shapes show; None if it would not."""
 
     @property
     def dims(self) -> Dims:
@@ -156,11 +157,11 @@ def find_batch_changes(
     """Compares the batches of a workload.
 
     Args:
-        batches: What the batch function returned.
+        batches: Batches that the batch function returned.
         length: The dimensions that are the length, if the user names them.
 
     Raises:
-        WorkloadError: the batches differ in their tensors, have no dimensions, or differ in their number of samples.
+        WorkloadError: The batches differ in their tensors, have no dimensions, or differ in their number of samples.
     """
     first = batches[0]
     for batch in batches:
@@ -198,11 +199,12 @@ def find_batch_changes(
 
 
 def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]]) -> int:
-    """The size of the first dimension of most tensors, or of a second one where every first one is the length."""
+    """Returns the size of the first dimension of most tensors, or of a second one if every first one is the length."""
     steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
-    outer = [name for name in steady if "." not in name] or list(steady)  # what is inside lists may have rows of its own
+    outer = [name for name in steady if "." not in name] or list(steady)  # tensors inside lists may have rows of their own
     if rows := [steady[name] for name in outer]:
-        whole = {steady[name] for name in outer if not any(one == name for one, _ in changing)}  # no edges of a graph, say
+        # Excludes, for example, the edges of a graph.
+        whole = {steady[name] for name in outer if not any(one == name for one, _ in changing)}
         return max(rows, key=lambda size: (rows.count(size), size in whole))
     second = {tensor.size(1) if tensor.dim() > 1 and (name, 1) not in changing else 0 for name, tensor in first.items()}
     return second.pop() if len(second) == 1 and second != {0} else 1
@@ -226,10 +228,10 @@ def _listed(names: Iterable[str]) -> str:
 def _refuse_unequal_samples(
     batches: Sequence[Mapping[str, Tensor]], together: Mapping[tuple[int, ...], Sequence[tuple[str, int]]]
 ) -> None:
-    """Refuses batches whose tensors all have another number of rows from batch to batch.
+    """Refuses batches whose tensors all have a varying number of rows.
 
     Raises:
-        WorkloadError: they do, so the rows are samples or the length, and nothing tells which.
+        WorkloadError: The rows may be samples or the length, and nothing shows which.
     """
     with_rows = {name for name, tensor in batches[0].items() if tensor.dim()}
     for sizes, group in together.items():
@@ -243,7 +245,7 @@ def _refuse_unequal_samples(
 
 
 def _if_samples_come_later(batches: Sequence[Mapping[str, Tensor]]) -> str:
-    """Returns a further hint if all tensors share another dimension of constant size, which may be the samples."""
+    """Returns an additional hint if all tensors share another dimension of constant size, which may be the samples."""
     shapes = [tensor.shape for batch in batches for tensor in batch.values() if tensor.dim()]
     rank = min(map(len, shapes))
     same = [dim for dim in range(1, rank) if len({shape[dim] for shape in shapes}) == 1]
@@ -253,7 +255,7 @@ def _if_samples_come_later(batches: Sequence[Mapping[str, Tensor]]) -> str:
 
 
 def without_smaller_last(batches: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], str | None]:
-    """Leaves out a last batch of fewer samples, as a loader without `drop_last` ends with, and says so."""
+    """Drops a last batch with fewer samples, as from a loader without `drop_last`, and says so."""
     *others, last = batches
     names = [name for name, tensor in last.items() if tensor.dim()]
     if not others or not names or any(batch.keys() != last.keys() for batch in others):
@@ -279,7 +281,7 @@ def find_dynamic_arguments(model: nn.Module, modules: Sequence[str], batches: Se
     Args:
         model: Takes a batch's tensors by name.
         modules: Dotted names of modules inside it.
-        batches: Two or more that differ in length, and in what may leave an argument out, such as a mask that is all ones.
+        batches: Two or more that differ in length, and in anything that may omit an argument, such as a mask of ones.
     """
     runs = [_argument_shapes(model, modules, batch) for batch in batches]
     found: dict[str, Dims] = {}
@@ -323,7 +325,7 @@ def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tenso
     Args:
         model: Takes a batch's tensors by name.
         inside: Dotted name of the module within which to look.
-        batch: Of any length.
+        batch: A batch of any length.
     """
     called: dict[str, int] = {}
     with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -343,9 +345,9 @@ def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_s
     """Runs the model once, without dropout, and returns the names of modules to which that adds hooks or a forward.
 
     Args:
-        model: Takes a batch's tensors by name. Its gradients and its mode are put back.
-        batch: Of any length.
-        on_shapes: Whether to run it on fake tensors, of which the model may keep some.
+        model: Takes a batch's tensors by name. Its gradients and its mode are restored.
+        batch: A batch of any length.
+        on_shapes: Whether to run it on fake tensors, some of which the model may keep.
     """
     before = _attached(model)
     training = {module: module.training for module in model.modules()}
@@ -353,7 +355,7 @@ def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_s
         model.eval()
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             _run_on_shapes(model, batch) if on_shapes else model(**batch)
-    except Exception:  # the model does not run; its first step says why
+    except Exception:  # the model does not run; its first step will say why
         return []
     finally:
         for module, mode in training.items():
@@ -370,12 +372,13 @@ def _attached(model: nn.Module) -> dict[str, tuple[int, bool]]:
 
 
 def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor], before_again: Callable[[], None] = lambda: None) -> None:
-    """Runs the model on fake tensors, which have shapes but no data, and on the batch itself where it does not allow that."""
+    """Runs the model on fake tensors, which have shapes but no data, or on the batch itself if it does not allow that."""
     try:
-        # Not entered: tensors that the model creates itself, such as positions, stay real, since the model may keep them.
+        # The fake mode is not entered: tensors that the model creates, such as positions, stay real, since the model may keep
+        # them.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
-    except Exception:  # data-dependent code, or an unsupported library: then the real run reports any real error
+    except Exception:  # data-dependent code, or an unsupported library: the real run then reports any real error
         before_again()
         model(**batch)
 
@@ -393,7 +396,7 @@ def _tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def is_safe_to_copy(model: nn.Module) -> bool:
-    """Whether a copy would be independent of the model: no hooks, and no forward that replaces its class's."""
+    """Tells whether a copy would be independent of the model: no hooks, and no replaced forward."""
     of_modules = any(
         "forward" in vars(module)
         or any(found for name, found in vars(module).items() if name.endswith("_hooks") and isinstance(found, Mapping))

@@ -1,4 +1,4 @@
-"""What the installed torch knows by name, and the refusal of settings that name something else."""
+"""Names that the installed torch knows, and the refusal of settings with other names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from compile_sweep.schema.setting_text import Value, format_value, suggest
 from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 
 ANY = "any"
-"""Stands for the type of an option whose values torch does not check."""
+"""Type of an option whose values torch does not check."""
 
 
 class InstalledTorch(Protocol):
-    """Names that the installed torch knows. Each is looked up when first asked for, because that may load the compiler."""
+    """Names that the installed torch knows. Each is looked up at first use, because that may load the compiler."""
 
     def inductor_options(self) -> Mapping[str, str]:
-        """Returns Inductor's options with the names of their types; `ANY` where torch checks none."""
+        """Returns the types of Inductor's options, by name; `ANY` if torch does not check them."""
 
     def config_options(self, module: str) -> Mapping[str, str]:
-        """Returns the settings of one of torch's configuration modules, such as `torch._dynamo.config`, as `inductor_options`."""
+        """Returns the types of the settings in one of torch's configuration modules, such as `torch._dynamo.config`, by name."""
 
     def backends(self) -> Sequence[str]:
         """Returns the back-ends of `torch.compile`."""
@@ -37,7 +37,7 @@ class LoadedTorch:
     """The torch of this process."""
 
     def inductor_options(self) -> Mapping[str, str]:
-        """Returns Inductor's options with the names of their types; `ANY` where torch checks none."""
+        """Returns the types of Inductor's options, by name; `ANY` if torch does not check them."""
         import torch
         from torch._inductor import config
 
@@ -45,7 +45,7 @@ class LoadedTorch:
         return {name: _type_name(kind) for name, kind in types.items()}
 
     def config_options(self, module: str) -> Mapping[str, str]:
-        """Returns the settings of one of torch's configuration modules, such as `torch._dynamo.config`, as `inductor_options`."""
+        """Returns the types of the settings in one of torch's configuration modules, such as `torch._dynamo.config`, by name."""
         config = config_module(module)
         names = [name for name in config._config if not name.startswith("_") and name != "TYPE_CHECKING"]
         return {name: _type_name(config.get_type(name)) for name in names}
@@ -64,7 +64,7 @@ class LoadedTorch:
 
 
 def config_module(name: str) -> Any:
-    """One of torch's configuration modules, by the names that `CONFIG_MODULES` has for them."""
+    """Returns one of torch's configuration modules, by its name in `CONFIG_MODULES`."""
     assert name in CONFIG_MODULES.values()
     return import_module(name)
 
@@ -73,14 +73,15 @@ def _type_name(kind: Any) -> str:
     origin = get_origin(kind)
     if origin in (list, dict, tuple, set):
         return str(origin.__name__)
-    return ANY if origin is not None or not isinstance(kind, type) else kind.__name__  # of unions, torch checks nothing
+    return ANY if origin is not None or not isinstance(kind, type) else kind.__name__  # torch does not check unions
 
 
 def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -> None:
-    """Refuses what the installed torch does not know by name, and options whose values it would not take.
+    """Refuses names that the installed torch does not know, and values that its options do not accept.
 
     Raises:
-        SettingsError: an Inductor option, a back-end or an argument; says which is meant, probably, or what the option takes.
+        SettingsError: An Inductor option, a back-end or an argument is wrong; the message says what was probably meant, or what
+            the option accepts.
     """
     refuse_unknown_arguments(settings.ddp, installed)
     if settings.options:
@@ -99,14 +100,14 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
 def _refuse_unknown_options(
     prefix: str, written: Iterable[tuple[str, Value]], known: Mapping[str, str], missing: str, where: str
 ) -> None:
-    """Refuses options that torch does not have under their names, or whose values it would not take.
+    """Refuses options that torch does not have, or whose values it does not accept.
 
     Args:
-        prefix: before the names, as a person writes them.
-        written: names and values.
-        known: every name, with its type's.
-        missing: the beginning of what is said of a name that is not there.
-        where: says where all names are, for one that resembles none.
+        prefix: Prefix of the names, as a person writes them.
+        written: Names and values.
+        known: Type name of every option.
+        missing: Beginning of the message about an unknown name.
+        where: Says where all names are listed, for a name that resembles none.
     """
     for name, value in written:
         if name not in known:
@@ -116,10 +117,10 @@ def _refuse_unknown_options(
 
 
 def refuse_unknown_arguments(ddp: DdpSettings | None, installed: InstalledTorch) -> None:
-    """Refuses what the installed `DistributedDataParallel` cannot do.
+    """Refuses arguments that the installed `DistributedDataParallel` does not have.
 
     Raises:
-        SettingsError: it does not take the argument.
+        SettingsError: It does not have the argument.
     """
     if ddp is not None and ddp.batched_grad_copy and "batched_grad_copy" not in installed.ddp_arguments():
         raise SettingsError(f"ddp.batched_grad_copy is there from torch 2.12 on, and this is {version('torch')}; leave it out")
@@ -132,11 +133,11 @@ _WRITTEN = {
     "str": (str, "use text that is not a number and no switch"),
     "tuple": (tuple, "use a list such as 16/32"),
 }
-"""Types of options whose values a setting can write, with how a person writes one."""
+"""Types of options that a setting can express, and how a person writes their values."""
 
 
 def _refuse_other_type(name: str, value: Value, wanted: str) -> None:
-    """Refuses a value that `torch.compile` would refuse, which it does in the middle of a trial."""
+    """Refuses a value that `torch.compile` would refuse in the middle of a trial."""
     kind, able = _WRITTEN.get(wanted, (None, f"leave it out: a setting spells no {wanted}"))
     if wanted != ANY and (kind is None or not isinstance(value, kind)):
         raise SettingsError(f"{name}={format_value(value)} is not a value that torch takes there; {able}")

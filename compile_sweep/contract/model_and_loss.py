@@ -1,4 +1,4 @@
-"""A user's model and loss function, or step, as the one module that is measured."""
+"""A user's model and loss function, or step, as one module for measuring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compile_sweep.schema.errors import WorkloadError
 LossFn = Callable[[nn.Module, Any], Any]
 
 MODEL = "model"
-"""Name of the user's model inside the module that is measured."""
+"""Name of the user's model inside that module."""
 
 
 class ModelAndLoss(nn.Module):
@@ -23,9 +23,9 @@ class ModelAndLoss(nn.Module):
     Args:
         model: The user's model.
         loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
-        structure: Of a batch that is not a dictionary of tensors; it is put together again for the loss function.
-        has_own_step: Whether the loss function calls `backward()` itself. Then the loss that comes of it has no graph, and what
-            calls `backward()` on it does nothing.
+        structure: Structure of a batch that is not a dictionary of tensors; the batch is rebuilt for the loss function.
+        has_own_step: Whether the loss function calls `backward()` itself. Then the returned loss has no graph, and `backward()`
+            on it does nothing.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ModelAndLoss(nn.Module):
         self.has_own_step = has_own_step
         found = getattr(type(model), "loss_function", None)
         if loss_fn is model_loss and isinstance(found, property) and found.fset:
-            # transformers looks the loss up in each forward and logs if the class name is unknown, which breaks the graph.
+            # transformers looks up the loss in each forward and logs if the class name is unknown, which breaks the graph.
             found.fset(model, model.loss_function)
 
     def forward(self, **batch: Tensor) -> Any:
@@ -52,10 +52,10 @@ class ModelAndLoss(nn.Module):
 
 
 def loss_of(returned: Any) -> Tensor:
-    """Returns the loss among what a loss function returned: itself, the first of a tuple, or `loss` of a dictionary or an output.
+    """Extracts the loss from a loss function's result: itself, the first of a tuple, or `loss` of a dictionary or an output.
 
     Raises:
-        WorkloadError: there is none.
+        WorkloadError: There is no loss.
     """
     found = returned
     if isinstance(found, tuple | list) and found:
@@ -86,16 +86,16 @@ def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
 
 
 def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
-    """Returns what the model returns."""
+    """Returns the model's outputs."""
     return model(**batch)
 
 
 class AccumulatedLoss:
-    """A step that takes its batch in parts, one forward and backward each, and returns the mean of their losses.
+    """A step that splits its batch into parts, with one forward and backward each, and returns the mean of their losses.
 
     Args:
-        loss_fn: Of one part.
-        parts: How many; the samples must split into them evenly, so that the mean of losses is that of the samples.
+        loss_fn: Loss function of one part.
+        parts: Number of parts; the samples must split evenly, so that the mean of losses is that of the samples.
     """
 
     def __init__(self, loss_fn: LossFn, parts: int) -> None:
@@ -103,7 +103,7 @@ class AccumulatedLoss:
         self.parts = parts
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """Returns the loss, detached; the gradients are there."""
+        """Returns the detached loss; the gradients are set."""
         tensors, structure = flatten(batch)
         samples = max((tensor.size(0) for tensor in tensors.values() if tensor.dim()), default=1)
         if samples % self.parts:

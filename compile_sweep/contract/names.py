@@ -30,12 +30,12 @@ ENTRY_POINT_GROUP = "compile_sweep.workloads"
 
 
 def named_workloads() -> dict[str, str]:
-    """Returns short names of workloads and where each is, `package.module:Class`: the project's own and installed packages'."""
+    """Returns short names of workloads with their location, `package.module:Class`: the project's own and installed packages'."""
     return {**{point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}, **BUILT_IN}
 
 
 def is_in_users_folder(name: str) -> bool:
-    """Returns whether a workload is named as it would be imported from the current folder."""
+    """Tells whether a workload is named as it would be imported from the current folder."""
     return ":" in name
 
 
@@ -43,7 +43,7 @@ def find_workload(name: str) -> tuple[str, str]:
     """Returns the module and the class that a workload's name stands for, without importing either.
 
     Raises:
-        WorkloadError: no workload is called that, and it is not written like `package.module:Class`.
+        WorkloadError: There is no workload of that name, and it is not written like `package.module:Class`.
     """
     target = BUILT_IN.get(name) or (name if is_in_users_folder(name) else named_workloads().get(name, name))
     module, colon, class_name = target.partition(":")
@@ -56,17 +56,17 @@ def find_workload(name: str) -> tuple[str, str]:
 
 
 def import_named(name: str) -> Any:
-    """Imports the module of a workload and returns what it calls by the class's name; None if it has nothing of that name.
+    """Imports the module of a workload and returns its attribute with the class's name; None if there is none.
 
     Raises:
-        WorkloadError: no such workload, or its module does not import.
+        WorkloadError: There is no such workload, or its module does not import.
     """
     module, class_name = find_workload(name)
     if name in BUILT_IN:
         find_own_packages("workloads")
-    elif is_in_users_folder(name) and os.getcwd() not in sys.path:  # as in a `best.py` that lies elsewhere
+    elif is_in_users_folder(name) and os.getcwd() not in sys.path:  # needed by a `best.py` in another folder
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), class_name, None)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything on import
         raise WorkloadError(f"workload {name!r}: importing {module} failed: {type(error).__name__}: {error}") from error

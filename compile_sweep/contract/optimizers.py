@@ -1,4 +1,4 @@
-"""Makes the optimizer of a workload from its user's function: over parameters, named ones or the model; one or several."""
+"""Makes a workload's optimizer with the user's function: over parameters, named ones or the model; one or several."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import OptimizerKind
 
 OptimizerFn = Callable[..., Any]
-"""Makes an optimizer from parameters, like the classes of `torch.optim`, or several. Receives `foreach=` or `fused=` if it takes
-them. It is given `model.parameters()`, or, if its first argument is called `named_parameters`, `named` or `model`, those."""
+"""Makes one or several optimizers, like the classes of `torch.optim`. Receives `foreach=` or `fused=` if it accepts them. Its
+first argument is `model.parameters()` or, if it is called `named_parameters`, `named` or `model`, what that name says.
+"""
 
 _NAMED = ("named_parameters", "named_params", "named")
 
 
 class SeveralOptimizers(torch.optim.Optimizer):
-    """Optimizers that step together, each over parameters of its own, as Muon for matrices and AdamW for the rest."""
+    """Several optimizers that step together, each over its own parameters, such as Muon for matrices and AdamW for the rest."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         super().__init__([weights for part in parts for group in part.param_groups for weights in group["params"]], {})
@@ -31,7 +32,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
         self.param_groups = [group for part in parts for group in part.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Takes each optimizer's step, in their order."""
+        """Takes each optimizer's step, in order."""
         for part in self.parts:
             part.step()
 
@@ -87,7 +88,7 @@ def _hint(name: str, error: Exception) -> str:
 
 
 def first_argument(make: OptimizerFn) -> str:
-    """Returns the name of the function's first open argument; empty if it does not tell."""
+    """Returns the name of the function's first free argument; empty if it is not known."""
     try:
         return next((one.name for one in signature(make).parameters.values() if one.kind is not Parameter.KEYWORD_ONLY), "")
     except (TypeError, ValueError):
@@ -98,7 +99,7 @@ def options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
     """Returns the options of an optimizer kind that the optimizer accepts and does not set itself.
 
     Raises:
-        SettingsError: the settings ask for a fused optimizer, and it has no such option.
+        SettingsError: The settings ask for a fused optimizer, and it has no such option.
     """
     try:
         taken = signature(make).parameters
@@ -116,7 +117,7 @@ def options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
 
 
 def name_of(make: Any) -> str:
-    """Returns the name of the class or function, also if `partial` wraps it."""
+    """Returns the name of the class or function, also inside `partial`."""
     while isinstance(make, partial):
         make = make.func
     return getattr(make, "__name__", type(make).__name__)

@@ -10,7 +10,7 @@ from compile_sweep.schema.setting_text import Scalar, format_value, parse_count,
 from compile_sweep.schema.settings import DEFAULT_PAD_MULTIPLE, Autocast, CompileSettings, OptimizerKind, Padding, Scope
 
 Option = Sequence[Scalar] | type[int]
-"""Accepted values, the default first; or `int` for any whole number of 1 or more, with a default that the workload defines."""
+"""Accepted values, the default first; or `int` for any integer of at least 1, with a default that the workload defines."""
 
 
 def default_options(options: Mapping[str, Option]) -> dict[str, Scalar]:
@@ -27,7 +27,7 @@ def check_options(workload: str, options: Mapping[str, Option], settings: Compil
         settings: The settings under test.
 
     Raises:
-        SettingsError: an unknown option, or a value that it does not accept.
+        SettingsError: There is an unknown option, or a value that it does not accept.
     """
     for name, value in settings.workload or ():
         if name not in options:
@@ -55,14 +55,14 @@ def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping
 
 
 def for_real_lengths(settings: CompileSettings, why: str) -> CompileSettings:
-    """Returns the same settings for batches that are not padded.
+    """Returns the settings adapted to batches that are not padded.
 
     Args:
-        settings: As for any batches.
-        why: They are not.
+        settings: Settings for padded batches.
+        why: Why batches are not padded.
 
     Raises:
-        SettingsError: the settings need batches of few lengths.
+        SettingsError: The settings need batches of few lengths.
     """
     unpadded = f"batches of this workload are not padded ({why})"
     if settings.scope is not Scope.EAGER and settings.padding is not Padding.LONGEST:
@@ -78,7 +78,7 @@ def check_own_step(workload: str, settings: CompileSettings) -> None:
     """Checks settings for a workload whose own function runs the backward pass.
 
     Raises:
-        SettingsError: they would compile that function as a whole, or scale its loss from outside.
+        SettingsError: The settings would compile that function as a whole, or scale its loss from outside.
     """
     own = f"the workload {workload} has a step of its own, which calls backward()"
     if settings.compiles_whole:
@@ -93,7 +93,7 @@ def check_inference(workload: str, settings: CompileSettings) -> None:
     """Checks that settings for an inference workload need no training step.
 
     Raises:
-        SettingsError: the settings concern an optimizer or gradients.
+        SettingsError: The settings concern an optimizer or gradients.
     """
     if settings.optimizer is not OptimizerKind.FOREACH:
         raise SettingsError(f"the workload {workload} only infers and has no optimizer; leave optimizer={settings.optimizer} out")

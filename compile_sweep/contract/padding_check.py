@@ -1,6 +1,6 @@
-"""Finds out what padding does to a workload's batches, and whether it changes the loss without anyone having said so.
+"""Checks what padding does to a workload's batches, and whether it silently changes the loss.
 
-Padding leaves a loss alone only if the model masks what is padded and the loss ignores it. Labels padded with 0, ids of an
+Padding preserves a loss only if the model masks the padding and the loss ignores it. Labels padded with 0, ids of an
 `EmbeddingBag` padded with the first row, or a mean over all positions change it. They do so in eager training too, so comparing a
 compiled run with an eager one cannot show it.
 """
@@ -22,14 +22,14 @@ _TOLERANCE = 1e-3
 
 
 def checked_padding(workload: Workload, *, has_gpu: bool) -> list[str]:
-    """Returns what is padded, after `check_padding`; nothing for a workload that pads by itself.
+    """Runs `check_padding` and returns what is padded; empty for a workload that pads by itself.
 
     Args:
-        workload: Any.
+        workload: Any workload.
         has_gpu: Whether to compare on a GPU, if this process sees one.
 
     Raises:
-        WorkloadError: padding changes what the workload trains on.
+        WorkloadError: Padding changes the loss or its gradients.
     """
     if not isinstance(workload, ModelWorkload):
         return []
@@ -40,11 +40,11 @@ def checked_padding(workload: Workload, *, has_gpu: bool) -> list[str]:
 def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     """Compares loss and gradients of the shortest batch with those of the same batch padded to the longest length.
 
-    Nothing is compared where nothing is padded, where every padding value is in `pad_with` (somebody has decided), for inference,
-    and where the model does not run in eval mode, in which dropout is off.
+    Nothing is compared if nothing is padded, if every padding value is in `pad_with` (the user has decided), for inference,
+    and if the model does not run in eval mode, in which dropout is off.
 
     Raises:
-        WorkloadError: they differ; names the tensors and what to write.
+        WorkloadError: They differ; the message names the tensors and what to write.
     """
     padding = workload.padding()
     untold = {name: dims for name, (dims, _) in padding.items() if name not in workload.pad_with}
@@ -76,7 +76,7 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
 def _better_padding(
     workload: ModelWorkload, raw: Mapping[str, Tensor], names: list[str], expected: tuple[float, float], device: torch.device
 ) -> str:
-    """Returns advice on a tensor of labels: one that, padded with the index that losses ignore, leaves the loss as it is."""
+    """Returns advice on a tensor of labels that preserves the loss if it is padded with the index that losses ignore."""
     for name in names:
         if raw[name].dtype not in (torch.int32, torch.int64) or workload.padding_value(name, raw[name]) == IGNORE_INDEX:
             continue

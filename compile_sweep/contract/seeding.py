@@ -19,7 +19,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds all three generators, and restores their state afterwards; of torch's generators, only the CPU's."""
+    """Seeds all three generators, and restores their state afterwards; for torch, only the CPU generator's."""
     plain, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         seed_all(seed)
@@ -32,7 +32,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
-    """In the block random numbers follow from the seed; after it they go on as if the block had drawn none."""
+    """Seeds random numbers for the block; afterwards they continue as if the block had drawn none."""
     on_gpu = device.type == "cuda"
     cpu, numpys, plain = torch.get_rng_state(), np.random.get_state(), random.getstate()
     gpu = torch.cuda.get_rng_state(device) if on_gpu else None

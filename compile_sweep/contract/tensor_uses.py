@@ -1,7 +1,7 @@
-"""What a step uses the whole-number tensors of its batch for: targets of a loss that ignores an index, ids, or positions.
+"""How a step uses the integer tensors of its batch: targets of a loss that ignores an index, ids, or positions.
 
-A step is run once on shapes alone, and each operation is looked at that takes one of them, as it is or moved about. So targets
-are known by the loss and its `ignore_index`, whatever they are called, and so are numbers that padding would make untrue.
+A step runs once on shapes alone, and each operation is examined that takes one of them, unchanged or rearranged. So targets
+are recognized by the loss and its `ignore_index`, whatever their names, and so are numbers that padding would invalidate.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _LOSSES = {"nll_loss_forward": (1, 4), "nll_loss2d_forward": (1, 4)}
-"""Operators with a target and an ignored index, and where these stand among their arguments."""
+"""Operators with a target and an ignored index, and the positions of these among their arguments."""
 
 _INDEXING = {"index", "index_select", "gather", "index_add", "index_put", "index_put_", "index_add_", "scatter", "scatter_add"}
 """Operators that take positions in another tensor."""
 
 _MOVING = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "select", "slice", "t", "transpose", "permute"}
 _MOVING |= {"clone", "_to_copy", "alias", "detach", "unbind", "split", "flatten", "contiguous"}
-"""Operators whose result holds the numbers of their argument."""
+"""Operators whose result contains the numbers of their argument."""
 
 
 @dataclass(slots=True)
 class TensorUses:
-    """Uses of a batch's whole-number tensors, by name."""
+    """Uses of a batch's integer tensors, by name."""
 
     ignored: dict[str, int] = field(default_factory=dict)
     """Targets of a loss, with the index that it ignores."""
     ids: set[str] = field(default_factory=set)
-    """Rows of a table of embeddings."""
+    """Row numbers of an embedding table."""
     bags: set[str] = field(default_factory=set)
-    """What an `EmbeddingBag` sums, and where its bags begin."""
+    """Ids that an `EmbeddingBag` sums, and the beginnings of its bags."""
     positions: set[str] = field(default_factory=set)
     """Positions in another tensor that is not a table of weights: spans, edges of a graph, bounds of packed sequences."""
 
@@ -47,7 +47,7 @@ class _Watch(TorchDispatchMode):
         self.uses = TensorUses()
         self._names: dict[int, set[str]] = {}
         self._moved: set[int] = set()
-        self._kept: list[Tensor] = []  # an id is another tensor's once its own is gone
+        self._kept: list[Tensor] = []  # keeps tensors alive, because another one could get the id of a deleted one
         for name, tensor in tensors.items():
             self._keep(tensor, {name}, moved=True)
 
@@ -85,10 +85,10 @@ class _Watch(TorchDispatchMode):
 
 
 def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | None:
-    """Returns what a step uses the batch's whole-number tensors for; None if the step runs neither on shapes nor on values.
+    """Determines how a step uses the batch's integer tensors; None if the step runs neither on shapes nor on values.
 
     Args:
-        model: Takes a batch's tensors by name. It may be changed by its step; give a copy.
+        model: Takes a batch's tensors by name. The step may change it, so pass a copy.
         batch: Tensors by name.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -98,12 +98,12 @@ def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | Non
             watch = _Watch({name: tensor for name, tensor in tensors.items() if is_whole(tensor)})
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), watch:
                 model(**tensors)
-        except Exception:  # a user's functions may raise anything; a real step says what is wrong
+        except Exception:  # a user's functions may raise anything; a real step will say what is wrong
             continue
         return watch.uses
     return None
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor holds whole numbers that may be ids or targets."""
+    """Tells whether a tensor contains integers that may be ids or targets."""
     return tensor.dtype in (torch.int32, torch.int64)

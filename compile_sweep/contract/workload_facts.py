@@ -1,4 +1,4 @@
-"""What a plan must know of a workload: plain values, because they come from another process. Needs no torch."""
+"""What a plan must know about a workload: plain values, because they come from another process. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from compile_sweep.schema.choices import Attention, MemoryFormat
 from compile_sweep.schema.setting_text import Scalar
 
 _WHOLE_NUMBER = "int"
-"""Stands in JSON for an option that takes any whole number."""
+"""Represents, in JSON, an option that accepts any integer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
-    """Facts about a workload in one size, or about a script, of which hardly any are known before it runs."""
+    """Facts about a workload in one size, or about a script, for which most are unknown before it runs."""
 
     max_length: int
     """Longest sequence, in tokens."""
@@ -27,7 +27,7 @@ class WorkloadFacts:
     row_lengths: tuple[int, ...] = ()
     """Tokens of a representative sample of rows; empty if the workload does not say."""
     batch_lengths: tuple[int, ...] = ()
-    """Tokens of the longest row of each batch, where `row_lengths` are not known; empty if these are not either."""
+    """Tokens of the longest row in each batch, if `row_lengths` are not known; empty if not known either."""
     unpadded_reason: str | None = None
     """Why its batches are not padded; None if they are."""
     parts: tuple[str, ...] | None = None
@@ -39,7 +39,7 @@ class WorkloadFacts:
     size: str = ""
     """One of its sizes."""
     options: Mapping[str, Option] = field(default_factory=dict)
-    """What settings may vary of the workload itself."""
+    """Options of the workload itself that settings may vary."""
     job_options: frozenset[str] = frozenset()
     """Those `options` that change what a sample is."""
     has_own_step: bool = False
@@ -53,8 +53,9 @@ class WorkloadFacts:
     has_blocks: bool | None = None
     """Whether the model has repeated blocks; None if that is not known."""
     regional_share: float | None = None
-    """Seconds that scope=regional takes to compile over those of scope=full, guessed from the repeated blocks that differ in
-    structure or shapes: small where blocks repeat, above 1 where hardly two are alike. None if that is not known."""
+    """Compile time of scope=regional divided by that of scope=full, estimated from the repeated blocks that differ in
+    structure or shapes: small if blocks repeat, above 1 if hardly any two are alike. None if it is not known.
+    """
     has_attention: bool | None = None
     """Whether the model computes attention; None if that is not known."""
     autocasts: bool = False
@@ -62,7 +63,7 @@ class WorkloadFacts:
     has_loader: bool = False
     """Whether it has an input pipeline for `--pipeline real`."""
     folder: str | None = None
-    """The folder that holds its module."""
+    """The folder that contains its module."""
     is_script: bool = False
     """Whether it is a script, which pads and batches by itself."""
 
@@ -85,7 +86,7 @@ class WorkloadFacts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkloadFacts:
-        """Returns the facts from which `to_dict` made these values."""
+        """Restores the facts from the result of `to_dict`."""
         parts, layout = values["parts"], values["memory_format"]
         return cls(
             **{
@@ -103,9 +104,9 @@ class WorkloadFacts:
 
 
 ANY_LENGTH = 2**20
-"""In the place of a longest sequence, which a script does not name: no setting is refused for being longer."""
+"""Replaces the longest sequence, which a script does not name, so that no setting is refused for being longer."""
 
 SCRIPT_FACTS = WorkloadFacts(
     max_length=ANY_LENGTH, parts=(), attentions=(), workload="ScriptWorkload", size="script", is_script=True
 )
-"""What a plan knows of any script."""
+"""What a plan knows about any script."""
