@@ -1,6 +1,6 @@
-"""The workloads that come with the project. What a workload of your own needs is in `compile_sweep`.
+"""The workloads that come with the project. `compile_sweep` has what a workload of your own needs.
 
-Until 0.3.0, the names that `compile_sweep` exports can be imported from here as well, as they could before 0.2.0.
+Until 0.3.0, the names that `compile_sweep` exports can also be imported from here, as before 0.2.0.
 """
 
 from __future__ import annotations

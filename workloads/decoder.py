@@ -1,8 +1,8 @@
-"""Captions written word by word: the captioning model as inference, with a static cache of keys and values.
+"""Captions written token by token: the captioning model as inference, with a static cache of keys and values.
 
-A step encodes a batch of images once and runs the decoder once a token, so scope=modular compiles the encoder and the decoder
-apart and leaves the loop to Python. `workload.new_tokens=1` times what comes before a first token is there, a sweep of its own.
-The next token is given, not picked from the scores: rounding would else send two runs different ways; picking costs one argmax.
+A step encodes a batch of images once and runs the decoder once per token, so scope=modular compiles the encoder and the decoder
+separately and leaves the loop to Python. `workload.new_tokens=1` times the latency of the first token, in a sweep of its own.
+The next token is given, not picked from the scores: otherwise rounding would make two runs diverge; picking costs one argmax.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from workloads.captioning.model import CAPTIONING_SIZES, build_captioning_model
 from workloads.synthetic import INFERENCE_OPTIONS, Synthetic
 
 NEW_TOKENS = {"base": 64, "tiny": 6}
-"""Of each caption, by size."""
+"""Number of new tokens per caption, by size."""
 
 LONGEST_CACHE = 256
-"""Tokens for which there is a place at most."""
+"""Maximum number of tokens in the cache."""
 
 
 class Generation(nn.Module):
     """Writes captions of a set length.
 
     Args:
-        model: encoder and decoder.
-        new_tokens: how many.
+        model: Encoder and decoder.
+        new_tokens: Number of tokens per caption.
     """
 
     positions: Tensor
@@ -50,14 +50,14 @@ class Generation(nn.Module):
         self._cache: EncoderDecoderCache | None = None
 
     def forward(self, pixel_values: Tensor, ids: Tensor) -> Tensor:
-        """Scores of each next word, (batch, tokens, vocabulary).
+        """Returns the scores of each next token, (batch, tokens, vocabulary).
 
         Args:
             pixel_values: (batch, 3, height, width).
-            ids: (batch, tokens), what the decoder is given at each position.
+            ids: (batch, tokens), the decoder's input at each position.
         """
         begin_step()
-        images = self.encoder(pixel_values=pixel_values).last_hidden_state.clone()  # later graphs use the memory again
+        images = self.encoder(pixel_values=pixel_values).last_hidden_state.clone()  # later graphs reuse the memory
         cache = self._emptied(images)
         scores = []
         for position in range(self.new_tokens):
@@ -73,10 +73,10 @@ class Generation(nn.Module):
         return torch.cat(scores, dim=1)
 
     def _emptied(self, images: Tensor) -> EncoderDecoderCache:
-        """The cache, which keeps its place in memory from caption to caption as CUDA graphs want it.
+        """Returns the emptied cache, which keeps its address from caption to caption, as CUDA graphs need.
 
-        Within one graph for the whole loop it is that graph's own. Else it is made here, whole: made by a compiled decoder's
-        first call, it would lie in that call's CUDA graph, and the next one would overwrite it.
+        If one graph contains the whole loop, the cache belongs to that graph. Otherwise it is allocated here: if a compiled
+        decoder's first call allocated it, it would be in that call's CUDA graph, and the next one would overwrite it.
         """
         if torch.compiler.is_compiling():
             return self._new_cache(images)
@@ -98,7 +98,7 @@ class Generation(nn.Module):
 
 
 def begin_step() -> None:
-    """Says that outputs of CUDA graphs before this are done with; inside a graph there is nothing to say."""
+    """Declares earlier outputs of CUDA graphs as no longer needed; does nothing inside a graph."""
     if not torch.compiler.is_compiling():
         torch.compiler.cudagraph_mark_step_begin()
 

@@ -1,7 +1,7 @@
 """Object detection: Hugging Face's YOLOS with random weights, on noise with COCO's image size and number of classes.
 
 The loss is DETR's, as published, for batches whose images all have the same number of objects. Each object is assigned one
-query so that the costs have the least sum (Carion et al., "End-to-End Object Detection with Transformers", 2020). The published
+query so that the total cost is minimal (Carion et al., "End-to-End Object Detection with Transformers", 2020). The published
 code solves that with SciPy on the CPU, called from Python, which breaks the graph. The option `matching` offers that, the same as
 an operator, which stays inside one graph, and a greedy matching on the device.
 """
@@ -22,11 +22,11 @@ from compile_sweep.contract.options import Option
 from workloads.synthetic import ImageTraining
 
 CLASS_COST, CORNER_COST, OVERLAP_COST = 1.0, 5.0, 2.0
-"""The paper's weights, of the assignment and of the loss alike."""
+"""The paper's weights, for both the assignment and the loss."""
 
 
 def matching_costs(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-    """What it costs that a query answers for an object, (batch, queries, objects); arguments as `DetectionLoss` takes them."""
+    """Returns the cost of assigning a query to an object, (batch, queries, objects); takes the arguments of `DetectionLoss`."""
     classes = logits.softmax(-1).gather(2, labels.unsqueeze(1).expand(-1, logits.size(1), -1))
     one, other = boxes.unsqueeze(2).expand(-1, -1, labels.size(1), -1), targets.unsqueeze(1).expand(-1, boxes.size(1), -1, -1)
     corners = (one - other).abs().sum(-1)
@@ -34,7 +34,7 @@ def matching_costs(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tenso
 
 
 def generalized_overlap(one: Tensor, other: Tensor) -> Tensor:
-    """Generalised intersection over union of boxes given by centre and size (Rezatofighi et al., 2019)."""
+    """Returns the generalized intersection over union of boxes given by center and size (Rezatofighi et al., 2019)."""
     low, high = one[..., :2] - one[..., 2:] / 2, one[..., :2] + one[..., 2:] / 2
     other_low, other_high = other[..., :2] - other[..., 2:] / 2, other[..., :2] + other[..., 2:] / 2
     shared = (torch.minimum(high, other_high) - torch.maximum(low, other_low)).clamp(min=0).prod(-1)
@@ -44,8 +44,8 @@ def generalized_overlap(one: Tensor, other: Tensor) -> Tensor:
 
 
 def hungarian(cost: Tensor) -> Tensor:
-    """For each object its query in the assignment of least cost, (batch, objects), of costs (batch, queries, objects)."""
-    # What is not a number costs more than anything else: the loss then says what is wrong, and SciPy would say it in a worse way.
+    """Returns each object's query in the assignment of least cost, (batch, objects), for costs of (batch, queries, objects)."""
+    # NaN costs more than anything else: the loss then reports it, more clearly than SciPy would.
     finite = torch.nan_to_num(cost, nan=_MOST, posinf=_MOST, neginf=-_MOST).cpu().numpy()
     found = torch.empty(cost.size(0), cost.size(2), dtype=torch.int64)
     for number, image in enumerate(finite):
@@ -54,10 +54,10 @@ def hungarian(cost: Tensor) -> Tensor:
     return found.to(cost.device)
 
 
-# It waits for the device and computes elsewhere: no part of a CUDA graph, which Inductor therefore makes two of.
+# It waits for the device and computes on the CPU, so it cannot be in a CUDA graph; Inductor therefore makes two graphs.
 @torch.library.custom_op("compile_sweep::hungarian", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def hungarian_operator(cost: Tensor) -> Tensor:
-    """`hungarian`, as an operator that a compiler calls and does not look into."""
+    """Runs `hungarian` as an operator that the compiler calls without tracing it."""
     return hungarian(cost)
 
 
@@ -67,7 +67,7 @@ def _(cost: Tensor) -> Tensor:
 
 
 def greedy(cost: Tensor) -> Tensor:
-    """For each object the query that costs least and answers for no object before it; on the device, and not the least sum."""
+    """Returns each object's cheapest query that no earlier object has; on the device, without minimizing the total cost."""
     found = []
     for number in range(cost.size(2)):
         best = cost[:, :, number].argmin(1, keepdim=True)
@@ -83,7 +83,7 @@ MATCHINGS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "python": hungarian,
     "greedy": greedy,
 }
-"""By the value of the option `matching`, the usual one first."""
+"""Matchings by value of the option `matching`, the default first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class DetectionSize:
     queries: int
     classes: int
     objects: int
-    """In each image."""
+    """Number of objects per image."""
     batch_size: int
     pool_batches: int
 
@@ -116,14 +116,14 @@ DETECTION_SIZES = {
 }  # fmt: skip
 
 NOTHING_WEIGHT = 0.1
-"""Of the class "nothing" in the cross entropy, DETR's."""
+"""Weight of the class "nothing" in the cross entropy, from DETR."""
 
 
 class DetectionLoss(nn.Module):
-    """Classes, boxes and their overlap of the queries that are matched, and "nothing" for the others; in float32.
+    """Loss over classes, boxes and overlap of the matched queries, and over "nothing" for the others; in float32.
 
     Args:
-        matching: one of `MATCHINGS`.
+        matching: One of `MATCHINGS`.
     """
 
     def __init__(self, matching: str = "hungarian") -> None:
@@ -131,13 +131,13 @@ class DetectionLoss(nn.Module):
         self.matching = matching
 
     def forward(self, logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-        """Scalar loss.
+        """Returns the scalar loss.
 
         Args:
             logits: (batch, queries, classes + 1), "nothing" last.
-            boxes: (batch, queries, 4), centre and size as parts of the image.
+            boxes: (batch, queries, 4), center and size as fractions of the image.
             labels: (batch, objects), classes.
-            targets: (batch, objects, 4), as boxes.
+            targets: (batch, objects, 4), in the form of `boxes`.
         """
         logits, boxes = logits.float(), boxes.float()
         queries = MATCHINGS[self.matching](matching_costs(logits.detach(), boxes.detach(), labels, targets))
@@ -172,7 +172,7 @@ class DetectionModel(nn.Module):
         self.loss = DetectionLoss(matching)
 
     def forward(self, pixel_values: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-        """Scalar loss of images, (batch, 3, height, width); the rest as `DetectionLoss` takes it."""
+        """Returns the scalar loss for images of (batch, 3, height, width); the other arguments are those of `DetectionLoss`."""
         found = self.model(pixel_values=pixel_values)
         loss: Tensor = self.loss(found.logits, found.pred_boxes, labels, targets)
         return loss

@@ -1,7 +1,7 @@
-"""GPT-2 of Hugging Face's with random weights, from a few blocks to 1.5 billion parameters, trained and as inference.
+"""GPT-2 from Hugging Face with random weights, from a few blocks to 1.5 billion parameters, for training and inference.
 
-Source: "torch.compile Benchmarked", which times one step of the largest. Rows are all of full length. Attention drops nothing out
-in inference, so FlexAttention is a choice there alone.
+Source: "torch.compile Benchmarked", which times one step of the largest. All rows have full length. Attention has no dropout
+in inference, so FlexAttention is offered only there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gpt2Size:
     heads: int
     vocabulary: int = 50257
     length: int = 256
-    """Tokens of each row."""
+    """Number of tokens in each row."""
     batch_size: int = 4
     pool_batches: int = 20
 
@@ -49,11 +49,11 @@ class NextTokenLoss(nn.Module):
     """Cross entropy of each token given those before it, in float32."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Scalar mean.
+        """Returns the scalar mean.
 
         Args:
             logits: (batch, length, vocabulary).
-            labels: (batch, length), each row shifted by one already.
+            labels: (batch, length), each row already shifted by one.
         """
         return cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
@@ -67,7 +67,7 @@ class TrainedGpt2(nn.Module):
         self.loss = NextTokenLoss()
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Scalar loss of ids and labels, both (batch, length)."""
+        """Returns the scalar loss of ids and labels, both (batch, length)."""
         loss: Tensor = self.loss(self.model(input_ids=ids, use_cache=False).logits, labels)
         return loss
 
@@ -80,7 +80,7 @@ class InferringGpt2(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits, (batch, length, vocabulary), of ids, (batch, length)."""
+        """Returns logits, (batch, length, vocabulary), for ids, (batch, length)."""
         logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         return logits
 

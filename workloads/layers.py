@@ -1,4 +1,4 @@
-"""Many equal small layers: what compiling a repeated block once saves, with next to nothing to compute.
+"""Many equal small layers: shows what compiling a repeated block only once saves, with almost nothing to compute.
 
 Source: "Reducing cold start compilation time with regional compilation": 64 layers of two linear layers of 10 × 10.
 """
@@ -17,7 +17,7 @@ from workloads.synthetic import Synthetic
 WIDTH = ROWS = 10
 
 NUM_LAYERS = {"base": 64, "tiny": 6}
-"""By size."""
+"""Number of layers, by size."""
 
 
 class Layer(nn.Module):
@@ -29,14 +29,14 @@ class Layer(nn.Module):
         self.second = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Of (rows, width), the same."""
+        """Maps (rows, width) to (rows, width)."""
         hidden = self.first(hidden).relu()
         hidden = self.second(hidden).relu()
         return hidden
 
 
 class LayersModel(nn.Module):
-    """A linear layer, then the repeated ones; of training the mean square, of inference the last layer's output."""
+    """A linear layer, then the repeated ones; returns the mean square for training, the last layer's output for inference."""
 
     def __init__(self, num_layers: int, *, trains: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class LayersModel(nn.Module):
         self.trains = trains
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Of (rows, width), the loss or the same."""
+        """Maps (rows, width) to the loss, or to (rows, width)."""
         hidden = self.first(hidden)
         for layer in self.layers:
             hidden = layer(hidden)

@@ -1,6 +1,6 @@
-"""Image classification: Hugging Face's ResNet with random weights, on noise of ImageNet's size and number of classes.
+"""Image classification: Hugging Face's ResNet with random weights, on noise with ImageNet's size and number of classes.
 
-What decides its speed is the order of its tensors in memory (`memory_format`), since nearly all its work is convolutions.
+Its speed depends on the memory order of its tensors (`memory_format`), since nearly all its work is convolutions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compile_sweep.schema.choices import OptimizerKind, optimizer_options
 from workloads.synthetic import ImageTraining
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 1e-4
-"""As He et al., "Deep Residual Learning for Image Recognition", section 3.4."""
+"""From He et al., "Deep Residual Learning for Image Recognition", section 3.4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

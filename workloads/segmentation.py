@@ -1,4 +1,4 @@
-"""Semantic segmentation: SegFormer of Hugging Face's with random weights, on noise of Cityscapes' size and number of classes."""
+"""Semantic segmentation: Hugging Face's SegFormer with random weights, on noise of Cityscapes' size and number of classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compile_sweep.schema.setting_text import Scalar
 from workloads.synthetic import ImageTraining
 
 IGNORED_PIXEL = 255
-"""Label of a pixel that counts for nothing, in Cityscapes."""
+"""Label of an ignored pixel in Cityscapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class PixelLoss(nn.Module):
     """Cross entropy of each pixel, in float32."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Scalar mean.
+        """Returns the scalar mean.
 
         Args:
             logits: (batch, classes, height / 4, width / 4).
-            labels: (batch, height, width), `IGNORED` where nothing is labelled.
+            labels: (batch, height, width), `IGNORED` where a pixel has no label.
         """
         enlarged = interpolate(logits.float(), size=labels.shape[-2:], mode="bilinear", align_corners=False)
         return cross_entropy(enlarged, labels, ignore_index=IGNORED_PIXEL)
@@ -74,8 +74,9 @@ class SegmentationModel(nn.Module):
         )
         config.num_labels = size.classes
         self.model = SegformerForSemanticSegmentation(config)
-        # transformers puts hooks on the model's layers in its first forward, behind a lock that breaks a graph; so that is now.
-        # Those inside the blocks are for attention maps, which nobody asks for, and what they call breaks a graph of each block.
+        # transformers adds hooks to the model's layers in its first forward, behind a lock that breaks a graph, so that is done
+        # now. The hooks inside the blocks are for attention maps, which are not used, and what they call breaks a graph in each
+        # block.
         with torch.no_grad():
             self.model.eval()(pixel_values=torch.zeros(1, 3, 64, 64))
         for name in repeated_blocks(self.model):
@@ -84,7 +85,7 @@ class SegmentationModel(nn.Module):
         self.loss = PixelLoss()
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
-        """Scalar loss of images, (batch, 3, height, width), and labels, (batch, height, width)."""
+        """Returns the scalar loss for images, (batch, 3, height, width), and labels, (batch, height, width)."""
         loss: Tensor = self.loss(self.model(pixel_values=pixel_values).logits, labels)
         return loss
 

@@ -1,4 +1,4 @@
-"""Base classes of the built-in workloads: random batches of one length, weights drawn once, and what image training shares.
+"""Base classes of the built-in workloads: random batches of one length, weights drawn once, and shared image training.
 
 The options of image workloads turn the pitfalls of "PyTorch 2.0: how to speed up model training" into settings: EMA, SyncBN,
 batch size, and AMP (the setting `autocast`).
@@ -24,17 +24,19 @@ from compile_sweep.schema.settings import Autocast, CompileSettings
 from compile_sweep.schema.shapes import ShapePolicy
 
 HALF, FROZEN = "bf16", "frozen"
-"""Values of an option `weights`: cast once, so that no autocast is needed; constants of what is compiled, cast while it is."""
+"""Values of an option `weights`: cast once, so that no autocast is needed; or constants of the compiled code, cast at compile
+time.
+"""
 
 KEPT = "kept"
-"""The value of an option `cast_cache` that keeps autocast's casts of the weights from step to step."""
+"""Value of an option `cast_cache` that keeps autocast's casts of the weights from step to step."""
 
 INFERENCE_OPTIONS: Mapping[str, Option] = {
     "grad_mode": ("inference_mode", "no_grad"),
     "weights": ("float32", HALF, FROZEN),
     "cast_cache": ("step", KEPT),
 }
-"""What decides how often weights are cast and what autograd costs, of workloads that only infer."""
+"""Options of inference workloads, for how often weights are cast and how autograd is disabled."""
 
 
 class Synthetic(Workload):
@@ -49,11 +51,11 @@ class Synthetic(Workload):
 
     @abstractmethod
     def make_model(self) -> nn.Module:
-        """The model with random weights."""
+        """Returns the model with random weights."""
 
     @abstractmethod
     def tensors(self, length: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """A batch's inputs, on the CPU."""
+        """Returns a batch's inputs, on the CPU."""
 
     def take(self, chosen: Mapping[str, Scalar]) -> None:
         super().take(chosen)
@@ -85,9 +87,9 @@ class Synthetic(Workload):
     def process_settings(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self.chosen.get("weights") == FROZEN:
-                import torch._inductor.config as inductor  # loads the compiler, which a plan has no need of
+                import torch._inductor.config as inductor  # loads the compiler, which a plan does not need
 
-                # As an option of torch.compile it does nothing: Dynamo looks at the process's configuration (torch 2.11 to 2.13).
+                # As an option of torch.compile it has no effect: Dynamo reads the process's configuration (torch 2.11 to 2.13).
                 stack.enter_context(inductor.patch(freezing=True))
             if self.chosen.get("cast_cache") == KEPT:
                 stack.enter_context(casts_kept())
@@ -125,22 +127,22 @@ class Synthetic(Workload):
 
 @contextmanager
 def casts_kept() -> Iterator[None]:
-    """Autocast inside keeps its casts of the weights, as one `with torch.autocast` around a whole loop does.
+    """Keeps autocast's casts of the weights in the block, like one `with torch.autocast` around a whole loop.
 
-    What is compiled does not use them: its graph casts in each call. Weights that change after the first step are not seen.
+    Compiled code does not use them: its graph casts in each call. Changes of the weights after the first step go unnoticed.
     """
     depth = torch.autocast_increment_nesting()
     try:
         yield
     finally:
-        while (left := torch.autocast_decrement_nesting()) >= depth:  # an export that was executed inside went deeper
+        while (left := torch.autocast_decrement_nesting()) >= depth:  # an executed export inside entered further levels
             pass
         if left == 0:
             torch.clear_autocast_cache()
 
 
 DECAY = 0.9998
-"""Of the moving average, as vision recipes have it."""
+"""Decay of the moving average, as in vision recipes."""
 
 
 class ImageTraining(Synthetic):

@@ -1,9 +1,8 @@
-"""Applies compile settings to the modules and optimizers of a script that runs, in place.
+"""Applies compile settings to the modules and optimizers of a running script, in place.
 
-A module keeps its class, its attributes and the keys of its `state_dict`; what is compiled is its forward, called by way of
-`_compiled_call_impl`, as `Module.compile` does, which neither a pickle nor a deep copy of the module (an average of the weights,
-say) takes along. Each class's forward gets a code object of its own, so that kinds of blocks do not use up each other's limit
-of graphs.
+A module keeps its class, its attributes and the keys of its `state_dict`. Its forward is compiled and called through
+`_compiled_call_impl`, like `Module.compile` does, which neither pickles nor deep copies of the module (such as an average of the
+weights) include. Each class's forward gets a code object of its own, so that kinds of blocks do not share one limit of graphs.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ from compile_sweep.script.replace import replaced
 Call = Callable[..., Any]
 
 _compile, _call = torch.compile, nn.Module.__call__
-"""torch's own, also while others stand in their place."""
+"""Torch's own functions, also while they are replaced."""
 
 
 def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None) -> dict[str, Any]:
-    """Keyword arguments of `torch.compile` under these settings.
+    """Returns the keyword arguments of `torch.compile` for these settings.
 
     Args:
-        settings: not eager.
-        dynamic: in place of the settings' own.
+        settings: Settings that are not eager.
+        dynamic: Replaces the settings' own strategy.
     """
     strategy = dynamic or settings.dynamic
     options: dict[str, Any] = dict(settings.options or ())
     if settings.shape_padding is not None:
         options["shape_padding"] = settings.shape_padding
     elif strategy is Dynamic.MARK and settings.backend is None and torch.__version__ < "2.13":
-        options["shape_padding"] = False  # before 2.13 Inductor fails on marked sizes that it would pad; see source.py
+        options["shape_padding"] = False  # before 2.13, Inductor fails on marked sizes that it would pad; see source.py
     found: dict[str, Any] = {}
     if settings.fullgraph:
         found["fullgraph"] = True
@@ -66,13 +65,13 @@ def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None)
 
 
 UNTIL_EXIT = ExitStack()
-"""Contexts that last as long as the process. Without a reference, Python would close them at once."""
+"""Contexts that last as long as the process; Python would close unreferenced ones immediately."""
 
 
 def process_wide(settings: CompileSettings) -> None:
-    """Sets what of the settings is the process's: the limit of graphs, the precision of products, the attention kernel.
+    """Applies the settings' process-wide part: the limit of graphs, the precision of products, the attention kernel.
 
-    They stay in force: the process is the script's.
+    It stays in force, because the process is the script's.
     """
     for name, value in settings.config.items():
         module, _, setting = name.rpartition(".")
@@ -87,11 +86,11 @@ def process_wide(settings: CompileSettings) -> None:
 def apply_to_modules(
     settings: CompileSettings, targets: Sequence[Target], block_shapes: Mapping[nn.Module, list[Shapes]]
 ) -> None:
-    """Compiles the targets, or their repeated blocks; nothing compiles before their next call.
+    """Compiles the targets or their repeated blocks; nothing compiles before their next call.
 
     Raises:
         ScriptError: scope=regional, and no target has repeated blocks.
-        SettingsError: a memory format, and nothing that it could order.
+        SettingsError: There is a memory format, and no weights that it applies to.
     """
     if settings.stance is not None:
         torch.compiler.set_stance(settings.stance)
@@ -119,12 +118,12 @@ def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStac
     """Compiles the loss functions that the script calls outside its modules.
 
     Args:
-        settings: nothing is compiled unless they say `compile_loss`.
-        found: in the script.
-        until: functions of `torch.nn.functional` are put back when it closes.
+        settings: Nothing is compiled unless they have `compile_loss`.
+        found: What was discovered in the script.
+        until: Restores the functions of `torch.nn.functional` when it closes.
 
     Returns:
-        A sentence if there are none.
+        A sentence if there are no loss functions.
     """
     if not settings.compile_loss:
         return []
@@ -142,7 +141,7 @@ def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStac
 
 
 def _compiled_loss(name: str, arguments: Mapping[str, Any], loss: Call) -> Call:
-    """What to call in the place of a function of `torch.nn.functional`, which looks itself up by name while torch traces it."""
+    """Returns a replacement for a function of `torch.nn.functional`, which looks itself up by name while torch traces it."""
     compiled = _compile(loss, **arguments)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -161,7 +160,7 @@ def _compiled_loss(name: str, arguments: Mapping[str, Any], loss: Call) -> Call:
 def _compiled_apart(
     settings: CompileSettings, targets: Sequence[Target], block_shapes: Mapping[nn.Module, list[Shapes]]
 ) -> Iterator[tuple[nn.Module, dict[str, tuple[int, ...]]]]:
-    """Modules whose forward is compiled, each with the dimensions of its arguments that change."""
+    """Yields modules whose forward is compiled, each with the dynamic dimensions of its arguments."""
     if settings.compiles_whole:
         yield from ((target.module, target.changing()) for target in targets)
         return
@@ -177,7 +176,7 @@ def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> list[nn.Mod
 
 
 def calling(module: nn.Module, forward: Call) -> Call:
-    """What a module's call becomes: the given forward in the place of its own, its hooks outside as ever."""
+    """Returns a replacement for a module's call: the given forward instead of its own, still surrounded by its hooks."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _has_hooks(module):
@@ -205,7 +204,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> list[str]:
-    """Gives the optimizers the implementation that the settings ask for; returns a sentence for each that has no such one."""
+    """Gives the optimizers the requested implementation; returns a sentence for each that does not have it."""
     missed: list[str] = []
     for optimizer in optimizers:
         if settings.as_written:
@@ -221,7 +220,7 @@ def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimize
 
 
 def _make_foreach(optimizer: Optimizer) -> None:
-    """Takes a fused implementation off; what was not fused is torch's own choice, which on a GPU is foreach."""
+    """Removes a fused implementation; otherwise keeps torch's choice, which on a GPU is foreach."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             group["fused"], group["foreach"] = False, True
@@ -240,14 +239,14 @@ def _make_fused(optimizer: Optimizer) -> bool:
     for group in optimizer.param_groups:
         group["fused"], group["foreach"] = True, False
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    for one, state in optimizer.state.items():  # fused kernels read the count of steps on the device
+    for one, state in optimizer.state.items():  # fused kernels read the step count on the device
         if isinstance(step := state.get("step"), Tensor):
             state["step"] = step.to(device=one.device, dtype=torch.float32)
     return True
 
 
 def _compile_step(optimizer: Optimizer, settings: CompileSettings) -> None:
-    """Compiles what is below torch's hooks, which go on around it; schedulers find the step they know."""
+    """Compiles the code below torch's hooks, which continue to run; schedulers find the step they expect."""
     own = type(optimizer).step
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
     compiled = _compile(inner, **{**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False})
@@ -263,7 +262,7 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings) -> None:
 
 
 def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
-    """What must be compiled and captured if the settings are to be believed; asked before they are applied."""
+    """Returns what must be compiled and captured for the settings to be believed; call it before they are applied."""
     targets: dict[str, Callable[..., Any]] = {}
     words: list[str] = []
     if settings.scope is not Scope.EAGER:
@@ -279,21 +278,21 @@ def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
 
 
 class OwnCompile:
-    """What the script's own `torch.compile` and `Module.compile` do: as ever, or nothing.
+    """Controls what the script's own `torch.compile` and `Module.compile` do: compile, or nothing.
 
-    In the second case it gets what it expects, with the same `_orig_mod` and the same keys of `state_dict`, and it runs eagerly.
-    What libraries compile of their own functions, such as attention that is only usable compiled, stays compiled.
+    If nothing, the script gets what it expects, with the same `_orig_mod` and the same keys of `state_dict`, and it runs eagerly.
+    Functions that libraries compile themselves, such as attention that is only usable compiled, stay compiled.
     """
 
     def __init__(self) -> None:
         self.modules: list[str] = []
         """Classes of modules that the script compiles."""
         self.functions: list[str] = []
-        """Functions that it does."""
+        """Functions that the script compiles."""
 
     @contextmanager
     def answered(self, *, plainly: bool) -> Iterator[None]:
-        """Notes calls of `torch.compile`, and answers them without compiling where `plainly` says so."""
+        """Records calls of `torch.compile`, and answers them without compiling if `plainly` says so."""
 
         def answering(compile_: Call) -> Call:
             def answer(model: Any = None, **options: Any) -> Any:
@@ -301,7 +300,8 @@ class OwnCompile:
                     return lambda decorated: answer(decorated, **options)
                 if isinstance(model, nn.Module):
                     self.modules.append(type(model).__name__)
-                    with replaced(nn.Module, "__call__", lambda _: _call):  # which it keeps, and what watches is to go
+                    # Compiled modules keep this function, and the one that watches will be removed.
+                    with replaced(nn.Module, "__call__", lambda _: _call):
                         return OptimizedModule(model, as_it_is) if plainly else compile_(model, **options)  # type: ignore[arg-type]
                 if _is_librarys(model):
                     return compile_(model, **options)
@@ -323,7 +323,7 @@ class OwnCompile:
 
 
 def as_it_is(function: Call) -> Call:
-    """Compiles nothing; stands where torch keeps how a module is compiled."""
+    """Compiles nothing; takes the place where torch stores how a module is compiled."""
     return function
 
 

@@ -11,10 +11,10 @@ from compile_sweep.script.winner import Applier
 
 
 def trainer_callback(settings: CompileSettings | str | Path) -> Any:
-    """A callback for `transformers.Trainer(callbacks=[...])`.
+    """Returns a callback for `transformers.Trainer(callbacks=[...])`.
 
     Args:
-        settings: a sweep's folder, a JSON file, text or the settings themselves.
+        settings: A sweep's folder, a JSON file, text or the settings themselves.
     """
     from transformers import TrainerCallback
 
@@ -31,7 +31,7 @@ def trainer_callback(settings: CompileSettings | str | Path) -> Any:
 
 
 def lightning_callback(settings: CompileSettings | str | Path) -> Any:
-    """A callback for `lightning.Trainer(callbacks=[...])`; arguments as `trainer_callback`."""
+    """Returns a callback for `lightning.Trainer(callbacks=[...])`; takes the arguments of `trainer_callback`."""
     try:
         callbacks: Any = import_module("lightning.pytorch.callbacks")
     except ModuleNotFoundError:

@@ -1,7 +1,8 @@
-"""Times the steps of a script: from one optimizer step to the next, less what it waited for data.
+"""Times the steps of a script: from one optimizer step to the next, minus the wait for data.
 
-Background: on a GPU the marks are CUDA events. A `DataLoader` that is waited for makes the GPU wait only once it has done what
-was launched before; an event before the wait and one after it say for how long. On a CPU the wait is the call's.
+Background: on a GPU the marks are CUDA events. If the script waits for a `DataLoader`, the GPU idles only after it has finished
+what was launched before; an event before the wait and one after it measure for how long. On a CPU the wait is the call's
+duration.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from compile_sweep.script.replace import replaced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """One step."""
+    """The time of one step."""
 
     ms: float
-    """From mark to mark."""
+    """Milliseconds from mark to mark."""
     wait_ms: float
-    """Of it, waiting for data."""
+    """Milliseconds of that spent waiting for data."""
     interrupted: bool
-    """Whether an evaluation or a checkpoint was part of it."""
+    """Whether it included an evaluation or a checkpoint."""
 
     @property
     def compute_ms(self) -> float:
-        """Without the wait."""
+        """Milliseconds without the wait."""
         return max(self.ms - self.wait_ms, 1e-6)
 
 
 @dataclass(slots=True)
 class _Open:
-    """A step whose events may not have been reached."""
+    """A step whose events may not have completed."""
 
     began: Any
     ended: Any = None
@@ -49,7 +50,7 @@ class StepClock:
     """Marks steps as they end.
 
     Args:
-        device: where the script trains.
+        device: The device that the script trains on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,29 +59,29 @@ class StepClock:
         self._now: _Open | None = None
 
     def start(self) -> None:
-        """A step begins that is to be timed; those before it are forgotten."""
+        """Starts timing at the beginning of a step; earlier steps are forgotten."""
         self._steps = []
         self._now = _Open(self._mark())
 
     def step(self) -> None:
-        """A step ends and the next one begins."""
+        """Marks the end of a step and the beginning of the next one."""
         if self._now is not None:
             self._now.ended = self._mark()
             self._steps.append(self._now)
             self._now = _Open(self._now.ended)
 
     def interrupt(self) -> None:
-        """The current step holds something that is not training."""
+        """Notes that the current step includes something other than training."""
         if self._now is not None:
             self._now.interrupted = True
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the current step is."""
+        """Whether the current step includes something other than training."""
         return self._now is not None and self._now.interrupted
 
     def stop(self) -> list[StepTime]:
-        """The times of all steps since `start`; waits for the device."""
+        """Returns the times of all steps since `start`; waits for the device."""
         synchronize(self._device)
         times = [
             StepTime(
@@ -95,7 +96,7 @@ class StepClock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What happens in the block is waiting for data."""
+        """Counts the block as waiting for data."""
         if self._now is None:
             yield
             return
@@ -118,16 +119,16 @@ class StepClock:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what was launched."""
+    """Waits until the device has finished what was launched."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def loaders_watched(clock: Callable[[], StepClock | None]) -> AbstractContextManager[None]:
-    """Counts what iterators of `DataLoader` take as waiting, in the block.
+    """Counts the time in iterators of `DataLoader` as waiting, in the block.
 
     Args:
-        clock: which clock counts, if one runs.
+        clock: Returns the clock that counts, if one is running.
     """
 
     def wrapped(take: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,9 +1,9 @@
-"""Finds out, during a script's first steps, what it trains: modules, optimizers, where a step ends, what changes between batches.
+"""Discovers, during a script's first steps, what it trains: modules, optimizers, where a step ends, what changes between batches.
 
-Background: for those steps nothing is compiled (`torch.compiler.set_stance("force_eager")`), so what watches here can never be
-part of a graph. It is gone before anything is compiled. A target is an outermost module that is called with gradients on and
-whose parameters an optimizer holds: an evaluation before the first step is none, a GAN has two. A step ends with an optimizer's
-step; where there are several optimizers, with that of the one that completes the set.
+Background: during those steps nothing is compiled (`torch.compiler.set_stance("force_eager")`), so the watching code can never be
+part of a graph. It is removed before anything is compiled. A target is an outermost module that is called with gradients enabled
+and whose parameters an optimizer holds: an evaluation before the first step has none, a GAN has two. A step ends with an
+optimizer's step; with several optimizers, with the step of the one that completes the set.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.script.replace import replaced
 
 STEPS = 3
-"""Steps that are watched at least: how batches differ shows from the second one on."""
+"""Minimum number of watched steps: differences between batches show from the second one on."""
 
 MAX_STEPS = 12
-"""Steps of the busiest optimizer after which optimizers that have not stepped are no longer waited for."""
+"""Number of steps of the busiest optimizer after which optimizers without a step are no longer waited for."""
 
 LOSS_FUNCTIONS = tuple(
     name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and name[0] != "_"
@@ -38,30 +38,30 @@ LOSS_FUNCTIONS = tuple(
 """Names in `torch.nn.functional`."""
 
 Shapes = dict[str, tuple[int, ...]]
-"""Of tensor arguments by name, as `value_at` of the exported source finds them."""
+"""Shapes of tensor arguments by name, as `value_at` of the exported source finds them."""
 
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """A module that is compiled."""
+    """A module to compile."""
 
     called: nn.Module
-    """What the script calls: `DistributedDataParallel` or the script's own compiled module, where it has one."""
+    """The module that the script calls: `DistributedDataParallel` or the script's own compiled module, if there is one."""
     module: nn.Module
     """The module itself."""
     name: str = ""
-    """As the script calls it, or its class's name."""
+    """Its name in the script, or its class's name."""
     calls: int = 0
     draws: bool = False
     """Whether its forward draws random numbers, as dropout does."""
     shapes: list[Shapes] = field(default_factory=list)
-    """Of its arguments, a call each."""
+    """Shapes of its arguments, per call."""
     autocast: torch.dtype | None = None
-    """What autocast computes in while it is called."""
+    """Autocast dtype when it is called."""
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """Device of its parameters."""
         return next(self.module.parameters()).device
 
     @property
@@ -75,7 +75,7 @@ class Target:
 
 
 def changing(calls: list[Shapes]) -> dict[str, tuple[int, ...]]:
-    """Dimensions that differ between calls, by argument."""
+    """Returns the dimensions that differ between calls, by argument."""
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in (calls[0] if calls else {}).items():
         others = [other for call in calls if len(other := call.get(name, ())) == len(shape)]
@@ -86,52 +86,52 @@ def changing(calls: list[Shapes]) -> dict[str, tuple[int, ...]]:
 
 @dataclass(slots=True, kw_only=True)
 class Discovery:
-    """What was found so far."""
+    """What was discovered so far."""
 
     targets: list[Target] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
-    """Those that stepped, in the order of their first step."""
+    """Optimizers that stepped, in the order of their first step."""
     steps: dict[int, int] = field(default_factory=dict)
-    """How often each of them did, by position."""
+    """Number of steps of each optimizer, by index."""
     constructed: list[weakref.ref[Optimizer]] = field(default_factory=list)
     block_shapes: dict[nn.Module, list[Shapes]] = field(default_factory=dict)
-    """Of the targets' repeated blocks."""
+    """Argument shapes of the targets' repeated blocks."""
     marked: bool = False
     """Whether the script marks its own steps, with `compile_sweep.steps`."""
     num_marked: int = 0
-    """Steps that it has marked."""
+    """Number of steps that it has marked."""
     loss_modules: list[nn.Module] = field(default_factory=list)
-    """Modules without trained parameters that are called on what a target returned, such as `nn.CrossEntropyLoss()`."""
+    """Modules without trained parameters that are called on a target's outputs, such as `nn.CrossEntropyLoss()`."""
     loss_functions: list[str] = field(default_factory=list)
-    """Names of functions of `torch.nn.functional` that are called likewise."""
+    """Names of functions of `torch.nn.functional` that are called on a target's outputs."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
 
     @property
     def anchor(self) -> Optimizer | None:
-        """The optimizer whose step ends a step; None where the script marks them."""
+        """The optimizer whose step ends a step; None if the script marks steps itself."""
         return None if self.marked or not self.optimizers else self.optimizers[-1]
 
     @property
     def num_steps(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return self.num_marked if self.marked else self.steps.get(len(self.optimizers) - 1, 0)
 
     @property
     def micro_steps(self) -> int:
-        """Calls of the module that is called least, for each step: more than one where gradients are accumulated."""
+        """Number of calls per step of the least-called module: more than one with gradient accumulation."""
         if not self.targets or not self.num_steps:
             return 1
         return max(1, round(min(target.calls for target in self.targets) / self.num_steps))
 
     @property
     def primary(self) -> Target:
-        """The target whose batches are counted: the one called least, of these the largest."""
+        """The target whose batches are counted: the least-called one, of several the largest."""
         return min(self.targets, key=lambda target: (target.calls, -sum(p.numel() for p in target.module.parameters())))
 
     def is_over(self) -> bool:
-        """Whether nothing more is to be learned: each optimizer has stepped, and often enough."""
+        """Whether discovery is complete: each optimizer has stepped, often enough."""
         if self.marked:
             return self.num_marked >= STEPS
         if not self.optimizers or self._depth:
@@ -141,7 +141,7 @@ class Discovery:
         return (not waiting and self.num_steps >= STEPS) or max(self.steps.values()) >= MAX_STEPS
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Records a step of an optimizer."""
         if not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
         index = next(index for index, known in enumerate(self.optimizers) if known is optimizer)
@@ -164,7 +164,7 @@ class Discovery:
         yield from (optimizer for ref in self.constructed if (optimizer := ref()) is not None)
 
     def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs a module's call and notes what is to be known of it."""
+        """Runs a module's call and records facts about it."""
         if not _is_of_the_loop():
             return run(module, *args, **kwargs)
         if self._depth:
@@ -185,7 +185,7 @@ class Discovery:
                 target.draws = before != _generator_states(target.device)
 
     def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs a loss function and notes its name, unless a module calls it."""
+        """Runs a loss function and records its name, unless a module calls it."""
         if not self._depth and _is_of_the_loop() and name not in self.loss_functions and _have_gradients(args, kwargs):
             self.loss_functions.append(name)
         return run(*args, **kwargs)
@@ -203,7 +203,7 @@ class Discovery:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside the script's own `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
+    """Returns the module inside the script's own `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
     while isinstance(module, OptimizedModule | nn.parallel.DistributedDataParallel | nn.DataParallel):
         module = module._orig_mod if isinstance(module, OptimizedModule) else module.module
     return module
@@ -212,11 +212,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
 class Watch:
     """Watches calls of modules, optimizers and backward passes, from `begin` until the first call after the discovery is over.
 
-    Nothing is compiled meanwhile. It ends in a module's call, because torch allows no hook to be removed while hooks run.
+    Nothing is compiled meanwhile. Watching ends in a module's call, because torch does not allow removing a hook while hooks run.
 
     Args:
-        on_step: called after each step, with whether there is more to be learned.
-        on_over: called once, when nothing of the watch is left and before the module that is called then runs.
+        on_step: Called after each step, with whether there is more to discover.
+        on_over: Called once, after the watching code is removed and before the called module runs.
     """
 
     def __init__(self, on_step: Callable[[], None], on_over: Callable[[], None]) -> None:
@@ -231,7 +231,7 @@ class Watch:
 
         def called_by(call: Callable[..., Any]) -> Callable[..., Any]:
             def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                if self._is_over:  # somebody has kept this function
+                if self._is_over:  # other code may have kept this function
                     return call(module, *args, **kwargs)
                 if found.is_over() and threading.current_thread() is threading.main_thread():
                     self.end()
@@ -266,7 +266,7 @@ class Watch:
         torch.compiler.set_stance("force_eager")
 
     def end(self) -> None:
-        """Stops watching, if that has not happened."""
+        """Stops watching, if it has not stopped."""
         self._is_over = True
         self._undo.close()
 
@@ -283,7 +283,7 @@ def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
 
 
 def _is_of_the_loop() -> bool:
-    """Whether the training loop runs: not another thread, nor a backward pass, in which checkpointing calls modules again."""
+    """Tells whether this is the training loop: not another thread, nor a backward pass, where checkpointing repeats calls."""
     return torch._C._current_graph_task_id() == -1 and threading.current_thread() is threading.main_thread()
 
 
@@ -302,7 +302,7 @@ def _shapes(module: nn.Module, args: Any, kwargs: Any) -> Shapes:
 
 
 def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name, those in lists, tuples and dictionaries included; `*args` and `**kwargs` count as such."""
+    """Yields tensors by name, including those in lists, tuples and dictionaries; `*args` and `**kwargs` count as such."""
     for name, value in values.items():
         if isinstance(value, Tensor):
             yield f"{prefix}{name}", value

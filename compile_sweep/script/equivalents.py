@@ -1,6 +1,6 @@
-"""What does the same as a setting in libraries that a script may train with: arguments of Trainer, accelerate's plugin. Pure.
+"""Equivalents of a setting in libraries that a script may train with: arguments of Trainer, accelerate's plugin. Pure.
 
-Only what these libraries spell exactly is offered: a setting with one lever more has no equivalent.
+Only exact equivalents are offered: a setting with one more lever has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compile_sweep.schema.settings import CompileSettings
 
 
 def training_arguments(settings: CompileSettings) -> str | None:
-    """Hugging Face's `TrainingArguments` that do the same as the settings; None where there are none."""
+    """Returns the Hugging Face `TrainingArguments` equivalent to the settings; None if there are none."""
     common = _without(settings, "mode", "cudagraphs", "backend", "optimizer", "matmul_precision")
     plain = CompileSettings(scope=settings.scope, dynamic=settings.dynamic)
     if common != _without(plain, "mode", "cudagraphs", "backend", "optimizer", "matmul_precision"):
@@ -33,7 +33,7 @@ def training_arguments(settings: CompileSettings) -> str | None:
 
 
 def accelerate_plugin(settings: CompileSettings) -> str | None:
-    """The argument of accelerate's `Accelerator` that compiles as the settings do; None where there is none."""
+    """Returns the argument of accelerate's `Accelerator` that compiles as the settings do; None if there is none."""
     common = _without(settings, "mode", "cudagraphs", "backend", "fullgraph")
     if settings.scope not in (Scope.FULL, Scope.REGIONAL) or settings.dynamic in (Dynamic.MARK, Dynamic.BUCKETS):
         return None
@@ -48,11 +48,11 @@ def accelerate_plugin(settings: CompileSettings) -> str | None:
 
 
 def equivalents(settings: CompileSettings, script: str) -> Iterator[tuple[str, str]]:
-    """What does the same as the settings in the libraries that a script trains with: where it is written, and what.
+    """Yields equivalents of the settings in the libraries that a script trains with: where to write it, and what.
 
     Args:
-        settings: to be spelled.
-        script: its text, in lower case.
+        settings: The settings.
+        script: Text of the script, in lower case.
     """
     if "trainingarguments" in script and (words := training_arguments(settings)):
         yield "TrainingArguments", words
@@ -61,5 +61,5 @@ def equivalents(settings: CompileSettings, script: str) -> Iterator[tuple[str, s
 
 
 def _without(settings: CompileSettings, *names: str) -> dict[str, Any]:
-    """The settings' fields but for those named."""
+    """Returns the settings' fields except the given ones."""
     return {name: value for name, value in settings.to_dict().items() if name not in names and value is not None}

@@ -1,10 +1,10 @@
-"""Do the gradients of what a script compiles belong to what it computes? Finite differences, on a call that the script made.
+"""Checks whether the gradients of what a script compiles belong to what it computes, by finite differences on a recorded call.
 
-Background: a script cannot be rewound, so its loss is not a function that could be evaluated again. Its modules are. Of one call
-of each are kept what it was given and, from the script's own backward pass, the gradient of the loss with respect to each output.
-The sum of outputs times those gradients, which stay fixed, has the gradients that the loss had, and stands for it in the check
-of `harness/numerics/gradient_check.py`. Inputs that want gradients, such as what a GAN's generator gives its discriminator, count
-as parameters. Copies stay on the CPU until the figures are read.
+Background: a script cannot be rewound, so its loss cannot be evaluated again, but its modules can. For one call of each module,
+the arguments are kept and, from the script's own backward pass, the gradient of the loss with respect to each output. The sum of
+outputs times those fixed gradients has the same gradients as the loss, and replaces it in the check of
+`harness/numerics/gradient_check.py`. Inputs that require gradients, such as those that a GAN's generator gives its discriminator,
+count as parameters. Copies stay on the CPU until the steps are timed.
 
 Output: a `GradientCheck` of all modules together.
 """
@@ -34,7 +34,7 @@ from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.script.discover import Target
 
 INPUT = "input "
-"""What inputs that want gradients are named by, followed by a number."""
+"""Prefix, followed by a number, of the names of inputs that require gradients."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,21 +42,21 @@ class RecordedCall:
     """One call of a module."""
 
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    """Copies."""
+    """Copies of the arguments."""
     training: Mapping[nn.Module, bool]
     autocast: torch.dtype | None
     gradients: dict[int, Tensor] = field(default_factory=dict)
-    """Of the loss, with respect to its outputs, by their position."""
+    """Gradients of the loss with respect to the outputs, by output index."""
 
 
 class CallRecorder:
-    """Keeps one call of each module, with the gradients of its outputs, if a backward pass reaches them."""
+    """Keeps one call of each module, with the gradients of its outputs if a backward pass reaches them."""
 
     def __init__(self) -> None:
         self.calls: dict[Target, RecordedCall] = {}
 
     def call(self, target: Target, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs a call, and keeps it unless one is kept whose gradients are known."""
+        """Runs a call, and keeps it unless one with known gradients is already kept."""
         before = self.calls.get(target)
         if before is not None and before.gradients:
             return run(*args, **kwargs)
@@ -76,26 +76,26 @@ class CallRecorder:
 def check_calls(
     calls: Mapping[Target, RecordedCall], run: Mapping[Target, Callable[..., Any]], rounding: Callable[[Target], float]
 ) -> GradientCheck:
-    """Checks the gradients of modules as they are called now; all workers of a group must call it together.
+    """Checks the gradients of modules as they are called now; all workers of a group must call this together.
 
     Args:
-        calls: what was recorded, a call each.
-        run: how the script's calls reach each module's compiled code.
-        rounding: relative error of one operation, in what a module computes in.
+        calls: One recorded call of each module.
+        run: Returns how the script's calls reach each module's compiled code.
+        rounding: Relative error of one operation in a module's precision.
     """
     found: dict[str, GradientCheck] = {}
     for target, recorded in calls.items():
         try:
             found[target.name] = _check(target, recorded, run[target], rounding(target))
-        except RuntimeError as error:  # such as a call that cannot be repeated, or memory that does not suffice
-            if num_workers() > 1:  # where others wait for this worker
+        except RuntimeError as error:  # for example, the call cannot be repeated, or memory does not suffice
+            if num_workers() > 1:  # others wait for this worker
                 raise
             found[target.name] = skipped(f"{target.name} could not be called again: {str(error).strip().splitlines()[0]}")
     return together(found)
 
 
 def together(found: Mapping[str, GradientCheck]) -> GradientCheck:
-    """The verdict on several modules: wrong if one is, right if all are."""
+    """Combines the results of several modules: wrong if one is, right if all are."""
     if not found:
         return skipped("no call of a compiled module was recorded")
     if len(found) == 1:
@@ -152,14 +152,14 @@ class _Call:
         self.gradients: Sequence[Tensor | None] = [None] * len(self.parameters)
 
     def discard(self) -> None:
-        """Takes the gradients away."""
+        """Drops the gradients."""
         self.gradients = [None] * len(self.parameters)
         if self._averages:
             for weights in self.parameters.values():
                 weights.grad = None
 
     def run(self) -> float:
-        """Forward and backward; returns the sum that stands for the loss."""
+        """Runs forward and backward; returns the sum that replaces the loss."""
         self._state.put_back()
         kind = self._target.device.type
         with torch.enable_grad(), torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None):
@@ -169,12 +169,12 @@ class _Call:
         products = [_real(output.detach()).double() * _real(outer).double() for output, outer in reached]
         total = float(sum(product.sum() for product in products))
         if self._offset is None:
-            # The sum may come to nothing by chance. Its terms do not, and are about as large as the loss that it stands for.
+            # The sum may be close to zero by chance. Its terms are not, and are about as large as the loss that it replaces.
             least = float(sum(product.abs().sum() for product in products))
             self._offset = math.copysign(max(0.0, least - abs(total)), total)
         del products
         tensors, outers = [output for output, _ in reached], [outer for _, outer in reached]
-        if self._averages:  # by way of DistributedDataParallel
+        if self._averages:  # through DistributedDataParallel
             torch.autograd.backward(tensors, outers)
             self.gradients = [weights.grad for weights in self.parameters.values()]
         else:
@@ -183,11 +183,11 @@ class _Call:
 
 
 def inner_call(target: Target, run: Callable[..., Any]) -> Callable[..., Any]:
-    """How to reach a module's compiled code: as the script does, but past a wrapper that only averages gradients.
+    """Returns how to reach a module's compiled code: like the script, but past a wrapper that only averages gradients.
 
     Args:
-        target: the module.
-        run: what the script's call runs.
+        target: The module.
+        run: What the script's call runs.
     """
     called = target.called
     if num_workers() > 1 or not isinstance(called, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -203,14 +203,14 @@ def _is_sharded(module: nn.Module) -> bool:
 
 def _noting(kept: RecordedCall, index: int) -> Callable[[Tensor | None], None]:
     def note(gradient: Tensor | None) -> None:
-        if gradient is not None and index not in kept.gradients:  # None of an output that the loss does not depend on
+        if gradient is not None and index not in kept.gradients:  # None for an output that the loss does not depend on
             kept.gradients[index] = gradient.detach().to("cpu", copy=True)
 
     return note
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """Those in what a module returned, in order."""
+    """Yields the tensors that a module returned, in order."""
     for leaf in pytree.tree_leaves(outputs):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -220,7 +220,7 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
-    """A tensor of the arguments, on the CPU."""
+    """A tensor argument, on the CPU."""
 
     values: Tensor
     device: torch.device
@@ -228,7 +228,7 @@ class _Kept:
 
 
 def _on_the_cpu(arguments: Any) -> Any:
-    """The arguments with copies in the place of plain tensors; one that is given twice stays one."""
+    """Returns the arguments with copies instead of plain tensors; a tensor that occurs twice is copied once."""
     copies: dict[int, _Kept] = {}
 
     def kept(tensor: Tensor) -> Any:
@@ -242,7 +242,7 @@ def _on_the_cpu(arguments: Any) -> Any:
 
 
 def _back(arguments: Any) -> tuple[Any, list[Tensor]]:
-    """The arguments where they were, and those that want gradients."""
+    """Returns the arguments on their original devices, and those that require gradients."""
     tensors: dict[int, Tensor] = {}
 
     def moved(kept: _Kept) -> Tensor:

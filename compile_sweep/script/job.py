@@ -1,4 +1,4 @@
-"""What script to run and how: plain values that cross processes."""
+"""Which script to run and how: plain values that cross processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 
 
 class ScriptError(CompileSweepError):
-    """A script that cannot be measured or trained as it is; the message says what to do.
+    """A script cannot be measured or trained as it is; the message says what to do.
 
     Args:
-        message: the sentence.
-        from_compiler: whether the compiler raised what ended it.
+        message: The message, a sentence.
+        from_compiler: Whether the compiler raised the error that ended it.
     """
 
     def __init__(self, message: str, from_compiler: bool = False) -> None:
@@ -33,22 +33,22 @@ class ScriptJob:
     path: str
     """Absolute path of the Python file."""
     arguments: tuple[str, ...] = ()
-    """The script's own, `sys.argv[1:]`."""
+    """The script's own arguments, `sys.argv[1:]`."""
     folder: str
     """Absolute path of the working directory it is started in."""
     in_place: bool = False
     """Whether it runs in that folder itself, instead of in a copy made of links."""
     seed: int = 0
-    """Of torch, numpy and Python, set before the script begins; what it seeds itself comes later and counts."""
+    """Seed of torch, numpy and Python, set before the script begins; seeds that the script sets override it."""
 
     @classmethod
     def of(
         cls, path: str, arguments: Sequence[str] = (), *, folder: str | None = None, in_place: bool = False, seed: int = 0
     ) -> ScriptJob:
-        """The job that starts this file from a folder, by default the current one.
+        """Returns the job that starts this file from a folder, by default the current one.
 
         Raises:
-            ScriptError: there is no such file, or it is not a Python file.
+            ScriptError: There is no such file, or it is not a Python file.
         """
         base = Path(folder or os.getcwd()).absolute()
         file = base / path
@@ -60,16 +60,16 @@ class ScriptJob:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScriptJob:
-        """The job that `to_dict` made these values of."""
+        """Restores a job from the result of `to_dict`."""
         return cls(**{**values, "arguments": tuple(values["arguments"])})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Converts to plain JSON values."""
         return {**asdict(self), "arguments": list(self.arguments)}
 
     @property
     def name(self) -> str:
-        """What records call it: the file's name."""
+        """Name in records: the file's name."""
         return Path(self.path).name
 
 
@@ -80,7 +80,7 @@ _DOES_WITHOUT = re.compile(
 
 
 def needs_launcher(text: str) -> bool:
-    """Whether a script only runs under torchrun, by its text: it reads its rank where there may be none."""
+    """Tells from a script's text whether it only runs under torchrun: it reads its rank without a default."""
     return _NEEDS_RANK.search(text) is not None and _DOES_WITHOUT.search(text) is None
 
 
@@ -107,11 +107,11 @@ ONLY_FOR_SCRIPTS: Mapping[str, str] = {
     "as_written": "leaves a script as it is, and a workload has none; use --script, or leave it out",
     "compile_loss": "is for scripts; scope=full compiles a workload's loss with its model, so leave it out",
 }
-"""Settings that act on scripts alone, and what is said of them for a workload."""
+"""Settings that only apply to scripts, and the message about them for a workload."""
 
 
 def refusal(candidate: Mapping[str, Any]) -> str | None:
-    """Why these fields, as a person wrote them, cannot be applied to a script; None if they can."""
+    """Says why these fields, as a person wrote them, cannot be applied to a script; None if they can."""
     for name, value in candidate.items():
         field = name.partition(".")[0]
         if value is not None and (reason := NOT_FOR_SCRIPTS.get(field)):
@@ -126,10 +126,10 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
 
 
 def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool) -> None:
-    """Refuses fields that act on scripts alone, or, of a script, those that cannot be applied to one.
+    """Refuses fields that only apply to scripts or, for a script, fields that cannot be applied to one.
 
     Raises:
-        SettingsError: says which, and why.
+        SettingsError: A field does not apply; the message names it and says why.
     """
     if is_script and (reason := refusal(candidate)):
         raise SettingsError(reason)
@@ -139,10 +139,10 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool) -> 
 
 
 def check_settings(settings: CompileSettings) -> None:
-    """Refuses settings that no script can be run under.
+    """Refuses settings that no script can run under.
 
     Raises:
-        ScriptError: says which, and why.
+        ScriptError: A setting does not apply; the message names it and says why.
     """
     given = {name: value for name, value in settings.fields_that_apply().items() if name not in ("padding", "pad_multiple")}
     if reason := refusal(given):

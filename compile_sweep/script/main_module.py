@@ -1,9 +1,9 @@
-"""Runs a file as `python FILE ARGUMENTS` would: its own `__main__`, `sys.argv` and first entry of `sys.path`.
+"""Runs a file like `python FILE ARGUMENTS`: with its own `__main__`, `sys.argv` and first entry of `sys.path`.
 
-A file with relative imports, which Python itself would only run as `python -m package.module`, is run as that.
+A file with relative imports, which Python itself would only run as `python -m package.module`, is run that way.
 
-Unlike `runpy.run_path`, the module stays `__main__` after an exception, because what the script registered to run at exit, and
-processes that it started, look for their names there.
+Unlike with `runpy.run_path`, the module stays `__main__` after an exception, because functions that the script registered for
+exit, and processes that it started, look up their names there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from types import ModuleType
 
 
 def run_as_main(path: str, arguments: Sequence[str], *, shown_as: str | None = None) -> None:
-    """Executes the file; whatever it raises, `SystemExit` included, comes out.
+    """Executes the file; any exception, including `SystemExit`, propagates.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         arguments: `sys.argv[1:]`.
-        shown_as: `sys.argv[0]`; the path by default.
+        shown_as: `sys.argv[0]`; by default the path.
     """
     with io.open_code(path) as file:
         text = file.read()
@@ -47,7 +47,7 @@ _RELATIVE_IMPORT = re.compile(rb"^\s*from\s+\.", re.MULTILINE)
 
 
 def _place(path: Path, *, has_relative_imports: bool) -> tuple[str, str | None]:
-    """The folder that imports begin in, and the package that the file belongs to; None where it runs as a file of its own."""
+    """Returns the folder that imports start in, and the file's package; None if it runs as a file of its own."""
     folder = path.parent
     if not has_relative_imports or not folder.name:
         return str(folder), None

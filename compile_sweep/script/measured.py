@@ -1,4 +1,4 @@
-"""What a session found, as the figures of a record and as sentences for a person."""
+"""Converts what a session found to the figures of a record and to sentences for a person."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from compile_sweep.script.session import Session
 from compile_sweep.script.window import Stream
 
 PIPELINE = "script"
-"""Where records say that batches come from: the script, and what it waits for them is left out."""
+"""Value of `pipeline` in records: the script provides batches, and its wait for them is not counted."""
 
 INPUT_BOUND_SHARE = 0.05
-"""Of a step that waits for its data, above which a person is told first."""
+"""Fraction of a step spent waiting for data above which that is reported first."""
 
 
 def measurement(session: Session) -> Measurement:
-    """The figures of this worker, before its numbers are judged."""
+    """Returns the figures of this worker, before its numbers are judged."""
     stream, warm, peaks = _stream(session), session.warmup_peaks, session.peaks
     window, compile_s = stream.window, compile_s_of(session)
     samples, tokens = session.step_size()
@@ -60,7 +60,7 @@ def measurement(session: Session) -> Measurement:
 
 
 def early(session: Session) -> dict[str, float]:
-    """What the first pass says already."""
+    """Returns the figures that the first pass already shows."""
     stream = _stream(session)
     rate = stream.throughput(*session.step_size())
     return {
@@ -73,14 +73,14 @@ def early(session: Session) -> dict[str, float]:
 
 
 def compile_s_of(session: Session) -> float:
-    """Of the warm-up, what its steps do not take once nothing compiles; steps with an evaluation in them are left out."""
+    """Returns the warm-up's seconds beyond its steps at their later speed, leaving out steps with an evaluation."""
     stream = _stream(session)
     counted = [one for one in session.warmup if stream.keeps_interrupted or not one.interrupted]
     return max(0.0, sum(one.compute_ms - stream.median_ms for one in counted) / 1e3)
 
 
 def source(session: Session) -> str:
-    """The settings as Python, for a person who applies them by hand."""
+    """Returns the settings as Python, for a person who applies them by hand."""
     names = ", ".join(f"{one.name} ({type(one.module).__name__})" for one in session.found.targets)
     if session.settings.as_written:
         return f"# Nothing is applied: {names} runs as the script has it.\n"
@@ -91,7 +91,7 @@ def source(session: Session) -> str:
 
 
 def findings(session: Session) -> list[str]:
-    """What a person should know of the script, a sentence each; what limits it first."""
+    """Returns what a person should know about the script, in sentences; the limiting factor first."""
     return list(_findings(session))
 
 
@@ -137,7 +137,7 @@ def _findings(session: Session) -> Iterator[str]:
 
 
 def _count(number: int) -> str:
-    """A number as a person says it: 9,490 or 124 million."""
+    """Formats a number as people say it: 9,490 or 124 million."""
     for unit, name in ((1e9, "billion"), (1e6, "million")):
         if number >= unit:
             return f"{number / unit:.3g} {name}"

@@ -1,11 +1,11 @@
-"""Does a compiled run of a script compute what its eager runs do?
+"""Checks whether a compiled run of a script computes what its eager runs compute.
 
-Background: each run records losses, gradients, updates and where the weights went over the steps after the discovery, by group
-of modules (`trajectory.py`). While it does, each forward draws its random numbers from a generator of its own, so that data that
-the script draws in between are the same in every run, whatever the forward draws. Eager runs, each in a fresh process: A as the
-script is; A again, whose distance from A says how far the script is from deterministic; B with weights off by as little as
-rounding makes them, and other random numbers in the forward, which says how far right runs may be. `checking.py` judges by
-these.
+Background: each run records losses, gradients, updates and the weights' movement over the steps after the discovery, by group of
+modules (`trajectory.py`). During these, each forward draws its random numbers from a generator of its own, so that data that the
+script draws in between are the same in every run, whatever the forward draws. There are eager runs, each in a fresh process: A is
+the script unchanged; A again shows by its distance from A how far the script is from deterministic; B has weights changed by as
+little as rounding does, and other random numbers in the forward, which shows how far apart right runs may be.
+`harness/numerics/check.py` judges by these.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from compile_sweep.harness.precision import matmul_precision
 from compile_sweep.script.discover import Discovery, Target
 
 PERTURBED_ROUNDINGS = 2.0
-"""Of the compute dtype, that run B's weights are off by at most; half of it is what rounding a weight once does."""
+"""Maximum change of run B's weights, in roundings of the compute dtype; rounding a weight once changes it by half of one."""
 
 _ROUNDING_OF_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
-"""TF32 has 10 bits behind the point, bfloat16 has 7; products are rounded to nearest."""
+"""TF32 has 10 fraction bits, bfloat16 has 7; products are rounded to nearest."""
 
 
 class _Blocks:
-    """What `Recorder` asks of a workload."""
+    """The part of a workload that `Recorder` needs."""
 
     @staticmethod
     def regions(model: nn.Module) -> Sequence[str]:
@@ -41,11 +41,11 @@ class _Blocks:
 
 
 class StepRecorder(Recorder):
-    """Records the steps of a script as it takes them.
+    """Records the steps of a script as it runs them.
 
     Args:
-        targets: what it trains.
-        steps: how many to record.
+        targets: What it trains.
+        steps: Number of steps to record.
     """
 
     def __init__(self, targets: Sequence[Target], *, steps: int) -> None:
@@ -56,7 +56,7 @@ class StepRecorder(Recorder):
         self._random = any(target.draws for target in targets)
 
     def stepped(self, losses: Sequence[Tensor]) -> None:
-        """A step has ended, in which these were the losses; its gradients are still there."""
+        """Records a step that has ended with these losses; its gradients must still exist."""
         self._record_gradients()
         values = self._sample.values()
         self._updates.append(_norms([now - before for now, before in zip(values, self._last, strict=True)]))
@@ -67,7 +67,7 @@ class StepRecorder(Recorder):
 
 
 def combined(losses: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One number for a step's losses: their root mean square where there are several, because sums of them may cancel."""
+    """Returns one number for a step's losses: the root mean square of several, because their sum could cancel."""
     if not losses:
         return torch.zeros((), device=device)
     values = [loss.detach().double().mean().to(device) for loss in losses]
@@ -75,7 +75,7 @@ def combined(losses: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def perturb(targets: Sequence[Target], rounding: float) -> None:
-    """Moves every weight by a few roundings at random, relative to itself."""
+    """Changes every weight by a few roundings at random, relative to itself."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for target in targets:
@@ -87,7 +87,7 @@ def perturb(targets: Sequence[Target], rounding: float) -> None:
 
 
 def rounding_of(target: Target) -> float:
-    """Relative rounding error of one operation, in what the target computes in."""
+    """Returns the relative rounding error of one operation in the target's precision."""
     dtype = target.autocast or next(weights.dtype for weights in target.module.parameters() if weights.is_floating_point())
     if dtype is torch.float32:
         return _ROUNDING_OF_PRODUCTS[matmul_precision()] if target.device.type == "cuda" else _ROUNDING_OF_PRODUCTS["highest"]
@@ -95,12 +95,12 @@ def rounding_of(target: Target) -> float:
 
 
 def save(trajectory: Trajectory, path: Path) -> None:
-    """Writes what was recorded."""
+    """Writes a trajectory to a file."""
     torch.save({field.name: getattr(trajectory, field.name) for field in fields(Trajectory)}, path)
 
 
 def load(path: Path) -> Trajectory:
-    """Reads it again."""
+    """Reads a trajectory from a file."""
     return Trajectory(**torch.load(path, weights_only=True))
 
 
@@ -109,22 +109,22 @@ EAGER_RUNS: Mapping[str, Callable[[bool], int]] = {
     "again": lambda draws: 1,
     "perturbed": lambda draws: RANDOM_REPEATS if draws else 1,
 }
-"""Kinds of eager runs, and how many of each there are, by whether the forward draws random numbers."""
+"""Kinds of eager runs, and the number of each, by whether the forward draws random numbers."""
 
 
 def references(eager: Trajectory, again: Trajectory, perturbed: Sequence[Trajectory], rounding: float) -> References:
-    """What a compiled run is judged by. A run that repeats A exactly says nothing more, and is left out."""
+    """Returns the references for judging a compiled run. A run that repeats A exactly adds nothing, and is left out."""
     others = [*perturbed, *([again] if distance(eager, again) > 0 else [])]
     return References(eager=eager, permuted=others, precise=None, precise_dtype=None, rounding=rounding)
 
 
 def distance(one: Trajectory, other: Trajectory) -> float:
-    """How far two runs are apart at most in loss or in norms of gradients, relative; 0 where they are equal."""
+    """Returns the largest relative distance of two runs in loss or norms of gradients; 0 if they are equal."""
     pairs = [(one.losses, other.losses), *((norms, other.gradients[name]) for name, norms in one.gradients.items())]
     gaps = [abs(a - b) / max(abs(a), abs(b)) for first, second in pairs for a, b in zip(first, second, strict=False) if a != b]
     return max((gap for gap in gaps if not math.isnan(gap)), default=0.0)
 
 
 def facts_of(found: Discovery) -> dict[str, Any]:
-    """What judging must know of the discovery."""
+    """Returns the facts from the discovery that judging needs."""
     return {"draws": any(target.draws for target in found.targets), "rounding": rounding_of(found.primary)}

@@ -1,4 +1,4 @@
-"""Puts a function of ours in the place of one of torch's or Python's, for as long as a block lasts."""
+"""Replaces a function of torch or Python by one of ours while a block lasts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """In the block, the attribute is what `wrapped` makes of it.
+    """Replaces the attribute by the result of `wrapped` in the block.
 
     Args:
-        owner: a module or class.
-        name: of its function.
-        wrapped: given the function, returns what to call in its place.
+        owner: A module or class.
+        name: Name of its function.
+        wrapped: Takes the original function and returns its replacement.
     """
     before = getattr(owner, name)
     setattr(owner, name, wrapped(before))

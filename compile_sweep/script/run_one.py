@@ -1,6 +1,6 @@
 """Runs a script once in this process: `python -P -m compile_sweep.script.run_one ASSIGNMENT`, a file in the run's folder.
 
-Beside it are left `outcome` (JSON: a measurement, or an error), `trajectory` (what the first steps did) and, all along,
+Next to that file, it leaves `outcome` (JSON: a measurement, or an error), `trajectory` (the first steps) and, throughout the run,
 `progress` (JSON: the phase, and figures of the first pass).
 """
 
@@ -38,26 +38,26 @@ _DIE_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
 
 LEAVING_S = 10.0
-"""How long the script's `finally` blocks may take once everything is measured."""
+"""Seconds that the script's `finally` blocks may take once everything is measured."""
 
 
 class Reporter:
-    """Writes down how far a run is, and what came of it."""
+    """Writes a run's progress and outcome."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._progress: dict[str, Any] = {"phase": str(Phase.STARTING)}
 
     def on_phase(self, phase: Phase) -> None:
-        """A phase begins."""
+        """Reports the beginning of a phase."""
         self._tell(phase=str(phase))
 
     def on_first_pass(self, session: Session) -> None:
-        """The first pass is timed."""
+        """Reports the first timed pass."""
         self._tell(early=measured.early(session))
 
     def on_over(self, session: Session) -> None:
-        """Everything is found, or there is an error."""
+        """Writes the outcome when everything is found, or there is an error."""
         waiting = threading.Timer(LEAVING_S, leave)
         waiting.daemon = True
         waiting.start()
@@ -74,7 +74,7 @@ class Reporter:
         self._write("outcome", found)
 
     def error(self, error: BaseException) -> None:
-        """The run ended without a result."""
+        """Writes the error of a run that ended without a result."""
         traceback.print_exception(error)
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         is_compilers = is_compiler_error(error)
@@ -92,7 +92,7 @@ class Reporter:
 
 
 def main(assignment: Path) -> None:
-    """Runs what the file says; the process ends here, or when the one that started it does."""
+    """Runs the assignment in the file; the process ends here, or when the one that started it does."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     told = json.loads(assignment.read_text(encoding="utf-8"))
     reporter = Reporter(assignment.parent)
@@ -118,13 +118,13 @@ def main(assignment: Path) -> None:
 
 
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:
-    """Runs the script until the session has found everything; returns why it has not, if it has not told so itself.
+    """Runs the script until the session is over; returns why it is not, unless the session reported that itself.
 
     Args:
-        session: of this run.
-        script: path of its file, in the folder that it works in.
-        job: its arguments and seed.
-        base: folder that its writes are kept in.
+        session: Session of this run.
+        script: Path of the script's file, in its working folder.
+        job: The script's arguments and seed.
+        base: Folder that its writes stay in.
     """
     seed_all(job.seed)
     with empty_standard_input() as read:
@@ -158,7 +158,7 @@ class _Nothing(io.RawIOBase):
 
 @contextmanager
 def empty_standard_input() -> Iterator[Callable[[], bool]]:
-    """In the block, standard input is empty; yields a function that says whether it was read."""
+    """Makes standard input empty in the block; yields a function that tells whether it was read."""
     kept, nothing = sys.stdin, _Nothing()
     sys.stdin = io.TextIOWrapper(io.BufferedReader(nothing))
     try:
@@ -171,7 +171,7 @@ READ_NOTHING = "it read standard input, which is empty in a trial; have it read 
 
 
 def asked(error: BaseException, *, has_read: bool) -> ScriptError | None:
-    """What to say of a script that fails after it read standard input, which is empty in a trial; None for other errors."""
+    """Returns the error for a script that failed after reading standard input, which is empty in a trial; None for others."""
     if isinstance(error, EOFError) and "reading a line" in str(error):
         return ScriptError(
             "the script asks on standard input (input()), and nobody answers in a trial; have it take the answer as an argument"
@@ -182,7 +182,7 @@ def asked(error: BaseException, *, has_read: bool) -> ScriptError | None:
 
 
 def ended_early(session: Session, code: Any, *, has_read: bool = False) -> ScriptError:
-    """Why a script that has ended gave no figure, and what to do."""
+    """Returns why a script that has ended produced no figures, and what to do."""
     error = _ended_early(session, code)
     return ScriptError(f"{error}; {READ_NOTHING}") if has_read else error
 

@@ -1,9 +1,9 @@
-"""The folder that a trial's script works in: it reads what the person's folder holds, and what it writes stays here.
+"""The folder that a trial's script works in: it can read what the person's folder contains, and its writes stay here.
 
-Background: folders are made anew, small files are copied (a script finds its neighbours by `Path(__file__).resolve()`) and large
-ones are links. A link must not be written through: `open` and `torch.save` put a copy, or nothing, in the place of a link that
-is about to be written. Folders that hold too much to be made anew are links too, and are made anew, one level, when something in
-them is written. Above the working directory one level is there, as links, for a script that reads `../data`.
+Background: folders are recreated, small files are copied (a script finds its neighbors by `Path(__file__).resolve()`) and large
+ones are links. A link must not be written through: `open` and `torch.save` replace a link about to be written by a copy, or by
+nothing. Folders that are too large to recreate are links, too; when something in them is written, they are recreated one level
+deep. Above the working directory, one level exists, as links, for a script that reads `../data`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPIED_BYTES = 256 * 2**10
 COPIED_BYTES_IN_ALL = 64 * 2**20
 
 MAX_FOLDERS = 2_000
-"""Folders that are made anew at the start; the others are links until something in them is written."""
+"""Maximum number of folders recreated at the start; the others are links until something in them is written."""
 
 _LINKED_WHOLE = {".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".tox"}
 
@@ -38,7 +38,7 @@ OFFLINE = {
     "CLEARML_OFFLINE_MODE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-"""Trackers write to the working directory, and nothing leaves this machine."""
+"""Makes trackers write to the working directory and send nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +46,18 @@ class Place:
     """Where a job runs."""
 
     script: str
-    """Path of its file there."""
+    """Path of the script's file there."""
     folder: str
     """Its working directory."""
     environment: Mapping[str, str]
 
 
 def prepare(job: ScriptJob, base: Path) -> Place:
-    """Makes the folder that the job runs in.
+    """Creates the folder that the job runs in.
 
     Args:
-        job: what runs.
-        base: an empty folder that goes with the trial.
+        job: The job to run.
+        base: An empty folder that is removed with the trial.
     """
     if job.in_place:
         return Place(script=job.path, folder=job.folder, environment={})
@@ -78,7 +78,7 @@ def prepare(job: ScriptJob, base: Path) -> Place:
 
 
 def size_bytes(base: Path) -> int:
-    """What files below the folder take, links not followed."""
+    """Returns the total size of files below the folder, without following links."""
     total = 0
     for folder, _, names in os.walk(base):
         for name in names:
@@ -89,14 +89,14 @@ def size_bytes(base: Path) -> int:
 
 
 class Mirror:
-    """Makes folders that look like others."""
+    """Creates folders that look like others."""
 
     def __init__(self) -> None:
         self._folders = 0
         self._bytes = 0
 
     def tree(self, source: Path, target: Path) -> None:
-        """The folder and those in it, breadth first, until there are too many."""
+        """Recreates the folder and its descendants, breadth first, until there are too many."""
         waiting = [(source, target)]
         while waiting:
             origin, made = waiting.pop(0)
@@ -111,13 +111,13 @@ class Mirror:
                     self._file(entry, place)
 
     def level(self, source: Path, target: Path, *, leave_out: str = "") -> None:
-        """The folder's entries, as links."""
+        """Creates links to the folder's entries."""
         for entry in _entries(source):
             if entry.name != leave_out:
                 os.symlink(os.path.abspath(entry.path), target / entry.name)
 
     def _file(self, entry: os.DirEntry[str], place: Path) -> None:
-        with suppress(OSError):  # what cannot be read there cannot be read here
+        with suppress(OSError):  # what is not readable there is not readable here
             size = entry.stat().st_size if entry.is_file(follow_symlinks=False) else COPIED_BYTES + 1
             if size <= COPIED_BYTES and self._bytes + size <= COPIED_BYTES_IN_ALL:
                 shutil.copy2(entry.path, place)
@@ -135,7 +135,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _own(path: Path) -> None:
-    """Puts a copy in the place of a link."""
+    """Replaces a link by a copy."""
     if path.is_symlink() and path.is_file():
         origin = os.path.realpath(path)
         path.unlink()
@@ -144,15 +144,15 @@ def _own(path: Path) -> None:
 
 @contextmanager
 def keeping_writes(base: Path) -> Iterator[None]:
-    """In the block, what Python and torch write below the folder does not go through links out of it.
+    """Keeps Python and torch, in the block, from writing through links that lead out of the folder.
 
     Args:
-        base: as given to `prepare`, in the process that runs the script.
+        base: The folder passed to `prepare`, in the process that runs the script.
     """
     root = os.path.realpath(base)
 
     def own_parents(path: str) -> None:
-        """Makes folders on the way to a path anew that are links."""
+        """Recreates folders on the way to a path that are links."""
         relative = os.path.relpath(path, root)
         if relative.startswith(".."):
             return
@@ -208,7 +208,7 @@ def keeping_writes(base: Path) -> Iterator[None]:
 
     def saving(save: Callable[..., None]) -> Callable[..., None]:
         def saved(obj: Any, f: Any, *rest: Any, **named: Any) -> None:
-            if isinstance(f, str | os.PathLike):  # opened by its name, in C++
+            if isinstance(f, str | os.PathLike):  # opened by name, in C++
                 own(f, emptied=True)
             save(obj, f, *rest, **named)
 

@@ -1,10 +1,10 @@
-"""What happens inside a script while it runs: discovery, warm-up, steady state, and then its end.
+"""What happens inside a script while it runs: discovery, warm-up, steady state, and its end.
 
-Background: the script calls us, by way of torch's hooks, and never waits for us. A step of an optimizer ends a step. The first
-few are watched (`discover.py`); then the settings are applied, the next ones are recorded to be compared with eager runs, and
-warm up what compiles, until for some steps nothing has compiled any more; then steps are timed until their median is certain
-(`window.py`). What was found is written down before the script is ended, by an exception that no `except Exception` catches;
-should it go on all the same, its process ends.
+Background: the script calls this code through torch's hooks, and never waits for it. A step of an optimizer ends a step. The
+first few steps are watched (`discover.py`). Then the settings are applied; the next steps are recorded for the comparison with
+eager runs, and warm up until nothing has compiled for some steps. Then steps are timed until their median is certain
+(`window.py`). The results are written before an exception that no `except Exception` catches ends the script; if it continues
+anyway, its process is ended.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from compile_sweep.script.replace import replaced
 from compile_sweep.script.window import Stream
 
 QUIET_STEPS = 3
-"""Steps in which nothing compiled, after which nothing more is expected to."""
+"""Number of steps without a compile after which no more are expected."""
 
 CUDAGRAPH_QUIET_STEPS = 5
-"""The same where there may be CUDA graphs, which are captured in the second run of a graph and replayed from the third."""
+"""The equivalent with CUDA graphs, which are captured in the second run of a graph and replayed from the third."""
 
 MAX_WARMUP_STEPS = 100
-"""After which steps are timed although something still compiles; the record says what."""
+"""Number of steps after which timing starts although something still compiles; the record says what."""
 
 MAX_UNSTEPPED = 20
-"""Backward passes after which a script that has made no optimizer of torch's is taken to train without one."""
+"""Number of backward passes after which a script without a torch optimizer counts as training without one."""
 
 NO_OPTIMIZER = (
     "the script computes gradients but no optimizer of torch.optim steps; mark its steps, for batch in "
@@ -74,7 +74,7 @@ NO_MODULE = (
 )
 
 MAX_RESTARTS = 3
-"""Times that timing begins anew because something compiled meanwhile."""
+"""Maximum number of restarts of the timing because something compiled."""
 
 
 class Stop(BaseException):
@@ -82,28 +82,28 @@ class Stop(BaseException):
 
 
 class Kind(StrEnum):
-    """What a run of a script is for."""
+    """Purpose of a script's run."""
 
     MEASURED = "measured"
     EAGER = "eager"
-    """Recorded, as the script is without compiling anything."""
+    """Recorded: the script unchanged, without compiling anything."""
     AGAIN = "again"
-    """The same once more."""
+    """Recorded: the eager run repeated."""
     PERTURBED = "perturbed"
-    """The same with weights that are off by roundings."""
+    """Recorded: the eager run with weights changed by roundings."""
 
 
 class Session:
     """One run of a script.
 
     Args:
-        settings: to apply; those of a recorded run are not.
-        kind: what the run is for.
-        protocol: how long to measure.
-        forward_seed: of the forward's random numbers while steps are recorded.
-        on_phase: told when a phase begins.
-        on_first_pass: called when the first pass is timed.
-        on_over: called when everything is found, or `error` says why it cannot be; writes it down.
+        settings: Settings to apply; not applied in a recorded eager run.
+        kind: Purpose of the run.
+        protocol: How long to measure.
+        forward_seed: Seed of the forward's random numbers while steps are recorded.
+        on_phase: Called when a phase begins.
+        on_first_pass: Called when the first pass is timed.
+        on_over: Called when everything is found, or `error` says why it cannot be; writes the results.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Session:
         self.missed: list[str] = []
         self.trajectory: Trajectory | None = None
         self.gradient_check: GradientCheck | None = None
-        """Whether the compiled modules' gradients belong to what they compute; None where nothing is compiled."""
+        """Whether the compiled modules' gradients belong to what they compute; None if nothing is compiled."""
         self.diagnostics = Diagnostics()
         self.phases = PhaseClock()
         self.warmup: list[StepTime] = []
@@ -134,14 +134,14 @@ class Session:
         self.warmup_peaks = self.peaks = memory.read_peaks(self.device)
         self.stream: Stream | None = None
         self.losses: list[Tensor] = []
-        """Of timed steps."""
+        """Losses of timed steps."""
         self.sizes: list[tuple[int, int]] = []
         """Samples and tokens of each step since the discovery."""
         self.restarts = 0
         self.num_losses = 0
-        """Backward passes."""
+        """Number of backward passes."""
         self.own_processes = 0
-        """Processes that the script started to train in."""
+        """Processes that the script started for training."""
         self._on_phase, self._on_first_pass, self._on_over = on_phase, on_first_pass, on_over
         self._watch = Watch(self._watched_step, self._discovered)
         self._undo = ExitStack()
@@ -167,12 +167,12 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything is found, or an error."""
+        """Whether everything is found, or there is an error."""
         return self._is_over
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The script runs in the block."""
+        """Observes the script, which runs in the block."""
         plainly = not self.settings.as_written or self.kind is not Kind.MEASURED
         with ExitStack() as around:
             around.enter_context(self.own_compile.answered(plainly=plainly))
@@ -191,18 +191,18 @@ class Session:
             yield
 
     def mark_step(self) -> None:
-        """The script says that a step ends here."""
+        """Marks the end of a step, on behalf of the script."""
         if self._clock is not None:
             self._step()
         else:
             self.found.marked = True
-            if self._step_losses:  # a loop begins without one
+            if self._step_losses:  # there is none when a loop begins
                 self.found.num_marked += 1
                 self.found.settle()
             self._step_losses.clear()
 
     def finish_early(self) -> bool:
-        """The script has ended by itself: takes what was timed. Returns whether everything is found."""
+        """Finishes when the script has ended by itself, with what was timed. Returns whether everything is found."""
         if self.stream is not None and not self._is_over and self._clock is not None and self._timed >= 0:
             self.stream.take(self._clock.stop())
             if len(self.stream.passes) > 1:
@@ -211,14 +211,14 @@ class Session:
 
     def _watched_step(self) -> None:
         self._step_losses.clear()
-        if not self.found.targets and self.found.num_steps >= MAX_STEPS:  # the watch ends in a module's call, and there is none
+        if not self.found.targets and self.found.num_steps >= MAX_STEPS:  # watching ends in a module's call, and there was none
             self._fail(ScriptError(NO_MODULE))
 
     def _discovered(self) -> None:
-        """Applies the settings, and marks from here on what a step is."""
+        """Applies the settings, and sets the hooks that mark steps from here on."""
         try:
             self._begin()
-        except Exception as error:  # raised in a module's call, the script might catch it
+        except Exception as error:  # raised in a module's call, where the script might catch it
             self._fail(error)
 
     def _begin(self) -> None:
@@ -249,11 +249,11 @@ class Session:
         self._clock.start()
 
     def _wrap(self, *, isolated: bool) -> None:
-        """Has us called where the script calls its modules, outside of what is compiled."""
+        """Hooks into the script's calls of its modules, outside of compiled code."""
         if self.own_compile.functions and self.settings.as_written:
-            return  # the script compiles functions, which may call the modules
+            return  # the script compiles functions that may call the modules
         for target in self.found.targets:
-            # Neither of the two goes along where the module is copied or pickled.
+            # Neither of the two is included when the module is copied or pickled.
             held, name = vars(target.called), "forward" if isinstance(target.called, OptimizedModule) else "_compiled_call_impl"
             inner = self._inner.setdefault(target, held.get(name) or target.called._call_impl)
             counted = self._counted(target, inner)
@@ -291,7 +291,7 @@ class Session:
         def noted(tensors: Any, *args: Any, **kwargs: Any) -> None:
             for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
                 self.num_losses += 1
-                if isinstance(loss, Tensor):  # a copy: with CUDA graphs the next step writes there
+                if isinstance(loss, Tensor):  # a copy: with CUDA graphs the next step overwrites the original
                     self._step_losses.append(loss.detach().clone() if loss.numel() == 1 else loss.detach().float().mean())
             backward(tensors, *args, **kwargs)
             if self.num_losses > MAX_UNSTEPPED and not (self.found.optimizers or self.found.marked or self.found.constructed):
@@ -314,7 +314,7 @@ class Session:
         return noted
 
     def _step(self) -> None:
-        if self._is_over:  # the script caught what was to end it
+        if self._is_over:  # the script caught the exception that should have ended it
             leave()
         losses = self._step_losses[:]
         self._step_losses.clear()
@@ -333,7 +333,7 @@ class Session:
         self._has_compiled()
         if self._compiles_modules and len(self.sizes) == self.protocol.compared_steps - 1:
             self._keeps_calls = True
-            self._clock.interrupt()  # by copies that are made in the step
+            self._clock.interrupt()  # by copies made during the step
         if self._recorder.done:
             self.trajectory = self._recorder.trajectory()
             self._recorder, self._keeps_calls = None, False
@@ -343,7 +343,7 @@ class Session:
             self._stage = self._warming_up
 
     def _has_compiled(self) -> bool:
-        """Whether anything has since this was asked last."""
+        """Tells whether anything has compiled since the last call."""
         now = counters["stats"]["unique_graphs"] + sum(counters["frames"].values())
         found, self._compiles = now != self._compiles, now
         if found:
@@ -369,7 +369,7 @@ class Session:
         self.losses = []
         memory.reset_peaks(self.device)
         self._on_phase(Phase.STEADY)
-        self._timed = -1  # the device was waited for, so one step goes untimed
+        self._timed = -1  # the device was waited for, so one step is not timed
         self._stage = self._timing
 
     def _timing(self, losses: list[Tensor]) -> None:
@@ -381,7 +381,7 @@ class Session:
             self._has_compiled()
             self._clock.start()
             return
-        # What compiles in an evaluation is left out with it.
+        # Compiles during an evaluation are left out together with it.
         self._compiled_in_pass |= self._has_compiled() and not self._clock.is_interrupted
         self._clock.step()
         if self._timed < self.stream.pass_steps:
@@ -415,7 +415,7 @@ class Session:
 
     @property
     def _compiles_modules(self) -> bool:
-        """Whether modules are compiled in this run, by the settings or by the script itself."""
+        """Tells whether modules are compiled in this run, by the settings or by the script itself."""
         own = self.settings.as_written and bool(self.own_compile.modules)
         return self.kind is Kind.MEASURED and (own or self.settings.scope is not Scope.EAGER)
 
@@ -430,7 +430,7 @@ class Session:
             raise Stop
 
     def step_size(self) -> tuple[float, float]:
-        """Samples and tokens of a mean step; one of each where nothing could be counted."""
+        """Returns samples and tokens of a mean step; one of each if nothing could be counted."""
         samples, tokens = (statistics.fmean(size[at] for size in self.sizes) for at in (0, 1))
         return (samples, tokens) if samples else (1.0, 1.0)
 
@@ -439,19 +439,19 @@ _current: list[Session] = []
 
 
 def current() -> Session | None:
-    """The session of the script that runs in this process, if one does."""
+    """Returns the session of the script in this process, if there is one."""
     return _current[-1] if _current else None
 
 
 def leave() -> None:
-    """Ends the process at once: everything is written down."""
+    """Ends the process at once; call it after everything is written."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _size_of(args: Any, kwargs: Any) -> tuple[int, int]:
-    """Samples and tokens of a call: the first dimension of a tensor, and of whole numbers the first two."""
+    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor."""
     samples = tokens = 0
     for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
         if tensor.dim():
@@ -462,7 +462,7 @@ def _size_of(args: Any, kwargs: Any) -> tuple[int, int]:
 
 
 def _refusing(spawn: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses training processes that the script starts itself, in which nothing could be measured."""
+    """Returns a replacement that refuses training processes started by the script, in which nothing could be measured."""
 
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise ScriptError(

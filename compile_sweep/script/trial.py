@@ -1,7 +1,7 @@
-"""One trial of a script: the run that is measured and the eager ones that it is compared with, each in a fresh process.
+"""One trial of a script: the measured run and the eager ones that it is compared with, each in a fresh process.
 
-Background: the eager runs are those of the script, not of the settings, so a sweep makes them once and keeps them in a folder;
-whoever is first makes them, and others wait.
+Background: the eager runs depend on the script, not on the settings, so a sweep makes them once and keeps them in a folder. The
+first trial makes them, and others wait.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 
 MAX_WRITTEN_BYTES = 50 * 2**30
-"""What a script may write in a trial."""
+"""Maximum bytes that a script may write in a trial."""
 
 _OF_THE_GROUP = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_TORCH_DEVICE",
 }  # fmt: skip
-"""Variables of the worker's own group of processes, which are not the script's."""
+"""Variables of the worker's own process group, which do not belong to the script."""
 
 _LOG_LINES = 15
 
 _LOOKS_EVERY_S = 10.0
-"""Between two looks at how much it wrote."""
+"""Seconds between two checks of how much it wrote."""
 
 
 class RunFailed(Exception):
-    """A run of a script that gave no result.
+    """A run of a script produced no result.
 
     Args:
-        error_type: dotted name of the exception's class; None where the process ended without one.
-        text: what it says.
-        from_compiler: whether the compiler raised it.
-        output: the last lines that the script printed, where they are not in a log.
+        error_type: Dotted name of the exception's class; None if the process ended without one.
+        text: Message of the exception.
+        from_compiler: Whether the compiler raised it.
+        output: The last lines that the script printed, unless they are in a log.
     """
 
     def __init__(self, error_type: str | None, text: str, from_compiler: bool = False, output: Sequence[str] = ()) -> None:
@@ -65,7 +65,7 @@ class RunFailed(Exception):
 
     @property
     def sentence(self) -> str:
-        """What it says; of an exception that is not ours, that the script raised it."""
+        """Returns the message; for an exception that is not ours, says that the script raised it."""
         name = (self.error_type or "").rpartition(".")[2]
         return self.text if name in ("", "ScriptError") else f"the script raised {name}: {self.text}"
 
@@ -81,17 +81,17 @@ class ScriptTrial:
     references: Path
     """A folder for the eager runs, the same for all trials of a sweep."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Protocol` with other values than usual."""
+    """Fields of `Protocol` that differ from the defaults."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the processes beside this one's."""
+    """Variables of the processes, in addition to this process's."""
     shows_output: bool = True
-    """Whether what the script prints goes where this process's output goes, as into a trial's log; else the end of it is kept."""
+    """Whether the script's output goes to this process's output, such as a trial's log; otherwise only its end is kept."""
     is_first: bool = True
     """Whether this is worker 0, which judges the numbers."""
     rendezvous: Callable[[], Mapping[str, str]] = dict
-    """Variables by which workers of a run find each other, new for every run; all workers ask together."""
+    """Returns variables by which a run's workers find each other, new for every run; all workers must call it together."""
     agree: Callable[[bool], bool] = bool
-    """Worker 0's answer, in every worker."""
+    """Returns worker 0's answer in every worker."""
     on_phase: Callable[[Phase], None] = lambda phase: None
     on_early: Callable[[dict[str, float]], None] = lambda early: None
 
@@ -99,7 +99,7 @@ class ScriptTrial:
         """Measures the settings; returns fields of a `Measurement` and `findings`.
 
         Raises:
-            RunFailed: the script gave no result.
+            RunFailed: The script produced no result.
         """
         with tempfile.TemporaryDirectory(dir=self.base, prefix="run-") as folder:
             outcome = self.run_once(Path(folder))
@@ -112,20 +112,20 @@ class ScriptTrial:
         return measurement
 
     def run_once(self, folder: Path) -> dict[str, Any]:
-        """Measures the settings without judging their numbers; returns what the run left.
+        """Measures the settings without judging their numbers; returns the run's outcome.
 
         Args:
-            folder: an empty one, in which what the run recorded stays.
+            folder: An empty folder, in which the run's recording stays.
 
         Raises:
-            RunFailed: the script gave no result.
+            RunFailed: The script produced no result.
         """
         return self._once(folder, "measured", self.settings, tell=True)
 
     def _once(
         self, folder: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0, tell: bool = False
     ) -> dict[str, Any]:
-        """Runs the script once; what it recorded is in the folder afterwards."""
+        """Runs the script once; its recording is in the folder afterwards."""
         base = folder / "files"
         base.mkdir()
         place = sandbox.prepare(self.job, base)
@@ -171,7 +171,7 @@ class ScriptTrial:
         return outcome
 
     def _alone(self) -> Mapping[str, str]:
-        """What torchrun would set for one worker, for a script that does not run without."""
+        """Returns what torchrun would set for one worker, for a script that needs it."""
         if not needs_launcher(Path(self.job.path).read_text(encoding="utf-8", errors="replace")):
             return {}
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -183,7 +183,7 @@ class ScriptTrial:
         phases, has_told_early, looked_at = list(Phase)[1:], False, time.monotonic()
         has_ended = False
         while not has_ended:
-            has_ended = process.poll() is not None  # before progress is read, so that the last of it is not missed
+            has_ended = process.poll() is not None  # before progress is read, so that its last part is not missed
             if not has_ended:
                 time.sleep(POLL_S)
             if not self.job.in_place and time.monotonic() - looked_at > _LOOKS_EVERY_S:
@@ -195,9 +195,9 @@ class ScriptTrial:
                 continue
             try:
                 news = json.loads((folder / "progress").read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # nothing yet, or it is just being written
+            except (OSError, ValueError):  # missing, or just being written
                 continue
-            while phases and Phase(news["phase"]) in phases:  # a short phase may begin and end between two looks
+            while phases and Phase(news["phase"]) in phases:  # a short phase may begin and end between two checks
                 self.on_phase(phases.pop(0))
             if "early" in news and not has_told_early:
                 has_told_early = True
@@ -205,7 +205,7 @@ class ScriptTrial:
 
     @contextmanager
     def _only_one(self) -> Iterator[None]:
-        """One trial of the host at a time makes eager runs."""
+        """Allows only one trial of the host at a time to make eager runs."""
         self.references.mkdir(parents=True, exist_ok=True)
         with (self.references / "lock").open("a") as lock:
             if self.is_first:
@@ -213,7 +213,7 @@ class ScriptTrial:
             yield
 
     def _references(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes what is missing of the eager runs; returns facts about them."""
+        """Makes missing eager runs; returns facts about all of them."""
         from compile_sweep.script.numbers import EAGER_RUNS
 
         eager = CompileSettings(scope=Scope.EAGER)
@@ -260,12 +260,12 @@ def _gradient_check(values: Mapping[str, Any] | None) -> GradientCheck | None:
 
 
 def _package_root() -> str:
-    """The folder that this package is imported from."""
+    """Returns the folder that this package is imported from."""
     return str(Path(__file__).resolve().parents[2])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and what it started: its own session is nobody else's."""
+    """Ends the process and everything in its session, which is its own."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

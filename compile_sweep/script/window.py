@@ -1,8 +1,8 @@
 """The steady state of a script: a stream of steps, cut into passes, until the interval of their median is narrow.
 
-Background: the figures are those of `steady.py`, whose passes go over a pool of batches; here a pass is as many steps as take
-about 0.3 s, with one step after it untimed, because the device was waited for. Steps that hold an evaluation or a checkpoint
-are left out, unless most do: then that is what a step is.
+Background: the figures are those of `steady.py`, whose passes go over a pool of batches. Here a pass is as many steps as take
+about 0.3 s, followed by one step that is not timed, because the device was waited for. Steps that include an evaluation or a
+checkpoint are left out, unless most do, in which case they belong to a typical step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from compile_sweep.harness.steady import Window
 from compile_sweep.script.clock import StepTime
 
 PASS_S = 0.3
-"""Seconds of a pass, about."""
+"""Approximate seconds of a pass."""
 
 PASS_STEPS = (2, 50)
-"""Steps of a pass, at least and at most."""
+"""Minimum and maximum number of steps in a pass."""
 
 USUAL_SHARE = 0.3
-"""Of steps that hold an evaluation, above which it is part of what a step is."""
+"""Fraction of steps that include an evaluation, above which it belongs to a typical step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,10 +36,10 @@ class Stream:
     """Timed steps.
 
     Args:
-        protocol: how long to time.
-        device: where the script trains; all workers of a group must ask alike.
-        pass_steps: steps of a pass.
-        keeps_interrupted: whether steps count that hold an evaluation.
+        protocol: How long to time.
+        device: The device that the script trains on; all workers of a group must call alike.
+        pass_steps: Number of steps in a pass.
+        keeps_interrupted: Whether steps that include an evaluation count.
     """
 
     protocol: Protocol
@@ -47,17 +47,17 @@ class Stream:
     pass_steps: int
     keeps_interrupted: bool
     times: list[StepTime] = field(default_factory=list)
-    """Those that count."""
+    """Steps that count."""
     left_out: int = 0
-    """Steps that do not."""
+    """Number of steps that do not count."""
     passes: list[list[float]] = field(default_factory=list)
-    """Milliseconds of steps that count, less what they waited for data."""
+    """Milliseconds of steps that count, minus their wait for data."""
     _began: float = field(default_factory=time.monotonic)
     _look_again_at: int = 0
 
     @classmethod
     def after(cls, warmup: Sequence[StepTime], protocol: Protocol, device: torch.device) -> Stream:
-        """A stream whose passes fit the last steps of a warm-up."""
+        """Returns a stream whose passes fit the last steps of a warm-up."""
         (step_ms,) = agreed_numbers([statistics.median(one.ms for one in warmup[-5:])], device)
         least, most = PASS_STEPS
         interrupted = sum(one.interrupted for one in warmup)
@@ -70,17 +70,17 @@ class Stream:
 
     @property
     def window(self) -> Window:
-        """The passes as `steady.py` takes them: all steps are alike."""
+        """Returns the passes in the form that `steady.py` takes, with all steps alike."""
         return Window(lengths=[1] * self.pass_steps, passes=self.passes)
 
     @property
     def median_ms(self) -> float:
-        """The typical step."""
+        """Median milliseconds of a step."""
         return steady.stratified_median(self.passes, self.window.lengths)
 
     @property
     def wait_share(self) -> float:
-        """Share of the time that was waiting for data."""
+        """Fraction of the time that was waiting for data."""
         return sum(one.wait_ms for one in self.times) / sum(one.ms for one in self.times)
 
     @property
@@ -89,7 +89,7 @@ class Stream:
         return steady.relative_width(self.window) <= self.protocol.limits(self.device).target_width
 
     def take(self, times: Sequence[StepTime]) -> None:
-        """Adds steps that followed each other."""
+        """Adds consecutive steps."""
         kept = [one for one in times if self.keeps_interrupted or not one.interrupted]
         self.left_out += len(times) - len(kept)
         self.times += kept
@@ -98,7 +98,7 @@ class Stream:
         self.passes = [compute[at : at + self.pass_steps] for at in range(0, whole, self.pass_steps)]
 
     def is_long_enough(self) -> bool:
-        """Whether to stop; worker 0 decides for all."""
+        """Tells whether to stop; worker 0 decides for all."""
         limits = self.protocol.limits(self.device)
         if steady.is_late(limits, time.monotonic() - self._began, len(self.passes), self.device):
             return True
@@ -112,5 +112,5 @@ class Stream:
         return agreed(at_limit or is_narrow or (long_enough and steady.is_hopeless(self.window, width, limits)), self.device)
 
     def throughput(self, samples: float, tokens: float) -> steady.Throughput:
-        """The rate, of so many samples and tokens in a mean step."""
+        """Returns the rate, given the samples and tokens of a mean step."""
         return steady.throughput(self.passes, samples=samples * self.pass_steps, tokens=tokens * self.pass_steps)

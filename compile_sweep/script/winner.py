@@ -1,4 +1,4 @@
-"""Applies settings to training that goes on: a winner of a sweep, found by its folder, its file or its text."""
+"""Applies settings to training that continues: a sweep's winner, given by its folder, a file or text."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from compile_sweep.script.session import current
 Item = TypeVar("Item")
 
 OBSERVED_CALLS = 3
-"""Calls after which batches are taken to be of one shape, where marks wait for two lengths."""
+"""Number of calls after which batches count as having one shape, if marks wait for two lengths."""
 
 
 def settings_of(given: CompileSettings | str | Path) -> CompileSettings:
-    """The settings that a person names: as text, by a JSON file that has them under `settings`, or by a sweep's folder.
+    """Returns the settings that a person names: as text, as a JSON file with a key `settings`, or as a sweep's folder.
 
-    Of a folder, those that its verdict recommends, as the sweep's last lines and `analysis.recommend` do.
+    For a folder, these are the settings that its verdict recommends, as the sweep's last lines and `analysis.recommend` do.
 
     Raises:
-        ScriptError: there are none, or no script can be run under them.
-        SettingsError: the text spells none.
+        ScriptError: There are none, or no script can run under them.
+        SettingsError: The text does not describe settings.
     """
     if isinstance(given, CompileSettings):
         found = given
@@ -82,11 +82,11 @@ _VERDICT = (
     "import json, sys; from pathlib import Path; from analysis.ending import ending; ended = ending(Path(sys.argv[1])); "
     "print(json.dumps([ended.settings_key, ended.sentences]))"
 )
-"""Asked of a process of its own: who trains need not load what draws reports, and this package does not import it."""
+"""Runs in a process of its own, so that training does not load report libraries; this package does not import the analysis."""
 
 
 def _best_of(folder: Path) -> CompileSettings:
-    """The setting that the sweep's verdict names; where that is to stay, the script as it is."""
+    """Returns the setting in the sweep's verdict; if the verdict is to stay, the unchanged script."""
     if not any(record.status is Status.OK for record in records.standing(records.read(folder)).values()):
         raise ScriptError(f"{folder} has no trial with a usable figure; name a sweep's folder that has one")
     paths = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
@@ -110,9 +110,9 @@ class Applied:
 
     settings: CompileSettings
     modules: tuple[str, ...]
-    """Modules that are compiled, by name within the model."""
+    """Compiled modules, by name within the model."""
     optimizers: tuple[str, ...]
-    """Classes of optimizers that run otherwise than before."""
+    """Classes of optimizers whose implementation changed."""
 
     def __str__(self) -> str:
         what = [f"{len(self.modules)} modules compiled" if len(self.modules) != 1 else f"{self.modules[0]} compiled"]
@@ -127,18 +127,18 @@ def apply(
 ) -> Applied:
     """Applies settings to a model and its optimizer, in place; call it before the first step.
 
-    The model keeps its class, its attributes and the keys of its `state_dict`. In a sweep nothing is applied, because the sweep
-    does. With dynamic=mark the model runs eagerly until two batches differed in a length, and from then on lengths that change
-    are marked; a length that was never measured costs a compile at most.
+    The model keeps its class, its attributes and the keys of its `state_dict`. In a sweep this does nothing, because the sweep
+    applies settings. With dynamic=mark the model runs eagerly until two batches differ in a length; from then on, changing
+    lengths are marked. A length that was never measured costs at most one compile.
 
     Args:
-        model: what is trained; inside `DistributedDataParallel`, the model in it is compiled.
-        optimizer: one, several, or none to leave them as they are.
-        settings: a sweep's folder, a JSON file, text such as `scope=regional,dynamic=auto`, or the settings themselves.
+        model: The model to train; inside `DistributedDataParallel`, the wrapped model is compiled.
+        optimizer: One or several optimizers, or none to leave them unchanged.
+        settings: A sweep's folder, a JSON file, text such as `scope=regional,dynamic=auto`, or the settings themselves.
 
     Raises:
-        ScriptError: there are no such settings.
-        SettingsError: the text spells none.
+        ScriptError: There are no such settings.
+        SettingsError: The text does not describe settings.
     """
     chosen = settings_of(settings)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
@@ -172,7 +172,7 @@ def _changed(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> tupl
 
 
 def _marked_once_known(module: nn.Module, settings: CompileSettings) -> Callable[..., Any]:
-    """A forward that is compiled once it is known what changes: after two lengths, or some calls of one shape."""
+    """Returns a forward that is compiled once it is known what changes: after two lengths, or some calls of one shape."""
     plain = module.forward
     compiled = torch.compile(with_own_code(plain), **compile_arguments(settings))
     signature = inspect.signature(plain)
@@ -191,10 +191,10 @@ def _marked_once_known(module: nn.Module, settings: CompileSettings) -> Callable
 
 
 def steps(batches: Iterable[Item]) -> Iterator[Item]:
-    """The batches as they are; in a sweep, each marks the beginning of a step, for loops where no optimizer of torch's steps.
+    """Yields the batches unchanged; in a sweep, each marks the beginning of a step, for loops without a torch optimizer.
 
     Args:
-        batches: a loader, or anything else that a training loop goes through.
+        batches: A loader, or anything else that a training loop iterates over.
     """
     for batch in batches:
         if (session := current()) is not None:
@@ -205,11 +205,11 @@ def steps(batches: Iterable[Item]) -> Iterator[Item]:
 
 
 class Applier:
-    """Applies settings to training whose model and optimizers it first finds out, in the first steps, which run eagerly.
+    """Applies settings to training after discovering its model and optimizers in the first steps, which run eagerly.
 
     Args:
-        settings: as `settings_of` takes them.
-        say: what to do with a sentence on what was applied.
+        settings: Anything that `settings_of` takes.
+        say: Called with a sentence about what was applied.
     """
 
     def __init__(self, settings: CompileSettings | str | Path, *, say: Callable[[str], None] | None = None) -> None:
@@ -221,17 +221,17 @@ class Applier:
 
     @property
     def found(self) -> Discovery:
-        """What was found out so far."""
+        """What was discovered so far."""
         return self._watch.found
 
     def begin(self) -> None:
-        """Starts to find out."""
+        """Starts the discovery."""
         process_wide(self.settings)
         if not self.settings.as_written:
             self._watch.begin()
 
     def end(self) -> None:
-        """Training is over; says so if nothing could be applied."""
+        """Call this when training is over; reports if nothing could be applied."""
         self._watch.end()
         if not (self.is_applied or self.settings.as_written):
             self._say("nothing was applied, because fewer than four steps of an optimizer of torch's were seen")

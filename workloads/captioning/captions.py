@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 PAD, START, END = 0, 1, 2
 FIRST_WORD = 3
-"""Ids below are the special tokens."""
+"""Smaller ids are the special tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,22 +23,22 @@ class LengthDistribution:
 
     @property
     def mean(self) -> float:
-        """Mean length in tokens, end token included."""
+        """Mean length in tokens, including the end token."""
         return 1 + sum(w * (low + high) / 2 for w, (low, high) in zip(self.weights, self.ranges, strict=True))
 
     @property
     def max_length(self) -> int:
-        """Longest caption in tokens, end token included."""
+        """Maximum length in tokens, including the end token."""
         return 1 + max(high for _, high in self.ranges)
 
 
 SOURCE_LENGTHS = LengthDistribution(weights=(0.90, 0.09, 0.01), ranges=((5, 31), (33, 63), (65, 255)))
 TINY_LENGTHS = LengthDistribution(weights=(0.90, 0.09, 0.01), ranges=((1, 7), (8, 15), (16, 63)))
-"""The source's shape at a quarter of the length."""
+"""The shape of the source's distribution at a quarter of the length."""
 
 
 def draw_captions(lengths: LengthDistribution, vocabulary: int, count: int, seed: str) -> list[list[int]]:
-    """`count` captions of random words in random order, each ended by `END`; equal seeds give equal captions."""
+    """Returns `count` captions of random words in random order, each ended by `END`; equal seeds give equal captions."""
     source = random.Random(seed)
     return [
         [*(source.randrange(FIRST_WORD, vocabulary) for _ in range(length - 1)), END]
@@ -47,10 +47,10 @@ def draw_captions(lengths: LengthDistribution, vocabulary: int, count: int, seed
 
 
 def draw_lengths(lengths: LengthDistribution, count: int, seed: str) -> list[int]:
-    """Lengths of `count` captions in tokens, end token included, in random order.
+    """Returns lengths of `count` captions in tokens, including the end token, in random order.
 
-    Each range gets its share exactly (to rounding) and its lengths come evenly spread, so that a few thousand captions stand
-    for the distribution: of independent draws, how many are long, and with it every figure, would hang on the seed.
+    Each range gets its exact share (up to rounding), with evenly spread lengths, so that a few thousand captions represent
+    the distribution. With independent draws, the number of long ones, and so every figure, would depend on the seed.
     """
     shares = [round(sum(lengths.weights[: i + 1]) * count) for i in range(len(lengths.weights))]
     drawn = []

@@ -1,4 +1,4 @@
-"""Captions as tensors, and the input pipeline a training job would have: images made and batches put together by workers."""
+"""Captions as tensors, and the input pipeline that a training job would have: worker processes make images and batches."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from workloads.captioning.captions import PAD, START
 from workloads.captioning.model import IGNORED_TOKEN
 
 MAX_LOADER_WORKERS = 12
-"""As many as the source's loader has; fewer where the process may use fewer cores."""
+"""As many as the source's loader has; fewer if the process may use fewer cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionTensors:
-    """A batch's captions, padded."""
+    """The padded captions of a batch."""
 
     decoder_input_ids: Tensor
-    """(batch, length), the labels shifted right behind the start token."""
+    """(batch, length), the labels shifted right by the start token."""
     labels: Tensor
     """(batch, length), `IGNORED` where padded."""
     length: int
     tokens: int
-    """Useful ones."""
+    """Number of useful tokens."""
 
     def inputs(self) -> dict[str, Tensor]:
-        """Keyword arguments of the model's forward, pixels apart."""
+        """Keyword arguments of the model's forward, except the pixels."""
         return {
             "decoder_input_ids": self.decoder_input_ids,
             "decoder_attention_mask": self.decoder_input_ids != PAD,
@@ -41,7 +41,7 @@ class CaptionTensors:
 
 
 def caption_tensors(captions: Sequence[Sequence[int]], length: int) -> CaptionTensors:
-    """The captions padded to `length` tokens, on the CPU."""
+    """Returns the captions padded to `length` tokens, on the CPU."""
     labels = torch.full((len(captions), length), IGNORED_TOKEN, dtype=torch.long)
     inputs = torch.full((len(captions), length), PAD, dtype=torch.long)
     for row, caption in enumerate(captions):
@@ -52,7 +52,7 @@ def caption_tensors(captions: Sequence[Sequence[int]], length: int) -> CaptionTe
 
 
 class _Captions(Dataset[tuple[Tensor, list[int]]]):
-    """Images of noise, made when asked for, with their captions."""
+    """Noise images, made on demand, with their captions."""
 
     def __init__(self, captions: Sequence[list[int]], image_pixels: int) -> None:
         self._captions, self._shape = captions, (3, image_pixels, image_pixels)
@@ -63,7 +63,7 @@ class _Captions(Dataset[tuple[Tensor, list[int]]]):
 
 @dataclass(frozen=True, slots=True)
 class _Endless:
-    """The batches of a pass, over and over."""
+    """Repeats the batches of a pass endlessly."""
 
     batches: list[list[int]]
 
@@ -84,7 +84,7 @@ class _Collate:
 
 
 def caption_loader(captions: Sequence[list[int]], image_pixels: int, batch_size: int, policy: ShapePolicy) -> Iterable[Batch]:
-    """An endless DataLoader over the captions, batched and padded by the policy, in page-locked memory where there is a GPU."""
+    """Returns an endless DataLoader over the captions, batched and padded by the policy, pinned if there is a GPU."""
     workers = max(1, min(MAX_LOADER_WORKERS, len(os.sched_getaffinity(0)) - 1))
     return DataLoader(
         _Captions(captions, image_pixels),

@@ -16,12 +16,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel,
 from workloads.captioning.captions import END, PAD, SOURCE_LENGTHS, START, TINY_LENGTHS, LengthDistribution
 
 IGNORED_TOKEN = -100
-"""Label of a padded position: no loss."""
+"""Label of a padded position, which has no loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptioningSize:
-    """Dimensions of one size; those of `base` are the two libraries' defaults."""
+    """Dimensions of one size; those of `base` are the defaults of the two models in transformers."""
 
     layers: int
     width: int
@@ -47,14 +47,14 @@ CAPTIONING_SIZES = {
 
 
 class CaptionLoss(nn.Module):
-    """Cross entropy in float32 over the positions that hold a token.
+    """Cross entropy in float32 over the positions with a token.
 
-    Written out here because the one inside transformers is chosen by Python the compiler cannot trace in some versions,
+    It is written out here because transformers chooses its own with Python code that the compiler cannot trace in some versions,
     which breaks the graph.
     """
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Scalar mean loss.
+        """Returns the scalar mean loss.
 
         Args:
             logits: (batch, length, vocabulary).
@@ -98,18 +98,19 @@ class CaptioningModel(nn.Module):
         self.model.config.decoder_start_token_id = START
         self.model.config.pad_token_id = PAD
         self.model.config.use_cache = False
-        for half in (self.model.encoder, self.model.decoder):  # the joint model copies their configurations; layers keep the old
+        # The joint model copies their configurations; layers keep the old ones.
+        for half in (self.model.encoder, self.model.decoder):
             for module in half.modules():
                 if hasattr(module, "config"):
                     module.config = half.config
         self.loss = CaptionLoss()
 
     def forward(self, pixel_values: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, labels: Tensor) -> Tensor:
-        """Scalar mean loss.
+        """Returns the scalar mean loss.
 
         Args:
             pixel_values: (batch, 3, height, width).
-            decoder_input_ids: (batch, length), the labels shifted right behind the start token.
+            decoder_input_ids: (batch, length), the labels shifted right by the start token.
             decoder_attention_mask: (batch, length), 0 where padded.
             labels: (batch, length), `IGNORED` where padded.
         """
@@ -124,7 +125,7 @@ class CaptioningModel(nn.Module):
 
 
 def build_captioning_model(size: CaptioningSize, seed: int) -> CaptioningModel:
-    """The model on the CPU in training mode; equal seeds give equal weights, and the caller's random state is untouched."""
+    """Builds the model on the CPU in training mode; equal seeds give equal weights, and the global random state is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return CaptioningModel(size).train()

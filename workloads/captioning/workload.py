@@ -1,4 +1,4 @@
-"""The captioning workload: batches under a shape policy, and the parts of the model worth compiling apart."""
+"""The captioning workload: batches under a shape policy, and the parts of the model that are worth compiling separately."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from workloads.captioning.loader import CaptionTensors, caption_loader, caption_
 from workloads.captioning.model import CAPTIONING_SIZES, build_captioning_model
 
 DISTINCT_IMAGES = 8
-"""Batches of pixels kept on the device; captions take turns with them. Pixels do not change what a step costs."""
+"""Number of distinct pixel batches on the device, which captions share in turn. Pixels do not change the cost of a step."""
 
 SAMPLED_BATCHES = 1000
-"""Batches whose lengths stand for the data when buckets are optimised; other captions than the timed ones."""
+"""Number of batches whose lengths represent the data when buckets are optimized; their captions differ from the timed ones."""
 
 UNMASKED = """\
 from transformers import AttentionInterface
@@ -76,7 +76,7 @@ class Captioning(Workload):
         return caption_loader(self._captions(self.pool_batches, rank), self.dimensions.image_pixels, self.batch_size, policy)
 
     def attention_statement(self, attention: Attention) -> str:
-        if attention is Attention.FLEX:  # GPT-2's attention has dropout, which FlexAttention does not offer
+        if attention is Attention.FLEX:  # GPT-2's attention has dropout, which FlexAttention does not support
             return 'inner.model.encoder.set_attn_implementation("flex_attention")'
         if attention is Attention.UNMASKED:
             return UNMASKED
@@ -84,10 +84,10 @@ class Captioning(Workload):
 
     @contextmanager
     def process_settings(self) -> Iterator[None]:
-        """No cuDNN attention: on Hopper its backward gives NaN for masked lengths of 64 and 192 (pytorch issue 196678).
+        """Disables cuDNN attention: on Hopper its backward gives NaN for masked lengths of 64 and 192 (pytorch issue 196678).
 
         It does so in eager mode too, as soon as a row's log-sum-exp falls below about -88; `docs/log.md` has the reproduction
-        and the cost. Can go when torch no longer chooses it there.
+        and the cost. This can go when torch no longer selects it there.
         """
         before = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -114,7 +114,7 @@ class Captioning(Workload):
             return {"logits": (1,), "labels": (1,)}
         if module.startswith("model.decoder.transformer.h."):
             return {"hidden_states": (1,), "attention_mask": (2, 3)}
-        return {}  # the encoder sees images of one size
+        return {}  # the encoder's images have one size
 
     def _captions(self, batches: int, rank: int) -> list[list[int]]:
         count = batches * self.batch_size
