@@ -1,13 +1,13 @@
-"""What trials side by side cost each other's compile, with all cores for each and with a share of its own for each.
+"""How much concurrent trials slow down each other's compile, with all cores for each and with a share of its own for each.
 
 Background: four cold compiles at once on one host took 121 s to the first step where one alone took 54 s. `guard/cores.py`
-gives each trial its share of the cores; this script shows what that is worth, with the same code and without Ray. Four
+gives each trial its share of the cores; this script measures what that is worth, with the same code and without Ray. Four
 arrangements, one after the other: alone; side by side, each with all cores and as many compile workers as torch starts by
 itself; side by side, each with its share; alone with a share, which tells fewer cores from neighbours, and which is left out
 if time is short.
 
-Output: a table, and a JSON file. What is compared is the wall time of the warm-up window, a new process with empty caches each
-time; its steps are the same everywhere and take a second or two, the rest is compile.
+Output: a table, and a JSON file. It compares the wall time of the warm-up window, each in a new process with empty caches. The
+window's steps are the same everywhere and take a second or two; the rest is compiling.
 
     python -m benchmarks.contention --output contention.json                                       # 4 GPUs
     python -m benchmarks.contention --output c.json --device cpu --size tiny --side-by-side 2      # a dry run
@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """How many trials run at once and into how many shares the cores are divided; 1 gives all cores to each."""
+    """Number of concurrent trials, and of shares that the cores are divided into; 1 gives all cores to each."""
 
     name: str
     trials: int
@@ -75,7 +75,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one process is told."""
+    """Instructions for one process."""
 
     setting: str
     workload: str
@@ -88,11 +88,11 @@ class Job:
 
 
 class _WarmedUp(Exception):
-    """Ends a measurement behind its warm-up."""
+    """Ends a measurement after its warm-up."""
 
 
 def main(arguments: list[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     if arguments[:1] == [WORKER]:
         warm_up(Job(**json.loads(arguments[1])))
         return 0
@@ -129,11 +129,11 @@ def compare(options: Options) -> int:
 
 
 def warm_up(job: Job) -> None:
-    """What each process does: takes its cores as a sweep's worker does, and warms one setting up."""
+    """Runs in each process: binds to cores like a sweep's worker, and warms one setting up."""
     with cores.hold_slot(job.num_shares, job.index, Path(job.slots)) as slot:
         cpus = cores.cpu_share(slot, job.num_shares)
         cores.bind_process(cpus)
-        import torch  # behind the binding
+        import torch  # after binding to cores
 
         from compile_sweep.contract.base import load_workload
         from compile_sweep.harness.measure import measure
@@ -165,7 +165,7 @@ def warm_up(job: Job) -> None:
 
 
 def _run(arrangement: Arrangement, options: Options, ends_at: float) -> list[dict[str, Any]]:
-    """The results of an arrangement's trials that were done in time."""
+    """Returns the results of an arrangement's trials that finished in time."""
     with tempfile.TemporaryDirectory(prefix="compile-sweep-contention-") as scratch:
         jobs = [
             Job(
@@ -191,7 +191,7 @@ def _run(arrangement: Arrangement, options: Options, ends_at: float) -> list[dic
 
 @contextlib.contextmanager
 def _process(job: Job, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A new process with empty caches, which is gone, with all it started, behind the block."""
+    """Yields a new process with empty caches; ends it and its children with the block."""
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"inductor-{job.index}"),

@@ -1,4 +1,4 @@
-"""What switching cuDNN attention off costs the captioning workload, and that the numerics check catches what it guards from.
+"""What disabling cuDNN attention costs the captioning workload, and whether the numerics check catches the fault that it avoids.
 
 Background: the workload runs without cuDNN attention because its backward gives NaN (docs/log.md).
 Output of `python benchmarks/cudnn_attention.py`: steps/s of eager training with cuDNN attention off and on, in turn, ABAB, in
@@ -34,11 +34,11 @@ class CaptioningWithCudnn(Captioning):
 
     @contextmanager
     def process_settings(self) -> Iterator[None]:
-        """Torch's defaults."""
+        """Keeps torch's defaults."""
         yield
 
     def process_statements(self) -> Sequence[str]:
-        """None."""
+        """Returns no statements."""
         return ()
 
 

@@ -6,7 +6,7 @@ with dropout as the workload has it or without. Compiled with `aot_eager`, which
 operations, or with `--inductor` as a job would be. The gradient check and the comparison with eager are the harness's own; only
 timing is left out.
 
-Output: a line of JSON for each run in FILE, which a second call takes up again, and a table of what they came to.
+Output: a line of JSON per run in FILE, which a second call continues, and a table of the results.
 `python -m benchmarks.false_alarms FILE 200`; `--report` prints the table alone, `--cuda` runs on the GPU.
 """
 
@@ -54,7 +54,7 @@ class NoisyAutoencoder(nn.Module):
 
 
 class Run(NamedTuple):
-    """What one run is of."""
+    """What one run trains."""
 
     seed: int
     autocast: bool
@@ -77,7 +77,7 @@ def runs() -> Iterator[Run]:
 
 
 def workload_of(run: Run) -> Workload:
-    """The run's workload."""
+    """Returns the run's workload."""
     if run.workload == NOISY:
         kind: Any = WorkloadFromModel(NoisyAutoencoder, lambda number: {"rows": torch.randn(8, 24)}, lambda m, b: m(b["rows"]))
         workload = kind("only", run.seed)
@@ -92,18 +92,18 @@ def workload_of(run: Run) -> Workload:
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """The model, with every probability of dropout at 0."""
+    """Returns the model with every dropout probability set to 0."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("dropout_prob", "attention_dropout", "hidden_dropout"):  # of transformers' attention
+        for name in ("dropout_prob", "attention_dropout", "hidden_dropout"):  # of attention in transformers
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     return model
 
 
 def judged(run: Run, device: torch.device, backend: str) -> dict[str, Any]:
-    """What the harness says of the run."""
+    """Returns the harness's judgment of the run."""
     began = time.perf_counter()
     torch._dynamo.reset()
     prepared = prepare(workload_of(run), CompileSettings.parse(f"scope=full{backend}"), device)
@@ -136,7 +136,7 @@ def judged(run: Run, device: torch.device, backend: str) -> dict[str, Any]:
 
 
 def report(found: Sequence[Mapping[str, Any]]) -> str:
-    """The table, a row for each workload and precision."""
+    """Formats the table, with a row per workload and precision."""
     lines = [
         "| healthy runs of | runs | random | diverges | other than ok | gradients ok | skipped | evaluations | could have seen |",
         "|---" * 9 + "|",
@@ -161,7 +161,7 @@ def report(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what the file has not yet, up to the number asked for."""
+    """Executes the runs that the file lacks, up to the requested number."""
     flags = [word for word in arguments if word.startswith("--")]
     file, *number = (word for word in arguments if not word.startswith("--"))
     path, device = Path(file), torch.device("cuda" if "--cuda" in flags else "cpu")

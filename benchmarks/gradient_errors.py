@@ -37,7 +37,7 @@ from compile_sweep.schema.settings import CompileSettings
 
 ERRORS = (0.005, 0.01, 0.02, 0.05, 0.2)
 TRIALS = 20
-"""For each error, kind of model and precision."""
+"""Number of trials for each error, kind of model and precision."""
 
 CPU = torch.device("cpu")
 WIDTH, WORDS = 32, 100
@@ -111,7 +111,7 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
 
 
 def right(name: str, *, repeats: int) -> Iterator[GradientCheck]:
-    """Checks of a built-in workload as it is, at the weights that training comes to, on one batch after the other."""
+    """Yields checks of an unmodified built-in workload, at weights during training, on one batch after the other."""
     kind = load_workload(name)
     prepared = prepare(kind(kind.sizes[-1], 0), CompileSettings.parse("scope=full,backend=aot_eager"), CPU)
     workload = prepared.workload

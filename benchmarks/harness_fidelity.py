@@ -42,18 +42,18 @@ WARM_UP_STEPS = 5
 POOL_BATCHES, TINY_POOL_BATCHES = 24, 4
 PASSES = 3
 ANSWER = "harness-fidelity "
-"""Begins the lines meant for the parent; torch may print others."""
+"""Prefix of lines meant for the parent; torch may print others."""
 
 
 def hand_loop(mode: str | None, workload: Captioning, device: torch.device) -> Callable[[], float]:
-    """A training loop without this project's harness; calling what it returns gives steps/s over `PASSES` passes.
+    """Returns a training loop without this project's harness, as a function that returns steps/s over `PASSES` passes.
 
     Args:
-        mode: of `torch.compile`; None for eager.
-        workload: its model and batches, all padded to one length.
-        device: where.
+        mode: Mode of `torch.compile`; None for eager.
+        workload: Its model and batches, all padded to one length.
+        device: The device to train on.
     """
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as the workload does; see docs/log.md
+    torch.backends.cuda.enable_cudnn_sdp(False)  # like the workload; see docs/log.md
     model = workload.build_model().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=True)
     batches = list(resident(workload, device))
@@ -89,13 +89,13 @@ def hand_loop(mode: str | None, workload: Captioning, device: torch.device) -> C
 
 
 def resident(workload: Captioning, device: torch.device) -> Iterator[Batch]:
-    """The batches both train on."""
+    """Yields the batches that both train on."""
     policy = CompileSettings.parse("scope=full").shape_policy(workload.max_length)
     yield from workload.pool(policy, rank=0, device=device)
 
 
 def trial(settings: CompileSettings, workload: Captioning, device: torch.device) -> float:
-    """Steps/s that `measure` says, by the mean like the loop's."""
+    """Returns the steps/s of `measure`, by the mean, like the loop's."""
     found = measure(
         prepare(workload, settings, device),
         protocol=Protocol(
@@ -106,11 +106,11 @@ def trial(settings: CompileSettings, workload: Captioning, device: torch.device)
 
 
 def refuse_another_loop(spelled: str) -> None:
-    """Refuses settings that the loop would not run as they are: all it varies is the mode.
+    """Refuses settings that the loop cannot run, since it varies only the mode.
 
     Raises:
-        ConfigError: they are.
-        SettingsError: they are not settings.
+        ConfigError: The loop cannot run the settings.
+        SettingsError: The text does not describe settings.
     """
     able = ("scope=eager,padding=max", *(f"scope=full,mode={mode}" for mode in Mode))
     if CompileSettings.parse(spelled).key not in {CompileSettings.parse(text).key for text in able}:
@@ -118,7 +118,7 @@ def refuse_another_loop(spelled: str) -> None:
 
 
 def child(kind: str, spelled: str, workload: Captioning, device: torch.device) -> None:
-    """Answers each line on its input with a rate: the loop again and again, the trial once."""
+    """Answers each line on its input with a rate: the loop repeatedly, the trial once."""
     settings = CompileSettings.parse(spelled)
     if kind == "trial":
         print(ANSWER + json.dumps(trial(settings, workload, device)), flush=True)
@@ -130,7 +130,7 @@ def child(kind: str, spelled: str, workload: Captioning, device: torch.device) -
 
 @contextmanager
 def started(kind: str, spelled: str, arguments: argparse.Namespace, caches: str) -> Iterator[subprocess.Popen[str]]:
-    """A child of this script, ended with the block."""
+    """Starts a child of this script, which ends with the block."""
     command = [sys.executable, "-m", "benchmarks.harness_fidelity", "--child", kind, "--settings", spelled]
     process = subprocess.Popen(
         [*command, "--size", arguments.size, "--device", arguments.device, "--output", str(arguments.output)],
@@ -147,7 +147,7 @@ def started(kind: str, spelled: str, arguments: argparse.Namespace, caches: str)
 
 
 def answer(process: subprocess.Popen[str]) -> float:
-    """The child's next rate."""
+    """Returns the child's next rate."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("\n")
@@ -159,7 +159,7 @@ def answer(process: subprocess.Popen[str]) -> float:
 
 
 def compared(spelled: str, arguments: argparse.Namespace, caches: str) -> dict[str, Any]:
-    """Rates of the loop and of trials in turn."""
+    """Returns the alternating rates of the loop and of trials."""
     loop_rates: list[float] = []
     trial_rates: list[float] = []
     with started("loop", spelled, arguments, caches) as loop:
@@ -176,7 +176,7 @@ def compared(spelled: str, arguments: argparse.Namespace, caches: str) -> dict[s
 
 
 def main() -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(_compare)
 
 

@@ -1,12 +1,12 @@
 """Runs a list of benchmarks side by side on the GPUs of this host, each on GPUs and cores of its own.
 
-Background: what docs/results.md shows takes hours of one GPU, and hosts are had for less. So the list is a file, a host's GPUs
-share it, and run again with the same folder it goes on where it stopped: a job that ended well is not repeated, and a sweep that
-was cut off is resumed.
+Background: the figures in docs/results.md take hours of one GPU, and hosts are available for less. So the list is a file, a
+host's GPUs share it, and a further call with the same folder continues it: a job that succeeded is not repeated, and an
+interrupted sweep is resumed.
 
-A job is a line, `NAME GPUS: COMMAND`, GPUS being a number or `all`. In the command `{out}` is the folder, and `{sweep}` the
-options that make a sweep write to, or go on in, the job's own folder below it; `python` is this interpreter. What a job prints
-is in `NAME.log`. Output: a line for each begin and end, and `queue.json`, what came of each job.
+A job is a line, `NAME GPUS: COMMAND`, where GPUS is a number or `all`. In the command, `{out}` is the folder, and `{sweep}` the
+options that make a sweep write to, or resume in, the job's own folder below it; `python` is this interpreter. A job's output
+is in `NAME.log`. Output: a line for each start and end, and `queue.json`, with the result of each job.
 
     python -m benchmarks.host_queue benchmarks/gpu.jobs --output results/gpu --for-s 1500
     python -m benchmarks.host_queue benchmarks/gpu.jobs --output results/gpu --only fidelity layers
@@ -41,7 +41,7 @@ PROG = "python -m benchmarks.host_queue"
 ENDED = "queue.json"
 _ALL = "all"
 _GRACE_S = 30.0
-"""For a job that is told to stop; a sweep kills its trials and writes its report."""
+"""Seconds that a job may take to stop; a sweep kills its trials and writes its report."""
 _POLL_S = 0.1
 
 
@@ -81,15 +81,15 @@ class _Running:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit code: 0, 1 if a job failed or was stopped, or 2 for what it cannot work with."""
+    """Runs the command; returns its exit code: 0, 1 if a job failed or was stopped, or 2 for input it cannot work with."""
     return command_line.run(lambda: _run(command_line.parse(Options, PROG, words)))
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """The jobs of a list, in order. Empty lines and what follows a # at a line's beginning are left out.
+    """Reads the jobs of a list, in order, skipping empty lines and lines that begin with #.
 
     Raises:
-        ConfigError: the file cannot be read, a line is not a job, or a name is there twice.
+        ConfigError: The file cannot be read, a line is not a job, or a name occurs twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -113,7 +113,7 @@ def read_jobs(path: Path) -> list[Job]:
 
 
 def words_of(job: Job, output: Path) -> list[str]:
-    """The command of a job as it runs now."""
+    """Returns the command of a job for this run."""
     folder = output / job.name
     sweep = ["--output", str(folder), *(["--resume"] if (folder / SWEEP_FILE).exists() else [])]
     words: list[str] = []
@@ -146,7 +146,7 @@ def _run(options: Options) -> int:
 
 
 class _Host:
-    """This host's places, and what runs on them."""
+    """This host's slots, and the jobs that run on them."""
 
     def __init__(self, options: Options, places: int, ended: dict[str, Any]) -> None:
         self._options = options
@@ -208,7 +208,7 @@ class _Host:
         self._say(f"{one.job.name}: {came}, {seconds:.0f} s")
 
     def _stop(self) -> None:
-        """Ends what still runs, so that it can be gone on with."""
+        """Ends running jobs in a way that a later call can continue."""
         for one in self._running:
             one.process.send_signal(signal.SIGINT)
         ends_at = time.monotonic() + _GRACE_S
@@ -226,13 +226,13 @@ class _Host:
 
 
 def _begin_child(cpus: set[int]) -> None:
-    """Takes these cores, and listens to SIGINT even if a shell started the queue in the background, where it is ignored."""
+    """Binds to these cores, and handles SIGINT even if a shell started the queue in the background, where it is ignored."""
     os.sched_setaffinity(0, cpus)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def only_gpus(places: Sequence[int]) -> dict[str, str]:
-    """The variable that shows a job these alone of the GPUs that this process may use; none on a host without."""
+    """Returns the variable that makes only these GPUs visible to a job; empty on a host without GPUs."""
     if not fingerprint().num_gpus:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

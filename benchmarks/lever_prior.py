@@ -1,8 +1,8 @@
-"""Writes the prior that `auto` begins with: what each lever of the settings gained in the committed sweeps.
+"""Writes the prior that `auto` begins with: what each lever gained in the committed sweeps.
 
 Background: a search of ten minutes cannot try everything, and what won on one model often wins on the next. Each entry of the
-file is one lever (a field's value against its baseline) on one workload in one size, by pairs of settings that differ in nothing
-else; a sweep of a workload leaves out what was learned on its own family of workloads.
+file is one lever (a field's value against its baseline) on one workload in one size, from pairs of settings that differ in
+nothing else; a sweep of a workload leaves out the entries of its own family of workloads.
 
 Output: orchestrator/search/prior.json, and a table of what the prior expects of each lever on a GPU.
 
@@ -41,14 +41,14 @@ class Options:
 
 
 def committed_sweeps() -> list[Path]:
-    """Returns the folders of all committed sweeps but the table that repeats one of them and those on a machine under load."""
+    """Returns the folders of all committed sweeps, except the table that repeats one and those from a machine under load."""
     logs = [*(ROOT / "docs" / "results").rglob(TRIALS_FILE), *(ROOT / "benchmarks" / "tables").rglob(TRIALS_FILE)]
     left_out = ("search", "captioning-base-h200")
     return sorted(log.parent for log in logs if not set(log.relative_to(ROOT).parts) & set(left_out))
 
 
 def learn(folders: Sequence[Path]) -> list[LeverGain]:
-    """Returns what levers gained in these sweeps; of two sweeps of one workload and size, in the one with more pairs."""
+    """Returns what levers gained in these sweeps; of two sweeps of one workload and size, uses the one with more pairs."""
     best: dict[tuple[str, bool, str, str, str], LeverGain] = {}
     for folder in folders:
         for found in _by_origin(list(records.standing(records.read(folder)).values())).values():
@@ -56,7 +56,7 @@ def learn(folders: Sequence[Path]) -> list[LeverGain]:
                 key = (gain.lever, gain.compiled, gain.workload, gain.size, gain.device)
                 if key not in best or best[key].pairs < gain.pairs:
                     best[key] = gain
-    return [gain for gain in best.values() if not gain.lever.startswith("workload.")]  # options are each workload's own
+    return [gain for gain in best.values() if not gain.lever.startswith("workload.")]  # options are specific to a workload
 
 
 def _by_origin(done: Sequence[TrialRecord]) -> dict[tuple[str, str], list[TrialRecord]]:

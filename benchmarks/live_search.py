@@ -1,14 +1,15 @@
-"""Sweeps that ran live over one space under one budget, each with another searcher, side by side.
+"""Compares sweeps that ran live over one space under one budget, each with another searcher.
 
-Background: replays of recorded tables say what searchers are worth on average over seeds; this says what one got in the time it
-had on a machine, with Ray, compiling and early stopping. Run each sweep alone, one after the other, with the same options:
+Background: replays of recorded tables say what searchers are worth on average over seeds; this says what one achieved in the
+available time on a machine, with Ray, compiling and early stopping. Run each sweep alone, one after the other, with the same
+options:
 
     python -m orchestrator.sweep --searcher gain --time-budget-s 1200 --cache none --output live/gain
     python -m orchestrator.sweep --searcher random --time-budget-s 1200 --cache none --output live/random
     python -m benchmarks.live_search live/gain live/random --output live.json --figure live.png
 
-Output: for each sweep its trials, how many of them are on the front of all sweeps together, what it had of their hypervolume
-at shares of the budget, and when it came to most of it; a JSON file; a picture of the fronts.
+Output: for each sweep its trials, how many of them are on the front of all sweeps together, its share of their hypervolume
+at fractions of the budget, and when it reached most of it; a JSON file; a picture of the fronts.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.live_search"
 SHARES = (0.25, 0.5, 1.0)
-"""Of the budget, at which hypervolume is printed."""
+"""Fractions of the budget at which hypervolume is printed."""
 
 _ALIKE = ("workload", "size", "time_budget_s", "workers_per_trial", "device", "pipeline", "caches", "max_concurrent")
-"""What of a sweep's configuration has to be the same in all."""
+"""Fields of a sweep's configuration that must be equal in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Options:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _compare(command_line.parse(Options, PROG, words)))
 
 
@@ -103,7 +104,7 @@ def _refuse_unlike(infos: Mapping[Path, SweepInfo]) -> None:
 
 
 def _names(infos: Mapping[Path, SweepInfo]) -> dict[Path, str]:
-    """Each sweep's searcher or, where two have the same, its folder's name or, likewise, its folder."""
+    """Returns each sweep's searcher as its name or, if two are equal, its folder's name or, if those are equal, its folder."""
     searchers = {folder: str((info.config.get("search") or {}).get("searcher") or "grid") for folder, info in infos.items()}
     for names in (searchers, {folder: folder.name for folder in infos}):
         if len(set(names.values())) == len(names):

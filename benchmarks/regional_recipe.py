@@ -1,13 +1,13 @@
-"""The regional recipe as its source times it, and how much of its figures a process pays once, whatever it compiles.
+"""The regional recipe as its source times it, and how much of its figures a process pays only once, whatever it compiles.
 
 Background: "Reducing cold start compilation time with regional compilation" compiles 64 layers of two 10 × 10 linear ones, first
-the whole model, then each layer, in one process: 29.71 and 1.75 s, 17 times. What a process pays at its first compile, such as
-importing Inductor and starting its compilers, is in the first figure alone there. A sweep (`--workload layers`) gives each
-setting a process of its own, and both pay it. Here are both arrangements, and a third in which each process compiled something
-else before.
+the whole model, then each layer, in one process: 29.71 and 1.75 s, a factor of 17. What a process pays at its first compile, such
+as importing Inductor and starting its compilers, is only in the first figure there. A sweep (`--workload layers`) gives each
+setting a process of its own, so both pay it. This measures both arrangements, and a third in which each process compiled
+something else before.
 
 Output: for the forward pass and for training, seconds of the first step of either scope with empty caches, in each arrangement,
-and full over regional; a JSON file.
+and full divided by regional; a JSON file.
 
     python -m benchmarks.regional_recipe --output regional_recipe.json
 """
@@ -34,7 +34,7 @@ from workloads.layers import NUM_LAYERS
 
 PROG = "python -m benchmarks.regional_recipe"
 LIMIT_S = 300.0
-"""For one process."""
+"""Limit for one process, in seconds."""
 
 FULL, REGIONAL, OTHER = "full", "regional", "other"
 ARRANGEMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -42,7 +42,7 @@ ARRANGEMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "a process each": ((FULL,), (REGIONAL,)),
     "a process each, after another compile": ((OTHER, FULL), (OTHER, REGIONAL)),
 }
-"""For each arrangement its processes, and what each compiles in order."""
+"""Processes of each arrangement, and what each compiles, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Options:
 
 
 def main(words: list[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _benchmark(command_line.parse(Options, PROG, words)))
 
 
@@ -77,7 +77,7 @@ def _benchmark(options: Options) -> int:
 
 
 def _in_a_process(order: tuple[str, ...], num_layers: int, *, trains: bool) -> dict[str, float]:
-    """First steps in a fresh process with empty caches, by what was compiled; without what only goes before."""
+    """Returns seconds of first steps in a fresh process with empty caches, by what was compiled, without preparatory ones."""
     with tempfile.TemporaryDirectory() as caches:
         told = json.dumps({"order": order, "num_layers": num_layers, "trains": trains})
         environment = {**os.environ, **compile_cache_env(Path(caches))}
@@ -96,7 +96,7 @@ def _in_a_process(order: tuple[str, ...], num_layers: int, *, trains: bool) -> d
 
 
 def first_steps() -> None:
-    """What such a process does: prints the seconds of each first step as JSON."""
+    """Runs in such a process: prints the seconds of each first step as JSON."""
     import time
 
     import torch
@@ -113,7 +113,7 @@ def first_steps() -> None:
         torch.manual_seed(0)
         model = LayersModel(1 if name == OTHER else told["num_layers"], trains=told["trains"]).to(device)
         hidden = torch.randn(2 * ROWS if name == OTHER else ROWS, WIDTH, device=device)
-        model(hidden)  # so that the device's libraries are loaded
+        model(hidden)  # loads the device's libraries
         for module in model.layers if name == REGIONAL else [model]:
             module.compile()
         wait()

@@ -49,7 +49,7 @@ SIZES = {
 
 
 def by_itself(arguments: list[str], environment: dict[str, str]) -> float:
-    """Milliseconds of a mean step, as the script prints it."""
+    """Returns the milliseconds of a mean step, as the script prints it."""
     run = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, check=True, timeout=1200
     )
@@ -57,7 +57,7 @@ def by_itself(arguments: list[str], environment: dict[str, str]) -> float:
 
 
 def in_a_trial(arguments: list[str], folder: Path, environment: dict[str, str]) -> float:
-    """The same, from a trial's throughput."""
+    """Returns the milliseconds of a mean step, from a trial's throughput."""
     with tempfile.TemporaryDirectory(dir=folder) as base:
         trial = ScriptTrial(
             job=ScriptJob.of(str(SCRIPT), [*arguments, "--steps", "1000000"]),

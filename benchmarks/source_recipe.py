@@ -57,7 +57,7 @@ from workloads.captioning import Captioning
 RECIPE, EAGER = "the source's recipe by hand", "eager by hand"
 PAD_MULTIPLE = 8
 TIMING_S = 100.0
-"""Seconds of the budget that are kept for the rounds."""
+"""Seconds of the budget that are reserved for the rounds."""
 
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
 """97.5 % quantiles of Student's t by degrees of freedom."""
@@ -69,12 +69,12 @@ Say = Callable[[str], None]
 
 
 def recipe_step(model: nn.Module, learning_rate: float, mode: str, device: torch.device) -> Step:
-    """The source's training step."""
+    """Returns the source's training step."""
     options: dict[str, Any] = dict(list_mode_options(mode))
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
-        options["shape_padding"] = False  # or a marked length fails at 64 tokens (docs/log.md)
+        options["shape_padding"] = False  # otherwise a marked length fails at 64 tokens (docs/log.md)
         if mode == "max-autotune":
-            compile_tasks._set_triton_ptxas_path()  # or each choice is compiled twice, the second time one after another
+            compile_tasks._set_triton_ptxas_path()  # otherwise each choice is compiled twice, the second time sequentially
     forward = torch.compile(model, options=options or None)
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     update = torch.compile(optimizer.step)
@@ -88,13 +88,13 @@ def recipe_step(model: nn.Module, learning_rate: float, mode: str, device: torch
         loss.backward()
         update()
         optimizer.zero_grad()
-        return loss.detach().clone()  # a CUDA graph uses its memory again
+        return loss.detach().clone()  # a CUDA graph reuses its memory
 
     return step
 
 
 def eager_step(model: nn.Module, learning_rate: float, device: torch.device) -> Step:
-    """The same without the compiler."""
+    """Returns the training step without the compiler."""
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
 
     def step(batch: Batch) -> Tensor:
@@ -110,19 +110,19 @@ def eager_step(model: nn.Module, learning_rate: float, device: torch.device) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one process is told."""
+    """Instructions for one process."""
 
     name: str
     """`RECIPE`, `EAGER`, or settings as `CompileSettings.key` spells them."""
     mode: str
-    """Of the recipe."""
+    """Mode of the recipe."""
     size: str
     device: str
 
 
 @dataclass(slots=True, kw_only=True)
 class Contestant:
-    """A process, and what it has told."""
+    """A process and its reports."""
 
     label: str
     process: multiprocessing.process.BaseProcess
@@ -131,11 +131,11 @@ class Contestant:
     passes_ms: list[float] = field(default_factory=list)
     """Milliseconds of each pass over the pool."""
     left_out: str | None = None
-    """Why nothing more is asked of it."""
+    """Why it is no longer used."""
 
     @property
     def rates(self) -> list[float]:
-        """Samples a second of each pass."""
+        """Samples per second of each pass."""
         return [1e3 * self.facts["samples"] / pass_ms for pass_ms in self.passes_ms]
 
 
@@ -144,8 +144,8 @@ class LeftOut(Exception):
 
 
 def compete(job: Job, pipe: Connection) -> None:
-    """What a process does: builds, and then warms up or times a pass whenever it is told."""
-    os.setpgrp()  # so that it is ended with all it starts
+    """Runs in a process: builds, and then warms up or times a pass on request."""
+    os.setpgrp()  # so that its children end with it
     device = torch.device(job.device)
     workload = Captioning(job.size, 0)
     try:
@@ -160,7 +160,7 @@ def compete(job: Job, pipe: Connection) -> None:
                 else:
                     pipe.send((word, _timed(step, pool, device)))
     except (EOFError, BrokenPipeError):
-        return  # nobody asks any more
+        return  # the parent is gone
     except Exception as error:
         pipe.send(("failed", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"))
         raise
@@ -168,7 +168,7 @@ def compete(job: Job, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def _built(job: Job, workload: Captioning, device: torch.device) -> Iterator[tuple[Step, ShapePolicy, int]]:
-    """The step, how batches are padded, and how often it must meet a length until nothing is left to compile or capture."""
+    """Yields the step, the padding policy, and how often a length must occur until nothing is left to compile or capture."""
     torch.manual_seed(workload.seed)
     if job.name in (RECIPE, EAGER):
         torch.backends.cuda.enable_cudnn_sdp(False)  # its backward gives NaN here (docs/log.md)
@@ -196,7 +196,7 @@ def _every_length(workload: Captioning, policy: ShapePolicy, pool: Sequence[Batc
 
 
 def _warm_up(step: Step, batches: Sequence[Batch], pipe: Connection, device: torch.device) -> dict[str, Any]:
-    """Steps on these batches; the compiler takes the first one's length for typical."""
+    """Steps on these batches; the compiler takes the first one's length as typical."""
     began = told = time.perf_counter()
     first_step_s = 0.0
     for index, batch in enumerate(batches):
@@ -213,7 +213,7 @@ def _warm_up(step: Step, batches: Sequence[Batch], pipe: Connection, device: tor
 
 
 def _timed(step: Step, pool: Sequence[Batch], device: torch.device) -> dict[str, Any]:
-    """One pass, behind a step that is not timed."""
+    """Times one pass, after a step that is not timed."""
     cuda = device.type == "cuda"
     step(pool[-1])
     losses = []
@@ -240,7 +240,7 @@ def _mark() -> Any:
 
 
 def main() -> int:
-    """The command; returns its exit code: 1 if there is nothing to compare with."""
+    """Runs the command; returns its exit code: 1 if there is nothing to compare with."""
     options, settings = _options()
     began = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -287,7 +287,7 @@ def _options() -> tuple[argparse.Namespace, list[CompileSettings]]:
 
 
 def _run(contestants: Sequence[Contestant], options: argparse.Namespace, began: float, say: Say) -> None:
-    """Warms all up, one after another, and times them in turn; notes in each what came of it."""
+    """Warms all up, one after another, and times them in turn; stores the results in each."""
     warm_until = began + max(options.budget_s - TIMING_S, options.budget_s / 2)
     for one in contestants:
         with _left_out(one, say):
@@ -312,7 +312,7 @@ def _run(contestants: Sequence[Contestant], options: argparse.Namespace, began: 
 
 @contextlib.contextmanager
 def _left_out(one: Contestant, say: Say) -> Iterator[None]:
-    """Ends a contestant that fails inside, and notes why; does nothing for one that failed before."""
+    """Ends a contestant that fails inside, and records why; does nothing for one that failed before."""
     try:
         yield
     except LeftOut as why:
@@ -323,10 +323,10 @@ def _left_out(one: Contestant, say: Say) -> Iterator[None]:
 
 
 def _answer(one: Contestant, word: str | None, until: float, say: Say) -> dict[str, Any]:
-    """What the process answers to the word; what it tells by itself without one.
+    """Returns the process's answer to the word; without a word, its next message.
 
     Raises:
-        LeftOut: it failed, now or earlier, or took too long.
+        LeftOut: It failed, now or earlier, or took too long.
     """
     if one.left_out is not None:
         raise LeftOut(one.left_out)
@@ -348,11 +348,11 @@ def _answer(one: Contestant, word: str | None, until: float, say: Say) -> dict[s
 
 @contextlib.contextmanager
 def _process(job: Job, label: str, caches: Path) -> Iterator[Contestant]:
-    """A new process with compile caches of its own, which is gone, with all it started, behind the block."""
+    """Yields a new process with compile caches of its own; ends it and its children with the block."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=compete, args=(job, there))
-    # Of this process, for that one to inherit: torch may read them while it is imported.
+    # Set here for that process to inherit: torch may read them on import.
     os.environ.update(compile_cache_env(caches))
     process.start()
     there.close()
@@ -371,12 +371,12 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
 
 
 def _found(one: Contestant, recipe: Contestant) -> dict[str, Any]:
-    """What the JSON says of a contestant."""
+    """Returns a contestant's entry in the JSON."""
     values: dict[str, Any] = {"label": one.label, "left_out": one.left_out, **one.facts, "passes_ms": one.passes_ms}
     if one.passes_ms:
         rate = 1e3 * one.facts["samples"] / statistics.fmean(one.passes_ms)
         values |= {"samples_per_s": rate, "steps_per_s": rate / one.facts["batch_size"]}
-    # Passes of one round are neighbours, so that a clock that drifts cancels.
+    # Passes of one round are close in time, so that a clock that drifts cancels.
     logs = [math.log(ours / theirs) for ours, theirs in zip(one.rates, recipe.rates, strict=False)]
     if one is not recipe and len(logs) > 1:
         mean, half = statistics.fmean(logs), _T975[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))

@@ -36,12 +36,12 @@ class Options:
 
 
 def good(folder: Path) -> dict[str, TrialRecord]:
-    """The last good record of each setting, by the setting's key."""
+    """Returns the last good record of each setting, by the setting's key."""
     return {record.settings_key: record for record in read(folder) if record.status is Status.OK}
 
 
 def by_mode(training: dict[str, TrialRecord], inference: dict[str, TrialRecord]) -> Iterator[str]:
-    """The modes' table; inference is that under the same setting."""
+    """Yields the table of modes, with inference under the same setting."""
     yield "| setting | first training step s | MiB | training ms/iter | inference ms/iter |"
     yield "|---|---|---|---|---|"
     for record in training.values():
@@ -55,7 +55,7 @@ def by_mode(training: dict[str, TrialRecord], inference: dict[str, TrialRecord])
 
 
 def by_scope(records: dict[str, TrialRecord]) -> Iterator[str]:
-    """The scopes' table, with compile seconds in units of the least."""
+    """Yields the table of scopes, with compile seconds relative to the least."""
     compiled = [record for record in records.values() if record.compile_s and record.settings["scope"] != "eager"]
     least = min((record.compile_s or 0.0 for record in compiled), default=1.0)
     yield "| setting | compile s | times the least | first step s |"
@@ -66,7 +66,7 @@ def by_scope(records: dict[str, TrialRecord]) -> Iterator[str]:
 
 
 def by_option(records: dict[str, TrialRecord]) -> Iterator[str]:
-    """Milliseconds an iteration, then MiB: a row for each choice of options, a column for each scope and mode."""
+    """Yields milliseconds per iteration, then MiB: a row per choice of options, a column per scope and mode."""
     names = list(dict.fromkeys(_name(record) for record in records.values()))
     options = list(dict.fromkeys(_options(record) for record in records.values()))
     found = {(_options(record), _name(record)): record for record in records.values()}
@@ -83,7 +83,7 @@ def by_option(records: dict[str, TrialRecord]) -> Iterator[str]:
 
 
 def _options(record: TrialRecord) -> str:
-    """What a record's settings choose besides scope, mode and what comes with them."""
+    """Returns a record's settings except scope, mode and what follows from them."""
     chosen = [part for part in record.settings_key.split(",") if not part.startswith(_NOT_OPTIONS)]
     return ", ".join(part.removeprefix("workload.") for part in chosen) or "–"
 
@@ -93,7 +93,7 @@ def _name(record: TrialRecord) -> str:
 
 
 def _step(record: TrialRecord | None) -> str:
-    """Milliseconds a step; of a noisy trial with half its 95 % interval."""
+    """Formats milliseconds per step; for a noisy trial with half its 95 % interval."""
     if record is None or record.step_ms_median is None:
         return _figure(None, 1)
     digits = 2 if record.step_ms_median < 10 else 1
@@ -113,7 +113,7 @@ def _figure(value: float | None, digits: int) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _print(command_line.parse(Options, PROG, words).folders))
 
 

@@ -1,13 +1,13 @@
-"""What recipe `auto` finds in five and ten minutes of one machine, against the best that an expert writes by hand.
+"""What recipe `auto` finds in five and ten minutes on one machine, compared with the best that an expert writes by hand.
 
-Background: the question of every user is whether ten minutes of their GPU give what an expert would have found. The ways by
-hand are those of `benchmarks.by_hand.best`, for the same job; the sweeps are the command as a person calls it, with the local
-runner. The clock starts when the command does, so that its own start counts.
+Background: every user's question is whether ten minutes of their GPU give what an expert would have found. The ways by
+hand are those of `benchmarks.by_hand.best`, for the same job; the sweeps run the command as a person calls it, with the local
+runner. The clock starts with the command, so that its own start counts.
 
-Output: a JSON file with, for each budget, the best setting, its samples/s as a share of the best by hand, the seconds at which
-98 % of the best by hand and of the sweep's own best were reached, and the share of trials' seconds that compiled or timed.
+Output: a JSON file with, for each budget, the best setting, its samples/s relative to the best by hand, the seconds until
+98 % of the best by hand and of the sweep's own best were reached, and the fraction of trials' seconds spent compiling or timing.
 
-Within nine minutes each, of which a GPU is lent, with the one way by hand that won (and `--lines` for ways measured before):
+Each of these takes at most nine minutes, with the one way by hand that won (and `--lines` for ways measured before):
 
     T="python -m benchmarks.ten_minutes --output $OUT/auto.json"
     $T resnet --size resnet50 --by-hand resnet --ways "CUDA graphs, fused, channels_last" --budget-s 300
@@ -42,7 +42,7 @@ from orchestrator.run.sweep_folder import make_room, write_json
 
 PROG = "python -m benchmarks.ten_minutes"
 ENOUGH = 0.98
-"""Share of the best by hand that is to be reached."""
+"""Fraction of the best by hand that should be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _compare(options: Options) -> int:
         sweep = {"exit_code": code, "seconds": round(seconds, 1), **found(records.read(folder), began, best)}
         told["sweeps"][f"{budget_s:.0f}"] = sweep
         print(json.dumps({"budget_s": budget_s, **sweep}), flush=True)
-        write_json(options.output, told)  # after each, so that a machine that is taken back leaves what there is
+        write_json(options.output, told)  # after each, so that results survive if the machine goes away
     return 0
 
 
@@ -108,7 +108,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
     """Returns the lines of JSON that `benchmarks.by_hand.best` printed.
 
     Raises:
-        ConfigError: none of them is one.
+        ConfigError: No line is one.
     """
     try:
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
@@ -133,9 +133,9 @@ def found(trials: Sequence[TrialRecord], began: datetime, by_hand: float | None)
     """Returns what a sweep's records say.
 
     Args:
-        trials: the records, in order.
-        began: when the command was started.
-        by_hand: samples/s of the best way by hand, if it is known.
+        trials: The records, in order.
+        began: When the command was started.
+        by_hand: Samples/s of the best way by hand, if it is known.
     """
     usable = [trial for trial in trials if trial.status is Status.OK and trial.samples_per_s]
     if not usable:

@@ -1,10 +1,10 @@
-"""What a sweep spends between its trials: seconds from the end of one trial to `building` of the next.
+"""Time that a sweep spends between its trials: seconds from the end of one trial to `building` of the next.
 
-Background: of what a trial costs, only compiling, timing and checking are of use. What comes before `building` (starting
+Background: of a trial's cost, only compiling, timing and checking are useful. What comes before `building` (starting
 processes, importing torch and the workload) and after `done` (publishing, ending processes, writing the record) is overhead.
 
-Output: a line for each trial, its gap to the one before on the same slot, and the median gap. The gap begins when the log of the
-earlier trial says `done` or, if that trial died, when its record is written.
+Output: a line for each trial with its gap to the previous one on the same slot, and the median gap. The gap begins when the log
+of the earlier trial says `done` or, if that trial died, when its record is written.
 
     python -m benchmarks.trial_gaps --runner local --workload layers --size tiny --settings scope=eager scope=full
 """
@@ -27,10 +27,10 @@ _PHASE = re.compile(r"^\S+ (building|done)$", re.MULTILINE)
 
 @dataclass(slots=True)
 class SeenTrial:
-    """When a trial was first seen to do what, in seconds of the monotonic clock."""
+    """When each event of a trial was first seen, in seconds of the monotonic clock."""
 
     at: dict[str, float] = field(default_factory=dict)
-    """By event: building, done, recorded."""
+    """Time by event: building, done, recorded."""
 
     @property
     def ended(self) -> float | None:
@@ -39,10 +39,10 @@ class SeenTrial:
 
 
 def watched(arguments: list[str], folder: Path) -> tuple[dict[str, SeenTrial], int]:
-    """Runs a sweep, and returns what was seen of its trials, by trial ID, and the command's exit code.
+    """Runs a sweep, and returns the events of its trials, by trial ID, and the command's exit code.
 
     Args:
-        arguments: The sweep's.
+        arguments: Words of the sweep's command line.
         folder: An empty folder for the sweep.
     """
     seen: dict[str, SeenTrial] = {}
@@ -65,7 +65,7 @@ def watched(arguments: list[str], folder: Path) -> tuple[dict[str, SeenTrial], i
 
 
 def gaps(seen: dict[str, SeenTrial]) -> dict[str, float]:
-    """Seconds before each trial's `building`, by trial ID; a trial follows the one that ended last of those not followed yet."""
+    """Returns the seconds before each trial's `building`, by trial ID; a trial follows the latest one without a successor."""
     found: dict[str, float] = {}
     ended = sorted((trial.ended, name) for name, trial in seen.items() if trial.ended is not None)
     for name, trial in sorted(seen.items(), key=lambda item: item[1].at.get("building", float("inf"))):

@@ -1,6 +1,6 @@
-"""Prints what each varied thing does to eager and compiled steps: `python -m benchmarks.variations FOLDER [FOLDER …]`.
+"""Prints the effect of each variation on eager and compiled steps: `python -m benchmarks.variations FOLDER [FOLDER …]`.
 
-Background: the recipes inference and vision switch one thing at a time, so that a finding of their sources ("compiling made
+Background: the recipes inference and vision vary one thing at a time, so that a finding of their sources ("compiling made
 inference slower"; "no EMA, no SyncBN, a smaller batch, AMP") is a row beside the same row without it. Output: Markdown, one table
 of times and one of memory for each workload, and for a workload of images the source's four pitfalls with what the records say.
 Folders are those of sweeps of one workload and machine, with one worker or several.
@@ -26,13 +26,13 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
 PROG = "python -m benchmarks.variations"
 _GIB = 2**30
 USUAL = "nothing"
-"""Name of the row without anything varied."""
+"""Name of the row without variation."""
 
 _FURTHER = ("optimizer", "padding", "pad_multiple", "bucket_size", "buckets", "group_window", "shape_padding", "backend")
-"""Fields that the recipes leave as they usually are."""
+"""Fields that the recipes leave at their defaults."""
 
 Table = Mapping[tuple[str, str], TrialRecord]
-"""Records by what is varied and by how it is compiled, the last good one of each; one that is not good where there is none."""
+"""Records by variation and by how they are compiled: the last good one of each, or else one that is not good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,12 @@ class Options:
 
 
 def table_of(records: Sequence[TrialRecord], *, num_workers: int | None = None) -> Table:
-    """The records by row and column.
+    """Groups the records by row and column.
 
     Args:
-        records: of one workload.
-        num_workers: leaves out those of another number; None for all, with the number among what is varied.
+        records: Records of one workload.
+        num_workers: Leaves out records with another number of workers; None includes all, with the number as part of the
+            variation.
     """
     found: dict[tuple[str, str], TrialRecord] = {}
     for record in records:
@@ -80,12 +81,12 @@ def _place(record: TrialRecord, *, with_workers: bool) -> tuple[str, str]:
 
 
 def times(table: Table) -> Iterator[str]:
-    """Milliseconds a step, and of compiled ones how many times as fast as eager ones of the same row they are."""
+    """Yields milliseconds per step and, for compiled ones, the speedup over eager ones of the same row."""
     yield from _tabulated(table, "varied, ms/step", _time)
 
 
 def memory(table: Table) -> Iterator[str]:
-    """Peak memory in GiB."""
+    """Yields peak memory in GiB."""
     yield from _tabulated(table, "varied, peak GiB", lambda record: _gib(record.peak_memory_bytes))
 
 
@@ -120,9 +121,9 @@ def _gib(count: int | None) -> str:
 
 
 def pitfalls(records: Sequence[TrialRecord]) -> Iterator[str]:
-    """The four pitfalls of "PyTorch 2.0: how to speed up model training", each with whether it holds here and the figures.
+    """Yields the four pitfalls of "PyTorch 2.0: how to speed up model training", with whether each holds here and the figures.
 
-    Those of SyncBN are of the most workers there are, the others of the fewest.
+    SyncBN's figures are those with the most workers, the others' those with the fewest.
     """
     counts = sorted({record.num_workers for record in records})
     table = table_of(records, num_workers=counts[0])
@@ -187,7 +188,7 @@ def _ratio(record: TrialRecord | None) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _print(command_line.parse(Options, PROG, words).folders))
 
 

@@ -1,11 +1,11 @@
-"""What compiles and what breaks with several workers, where there is one GPU: both workers share it and talk by gloo.
+"""What compiles and what breaks with several workers if there is only one GPU: both workers share it and communicate by gloo.
 
-Background: NCCL wants a GPU a worker. What a compiler makes of a model whose workers talk inside the forward pass (SyncBN) or the
-backward one (DDP) hangs on there being several, not on how fast they talk, and can be told with one GPU. How fast they are can
-not: gloo takes the host's memory, and the workers take turns on the GPU. So no speed is among what is told.
+Background: NCCL needs a GPU per worker. What a compiler makes of a model whose workers communicate inside the forward pass
+(SyncBN) or the backward pass (DDP) depends on there being several workers, not on their speed, so one GPU can show it. It cannot
+show speed: gloo uses the host's memory, and the workers take turns on the GPU. So no speed is reported.
 
 Output: for each case graphs, graph breaks with their reasons, what fell back to eager or got no CUDA graph, and the check of the
-numbers against eager workers; a table, and a JSON file. About two minutes a case on an H200.
+numbers against eager workers; a table, and a JSON file. About two minutes per case on an H200.
 
     python -m benchmarks.workers_on_one_gpu --output workers_on_one_gpu.json
     python -m benchmarks.workers_on_one_gpu --output w.json --device cpu --size tiny --settings scope=full,backend=aot_eager
@@ -38,15 +38,15 @@ PROG = "python -m benchmarks.workers_on_one_gpu"
 NUM_WORKERS = 2
 WIDTH = 170
 LIMIT_S = 420.0
-"""For one case."""
+"""Limit for one case, in seconds."""
 ANSWER = "worker "
-"""Begins the line meant for the parent; torch may print others."""
+"""Prefix of the line meant for the parent; torch may print others."""
 
 TOLD = (
     "graphs", "graph_break_reasons", "fallbacks", "recompile_limit_hits", "cudagraph_skips", "cudagraph_skip_reasons", "numerics",
     "compile_s", "peak_memory_bytes",
 )  # fmt: skip
-"""What of a measurement does not hang on how fast the workers talk, and what its compiling and memory took."""
+"""Figures that do not depend on the workers' speed, and the seconds and memory of compiling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Options:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _benchmark(command_line.parse(Options, PROG, words)))
 
 
@@ -99,7 +99,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _by_two(options: Options, spelled: str) -> dict[str, Any]:
-    """What worker 0 tells of a case, in processes of its own with empty caches, or the error that ended one."""
+    """Returns worker 0's report of a case, from processes with empty caches, or the error that ended one."""
     with tempfile.TemporaryDirectory() as scratch:
         words = json.dumps([scratch, options.workload, options.size, str(options.device), spelled])
         environment = {**os.environ, **compile_cache_env(Path(scratch))}
@@ -127,7 +127,7 @@ def _by_two(options: Options, spelled: str) -> dict[str, Any]:
 
 
 def worker() -> None:
-    """What each of the processes does."""
+    """Runs in each of the processes."""
     from torch import distributed
 
     from compile_sweep.contract.base import load_workload

@@ -36,13 +36,13 @@ class ReviewModel(nn.Module):
 
 
 def reviews(number: int) -> dict[str, Tensor]:
-    """A batch as a data loader would give it: 8 reviews, as long as the longest of them."""
+    """Returns a batch like a data loader's: 8 reviews, padded to the longest of them."""
     length = int(torch.randint(10, 65, ()))
     return {"words": torch.randint(1, WORDS, (8, length)), "stars": torch.randint(CLASSES, (8,))}
 
 
 def review_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """What the training loop computes of a batch."""
+    """Computes the training loop's loss of a batch."""
     return cross_entropy(model(batch["words"]), batch["stars"])
 
 
@@ -50,7 +50,7 @@ Reviews = WorkloadFromModel(ReviewModel, reviews, review_loss)
 
 
 def gpt2() -> GPT2LMHeadModel:
-    """A model of Hugging Face's; `from_pretrained` would do as well."""
+    """Returns a Hugging Face model; `from_pretrained` would work as well."""
     size = {"vocab_size": WORDS, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4}
     drops_nothing = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(GPT2Config(**size, **drops_nothing, use_cache=False, bos_token_id=0, eos_token_id=0))

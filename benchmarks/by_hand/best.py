@@ -49,7 +49,8 @@ COMPILED: Mapping[str, Way] = {
     "CUDA graphs, compiled optimizer": {"compile": GRAPHS, "optimizer": "compiled"},
     "CUDA graphs, fused, tuned": {"compile": TUNED, "optimizer": "fused"},
 }
-ONE_GRAPH = {"options": {"triton.mix_order_reduction": False, "shape_padding": False}}  # whose guards make more (docs/log.md)
+# Its guards create more graphs (docs/log.md).
+ONE_GRAPH = {"options": {"triton.mix_order_reduction": False, "shape_padding": False}}
 GROUPED = "scope=eager,padding=longest,group_window=100,attention=unmasked"
 WAYS: Mapping[str, Mapping[str, Way]] = {
     "gpt2": {
@@ -93,18 +94,18 @@ SCRIPT = "gpt2_script"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained."""
+    """What to train."""
 
     model: nn.Module
     loss: Callable[[Batch], Tensor]
     batches: Sequence[Batch]
     make_optimizer: Callable[..., torch.optim.Optimizer]
     changing: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Dimensions of batches that change from one to the next, by tensor."""
+    """Dimensions that change between batches, by tensor."""
 
 
 def gpt2(device: torch.device, way: Way, *, tiny: bool) -> Job:
-    """Returns GPT-2 small on 20 batches of 4 × 256 random tokens, trained by Adam, as the workload."""
+    """Returns GPT-2 small on 20 batches of 4 × 256 random tokens, trained by Adam, like the workload."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     layers, width, heads, vocabulary, rows, length = (2, 64, 2, 128, 2, 32) if tiny else (12, 768, 12, 50257, 4, 256)
@@ -121,7 +122,7 @@ def gpt2(device: torch.device, way: Way, *, tiny: bool) -> Job:
 
 
 def resnet(device: torch.device, way: Way, *, tiny: bool) -> Job:
-    """Returns ResNet-50 on 6 batches of 128 random images of 224 pixels, trained by SGD with momentum, as the workload."""
+    """Returns ResNet-50 on 6 batches of 128 random images of 224 pixels, trained by SGD with momentum, like the workload."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     small = {"layer_type": "basic", "depths": [1, 1], "hidden_sizes": [8, 16], "embedding_size": 8, "num_labels": 5}
@@ -143,12 +144,12 @@ def resnet(device: torch.device, way: Way, *, tiny: bool) -> Job:
 
 
 def segmentation(device: torch.device, way: Way, *, tiny: bool) -> Job:
-    """Returns SegFormer b0 on 10 batches of 8 random images of 512 × 1024 pixels, trained by Adam, as the workload."""
+    """Returns SegFormer b0 on 10 batches of 8 random images of 512 × 1024 pixels, trained by Adam, like the workload."""
     return _of_workload("segmentation", "tiny" if tiny else "b0", device, way)
 
 
 def captioning(device: torch.device, way: Way, *, tiny: bool) -> Job:
-    """Returns the captioning model on the workload's captions, trained by Adam; padded to the longest where `batches` says so."""
+    """Returns the captioning model on the workload's captions, trained by Adam; padded to the longest if `batches` says so."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # its backward gives NaN here (docs/log.md)
     return _of_workload("captioning", "tiny" if tiny else "base", device, way)
 
@@ -198,10 +199,10 @@ def measure(job: Job, way: Way, device: torch.device, *, least_s: float) -> dict
     """Returns samples/s over whole passes through the batches, and seconds to the end of the first step.
 
     Args:
-        job: what is trained.
-        way: how.
-        device: on what.
-        least_s: time steps for at least this long, after warming up for as long as it takes to see each batch three times.
+        job: What to train.
+        way: How to train it.
+        device: The device to train on.
+        least_s: Minimum seconds of timed steps, after a warm-up that visits each batch three times.
     """
     batches = list(job.batches)
     if way.get("channels_last"):
@@ -232,7 +233,7 @@ def in_channels_last(tensor: Tensor) -> Tensor:
 
 
 def wait(device: torch.device) -> None:
-    """Waits until the device has done what was asked of it."""
+    """Waits until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -247,7 +248,7 @@ def run_alone(name: str, way: str, *, tiny: bool, least_s: float) -> None:
 
 
 def run_script(way: str, *, tiny: bool) -> int:
-    """Runs the script as it would be run, prints the line of what it says of itself, and returns its exit code."""
+    """Runs the script as a user would, prints the line with its result, and returns its exit code."""
     size = {"layers": 2, "heads": 2, "width": 32, "length": 32, "batch": 2, "vocabulary": 128, "steps": 9} if tiny else {}
     words = [*WAYS[SCRIPT][way].get("words", ()), *(f"--{name}={value}" for name, value in size.items())]
     run = subprocess.run(

@@ -1,8 +1,7 @@
-"""What sharing compile caches is worth: a job's restart, a whole sweep, and moving artifacts. See docs/results.md.
+"""What sharing compile caches is worth: for a job's restart, for a whole sweep, and when moving artifacts. See docs/results.md.
 
-Background: compiling is most of what a sweep spends its GPU hours on. Each command answers one question of that, in a file of
-its own: `restart.py`, `sweeps.py`, `transfer.py`. Whatever is done is in the JSON at once, so a run that is
-killed leaves what it had.
+Background: compiling is most of what a sweep spends its GPU hours on. Each command answers one question about that, in a file of
+its own: `restart.py`, `sweeps.py`, `transfer.py`. Results are written to the JSON at once, so a run that is killed keeps them.
 
 Output: a table, and a JSON file.
 
@@ -85,7 +84,7 @@ class TransferOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _dispatch(arguments))
 
 
@@ -140,5 +139,5 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any], Sequence[Table | str]]]] = 
 }
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that child processes are ended, too
     sys.exit(main(sys.argv[1:]))

@@ -1,12 +1,12 @@
 """The first step of a training job, cold and restarted from artifacts, each in a new process.
 
 Background: with torch's `load_cache_artifacts`, by hand, the first step came down from 66.0 to 8.6 s. Here a process with empty
-caches takes some steps and publishes what it compiled in a folder; another restores that, by the code of a sweep's warm starts
-(`artifacts/sharing.py`, `harness/warm_start.py`). A third restores and takes one step alone, so that the phases are that
-step's. Where the goal is missed, a fourth does that under Python's profiler, which slows all of it down.
+caches takes some steps and publishes what it compiled in a folder; another restores that, with the code of a sweep's warm starts
+(`artifacts/sharing.py`, `harness/warm_start.py`). A third restores and takes only one step, so that the phases are that
+step's. If the goal is missed, a fourth does that under Python's profiler, which slows everything down.
 
-Output: seconds to restore, to build the model and of the first step; cold over warm; how far the warm process's estimate of the
-cold time is off; hits and misses; where the rest goes.
+Output: seconds to restore, to build the model and of the first step; cold divided by warm; the error of the warm process's
+estimate of the cold time; hits and misses; where the remaining time goes.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from orchestrator.run.sweep_folder import write_json
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 GOAL = 12.0
-"""Cold over warm first step, for the whole model with all else at its default."""
+"""Goal for the cold first step divided by the warm one, for the whole model with default settings otherwise."""
 
 LIMIT_S = 600.0
-"""For one process."""
+"""Limit for one process, in seconds."""
 
 NO_TIME = "no time left"
 LOG_TAIL = 500
-"""Characters that are shown of a process that failed."""
+"""Number of characters shown of a failed process's log."""
 
 PROFILE_LINES, SHOWN_LINES = 40, 12
-"""Functions in the JSON and in the table."""
+"""Number of functions in the JSON and in the table."""
 
 
 class Kind(StrEnum):
-    """What a process is for."""
+    """Purpose of a process."""
 
     COLD = "cold"
-    """Empty caches; publishes."""
+    """Starts with empty caches; publishes."""
     WARM = "warm"
     """Restores; takes as many steps as the cold one."""
     PHASES = "phases"
     """Restores; takes one step."""
     PROFILE = "profile"
-    """The same under Python's profiler."""
+    """Restores; takes one step under Python's profiler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one process is told."""
+    """Instructions for one process."""
 
     kind: Kind
     setting: str
@@ -83,7 +83,7 @@ class Job:
     result: str
 
     def assignment(self) -> Assignment:
-        """As a sweep would give it: a cold trial, or a warm start."""
+        """Returns the assignment that a sweep would give: a cold trial, or a warm start."""
         warm = self.kind is not Kind.COLD
         plan = TrialPlan(
             folder=self.store,
@@ -107,11 +107,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be restarted, and how."""
+    """What to restart, and how."""
 
     settings: tuple[CompileSettings, ...]
     precompile: bool
-    """Whether each setting is done again with what Dynamo traced kept too."""
+    """Whether to repeat each setting with Dynamo's traces stored, too."""
     workload: str
     size: str
     device: Device
@@ -119,17 +119,17 @@ class Plan:
     """Whether to find out where the rest of the warm first step goes."""
     steps: int
     budget_s: float
-    """Seconds after which what runs is stopped and what is missing is left out."""
+    """Seconds after which running processes are stopped and missing ones are left out."""
 
     def variants(self) -> Iterator[tuple[CompileSettings, bool]]:
-        """Every setting, then every setting with precompile if asked for."""
+        """Yields every setting, then every setting with precompile if requested."""
         yield from ((setting, False) for setting in self.settings)
         if self.precompile:
             yield from ((setting, True) for setting in self.settings)
 
 
 def restart(output: Path, plan: Plan) -> list[Table]:
-    """Runs all processes, one after another, and writes the JSON after each; returns it as tables."""
+    """Runs all processes, one after another, and writes the JSON after each; returns the results as tables."""
     ends_at = time.monotonic() + plan.budget_s
     found: list[dict[str, Any]] = []
     for setting, precompile in plan.variants():
@@ -148,12 +148,12 @@ def restart(output: Path, plan: Plan) -> list[Table]:
 
 
 def compared(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Cold over warm, as far as both have run.
+    """Returns cold divided by warm, as far as both have run.
 
-    `first_step_ratio` is the figure with a goal. `steps_ratio` is the same of all steps, and `start_ratio` of all that a
-    restarted job waits for before its second step: restoring, building and the first step. With precompile that is the one to
-    look at: torch then loads while it builds, and leaves nothing to the first step. `estimate_error` is that of what the warm
-    process would say a cold one takes, for all steps.
+    `first_step_ratio` is the figure with a goal. `steps_ratio` is that of all steps, and `start_ratio` that of all that a
+    restarted job waits for before its second step: restoring, building and the first step. With precompile the latter is the
+    relevant one: torch then loads while it builds, and leaves nothing to the first step. `estimate_error` is the error, over all
+    steps, of the warm process's estimate of a cold one's time.
     """
     cold, warm = runs.get(Kind.COLD), runs.get(Kind.WARM)
     if cold is None or warm is None:
@@ -168,17 +168,17 @@ def compared(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_profiled(runs: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it has to be said what the rest of the warm first step is."""
+    """Tells whether the remaining time of the warm first step must be explained."""
     ratio = compared(runs).get("first_step_ratio")
     return ratio is not None and ratio < GOAL
 
 
 def take(job: Job) -> None:
-    """What each process does: as a sweep's worker, without Ray."""
+    """Runs a job in its process: like a sweep's worker, without Ray."""
     began = time.perf_counter()
     cpus = os.sched_getaffinity(0)
     cores.bind_process(cpus)
-    import torch  # behind the binding
+    import torch  # after binding to cores
 
     from compile_sweep.contract.base import load_workload
     from compile_sweep.harness.compile_cache.transfer import watch_caches
@@ -221,8 +221,8 @@ def take(job: Job) -> None:
 
 
 def profiled(profile: cProfile.Profile) -> list[dict[str, Any]]:
-    """The functions in which most time was spent, what they call not included, and who called them most."""
-    stats: Any = pstats.Stats(profile)  # whose table the type stubs leave out
+    """Returns the functions with the most time of their own, and who called each of them most."""
+    stats: Any = pstats.Stats(profile)  # the type stubs leave out its table
     rows = [
         {
             "function": _spelled(function),
@@ -237,7 +237,7 @@ def profiled(profile: cProfile.Profile) -> list[dict[str, Any]]:
 
 
 def table(variants: Sequence[dict[str, Any]]) -> Table:
-    """Variants as the JSON has them, for people."""
+    """Formats variants from the JSON as a table."""
     shown = Table(box=None)
     for title in ("setting", "first step s, cold", "warm", "cold ÷ warm", "restore s", "build s", "restart", "all steps"):
         shown.add_column(title, justify="left" if title == "setting" else "right")
@@ -267,7 +267,7 @@ def table(variants: Sequence[dict[str, Any]]) -> Table:
 
 
 def profile_table(variant: Mapping[str, Any]) -> Table:
-    """Where Python's profiler saw the warm first step of a variant spend its time."""
+    """Formats where the profiler saw a variant's warm first step spend its time."""
     shown = Table("own s", "with calls", "calls", "function", "mostly called from", box=None, title=f"{_named(variant)}: profile")
     for row in variant["runs"][Kind.PROFILE]["profile"][:SHOWN_LINES]:
         figures = f"{row['own_s']:.2f}", f"{row['with_calls_s']:.2f}", str(row["calls"])
@@ -276,7 +276,7 @@ def profile_table(variant: Mapping[str, Any]) -> Table:
 
 
 def _runs(setting: CompileSettings, precompile: bool, plan: Plan, ends_at: float) -> Iterator[tuple[Kind, dict[str, Any] | str]]:
-    """Figures of each process of a variant; ends with why there are none of the next, if it failed or was not done in time."""
+    """Yields the figures of each process of a variant; ends with why the next one has none, if it failed or was late."""
     runs: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="compile-sweep-restart-") as scratch:
         for kind in Kind:
@@ -301,7 +301,7 @@ def _runs(setting: CompileSettings, precompile: bool, plan: Plan, ends_at: float
 
 
 def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | str:
-    """What the process of a job wrote, or why it wrote nothing."""
+    """Returns what the process of a job wrote, or why it wrote nothing."""
     environment = {
         **os.environ,
         **compile_cache_env(caches),
@@ -329,7 +329,7 @@ def _run(job: Job, caches: Path, ends_at: float) -> dict[str, Any] | str:
 
 
 def job_of(text: str) -> Job:
-    """The job that `_run` spelled."""
+    """Parses a job that `_run` wrote."""
     job = Job(**json.loads(text))
     return replace(job, kind=Kind(job.kind), device=Device(job.device))
 
@@ -339,7 +339,7 @@ def _named(variant: Mapping[str, Any]) -> str:
 
 
 def _spelled(function: tuple[str, int, str]) -> str:
-    """A function as the profiler names it, without the folders of this machine."""
+    """Returns a function's name as the profiler gives it, without this machine's folders."""
     file, line, name = function
     if file == "~":
         return name

@@ -1,11 +1,11 @@
-"""Two recorded sweeps over the same settings, one whose trials began cold and one whose trials shared what they compiled.
+"""Compares two recorded sweeps over the same settings: one with cold trials, and one whose trials shared what they compiled.
 
-Background: a warm trial's record claims what a cold one would have taken, `cold_equivalent_s`; the cold sweep says what it did
-take. GPU-seconds are the trials' `wall_s` times their workers, worker start and publishing included, each setting's once: of the
-cold sweep its cold trial, of the shared one the trial that ran first, and apart from these what `--caches auto` measured again.
-The first trials of the shared sweep find nothing, and are cold there too; they count all the same.
+Background: a warm trial's record estimates what a cold one would have taken, `cold_equivalent_s`; the cold sweep says what it
+took. GPU-seconds are the trials' `wall_s` times their workers, including worker start and publishing, once per setting: for
+the cold sweep its cold trial, for the shared one the trial that ran first, and separately what `--caches auto` measured again.
+The first trials of the shared sweep find nothing and are cold as well; they count all the same.
 
-Output: the estimate's error for each setting, and of its warm start if there was one; GPU-seconds of both, and where they went;
+Output: the estimate's error for each setting, and for its warm start if there was one; GPU-seconds of both, and where they went;
 the two fronts, and by how much a setting on one of them misses the other; bytes published, and those new to the store.
 """
 
@@ -26,29 +26,29 @@ from compile_sweep.schema.record import Caches, WarmStart
 from orchestrator.run.sweep_folder import write_json
 
 ERROR_GOAL = 0.10
-"""Of `cold_equivalent_s`, either way."""
+"""Goal for the error of `cold_equivalent_s`, in either direction."""
 
 SAVED_GOAL = 0.40
-"""Share of the GPU-seconds."""
+"""Goal for the fraction of GPU-seconds saved."""
 
 _OF_BOTH = ("trial_id", "status", "label", "caches", "compile_s", "warm_compile_s", "wall_s", "cores", "contended")
 _OF_SHARED = ("cache_saved_s", "cold_equivalent_s", "restore_s", "cache_restored", "cache_hits", "cache_misses", "cache_refused")
 
 Row = dict[str, Any]
-"""A trial's figures by column; None for what it has not."""
+"""A trial's figures by column; None for missing ones."""
 
 
 def compare(output: Path, cold: Path, shared: Path) -> list[Table | str]:
-    """Writes the JSON; returns it as tables and sentences.
+    """Writes the JSON; returns its contents as tables and sentences.
 
     Args:
-        output: the file.
-        cold: folder of a sweep with `--caches cold`.
-        shared: folder of one with `--caches shared` or `auto`.
+        output: The file.
+        cold: Folder of a sweep with `--caches cold`.
+        shared: Folder of a sweep with `--caches shared` or `auto`.
 
     Raises:
-        ConfigError: the two share no setting.
-        RecordsError: a folder is none of a sweep.
+        ConfigError: The two have no setting in common.
+        RecordsError: A folder is not a sweep's.
     """
     found = compared(cold, shared)
     write_json(output, found)
@@ -56,7 +56,7 @@ def compare(output: Path, cold: Path, shared: Path) -> list[Table | str]:
 
 
 def compared(cold: Path, shared: Path) -> Row:
-    """All that the two sweeps say of each other, as plain values."""
+    """Returns all comparisons of the two sweeps, as plain values."""
     frames = analysis.load(cold), analysis.load(shared)
     ours, theirs = (_by_key(frame) for frame in frames)
     pairs = [(_cold_of(ours[key]), *_first_and_again(theirs[key])) for key in ours if key in theirs and _has_cold(ours[key])]
@@ -83,21 +83,21 @@ def compared(cold: Path, shared: Path) -> Row:
 
 
 def short_by(rate: float, compile_s: float, others: Sequence[tuple[float, float]]) -> float:
-    """By what share a setting would have to be better, in one figure, to be on a front of these; 0 if it is on it.
+    """Returns the relative improvement, in one figure, that would put a setting on the front of these; 0 if it is on it.
 
     Args:
-        rate: its samples per second.
-        compile_s: its compile time.
-        others: the same two of each other setting.
+        rate: Samples per second of the setting.
+        compile_s: Compile time of the setting.
+        others: Both figures of each other setting.
     """
     ahead = [
         (theirs / rate - 1, 1 - seconds / compile_s) for theirs, seconds in others if theirs >= rate and seconds <= compile_s
     ]
-    return max((min(gaps) for gaps in ahead), default=0.0)  # either is enough against each of them
+    return max((min(gaps) for gaps in ahead), default=0.0)  # against each of them, either figure suffices
 
 
 def _by_key(frame: pd.DataFrame) -> dict[tuple[str, int], list[Row]]:
-    """The trials of each setting and number of workers: one, or a cold one and a warm one."""
+    """Returns the trials of each setting and number of workers: one, or a cold one and a warm one."""
     found: dict[tuple[str, int], list[Row]] = {}
     for values in frame.to_dict("records"):
         row = {str(name): _plain(value) for name, value in values.items()}
@@ -118,7 +118,7 @@ def _cold_of(rows: Sequence[Row]) -> Row:
 
 
 def _first_and_again(rows: Sequence[Row]) -> tuple[Row, Row | None]:
-    """Of a shared sweep: the trial as it came, and its cold measurement afterwards if there was one."""
+    """Returns, for a shared sweep, a setting's first trial, and its later cold measurement if there was one."""
     warm = next((row for row in rows if row["caches"] == Caches.WARM), None)
     if warm is None:
         return rows[0], None
@@ -138,7 +138,7 @@ def _setting(cold: Row, shared: Row, start: WarmStart | None) -> Row:
 
 
 def _start_error(cold: Row, start: WarmStart | None) -> float | None:
-    """The same of a warm start of the setting, whose warm-up is the cold trial's."""
+    """Returns the error of the estimate by a setting's warm start, relative to the cold trial's warm-up."""
     if start is None or start.warmup_s is None or start.cache_saved_s is None or not cold["warmup_s"]:
         return None
     return float((start.warmup_s + start.cache_saved_s) / cold["warmup_s"] - 1)
@@ -177,7 +177,7 @@ def _gpu_seconds(pairs: Sequence[tuple[Row, Row, Row | None]]) -> Row:
 
 
 def _parts(rows: Sequence[Row]) -> Row:
-    """Where the seconds went; the rest is worker start, building, the steady window, the check."""
+    """Returns where the seconds went; the rest is worker start, building, the steady window, the check."""
     parts = {
         "compile": _total(rows, _compile_s),
         "restore": _total(rows, lambda row: row["restore_s"]),
@@ -200,7 +200,7 @@ def _compile_s(row: Row) -> float | None:
 
 
 def _fronts(cold: pd.DataFrame, shared: pd.DataFrame) -> Row:
-    """The front as the cold sweep measured it, and as the shared one expects it; of each difference, why and how near it was."""
+    """Compares the front measured by the cold sweep with the one expected by the shared sweep: why and how far they differ."""
     ours, theirs = analysis.pareto_front(cold), analysis.expected_front(shared)
     in_ours, in_theirs = list(ours["settings_key"]), list(theirs["settings_key"])
     return {
@@ -213,7 +213,7 @@ def _fronts(cold: pd.DataFrame, shared: pd.DataFrame) -> Row:
 
 
 def _absence(key: str, frame: pd.DataFrame, front: pd.DataFrame) -> Row:
-    """Why a setting is not on a sweep's front."""
+    """Says why a setting is not on a sweep's front."""
     rows = [{str(name): _plain(value) for name, value in row.items()} for row in frame.to_dict("records")]
     mine = [row for row in rows if row["settings_key"] == key]
     row = next((row for row in mine if row["caches"] == Caches.COLD), mine[0])
@@ -237,7 +237,7 @@ def _expected_s(row: Row) -> float | None:
 
 
 def _published(folder: Path) -> Row:
-    """Over all attempts of a sweep: before and after deduplication."""
+    """Returns published bytes over all attempts of a sweep, before and after deduplication."""
     done = records.read(folder)
     made, new = (sum(getattr(record, name) or 0 for record in done) for name in ("cache_made_bytes", "cache_new_bytes"))
     return {
@@ -250,7 +250,7 @@ def _published(folder: Path) -> Row:
 
 
 def _described(folder: Path) -> Row:
-    """A sweep as a whole: what it is of, and all that it took, further attempts and warm starts included."""
+    """Describes a whole sweep, and its total cost including repeated attempts and warm starts."""
     sweep = analysis.load_sweep(folder)
     done, starts = records.read(folder), records.read_warm_starts(folder)
     return {

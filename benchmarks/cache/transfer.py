@@ -1,12 +1,12 @@
-"""Put and get of a bundle's worth of artifacts: a folder, the cluster's memory on one node, and from another node.
+"""Times put and get of a bundle's worth of artifacts: a folder, the cluster's memory on one node, and from another node.
 
-Background: every trial is a new process, so every put and get here is made by one, on a Ray cluster of two raylets on this host,
-each with an object store of its own; between the two, bytes travel through sockets as they would between hosts, but over the
-loopback. Contents are random bytes, new for each round, so that nothing is found to be there already. What is timed is what a
-trial calls: `ArtifactStore.publish`, and `manifests` and `fetch`; importing and starting the cluster's actor are apart.
+Background: every trial is a new process, so every put and get here runs in a new one, on a Ray cluster of two raylets on this
+host, each with an object store of its own; between the two, bytes travel through sockets as they would between hosts, but over
+the loopback. Contents are random bytes, new for each round, so that none is in the store already. The timed calls are those of a
+trial: `ArtifactStore.publish`, and `manifests` and `fetch`; importing and starting the cluster's actor are timed separately.
 
-Output: seconds of each, the median and range over the rounds, and how many of them were spent in which call of the shelf. What is
-left of them is hashing and signing in the trial's own process.
+Output: seconds of each, the median and range over the rounds, and how many of them were spent in which call of the shelf. The
+rest is hashing and signing in the trial's own process.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from orchestrator.environment import fingerprint
 from orchestrator.run.sweep_folder import write_json
 
 GOAL_S = 0.3
-"""For a put or a get on one node."""
+"""Goal in seconds for a put or a get on one node."""
 
 OBJECT_STORE_BYTES = 400 * 2**20
-"""Of each raylet; a round needs a few times its artifacts."""
+"""Size of each raylet's object store; a round needs a few times its artifacts."""
 
 TASK_LIMIT_S = 120.0
 
@@ -45,16 +45,16 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One put or get to be timed."""
+    """A put or get to time."""
 
     name: str
     tier: str
-    """folder or cluster."""
+    """Tier: folder or cluster."""
     node: str
-    """first, where the cluster's actor is, or second."""
+    """Node: first, where the cluster's actor runs, or second."""
     puts: bool
     on_one_node: bool
-    """Whether the goal is for it."""
+    """Whether the goal applies to it."""
 
 
 ROUNDS: tuple[tuple[Route, ...], ...] = (
@@ -73,12 +73,12 @@ ROUNDS: tuple[tuple[Route, ...], ...] = (
         Route(name="cluster: get of that on the actor's node", tier="cluster", node="first", puts=False, on_one_node=True),
     ),
 )
-"""Each begins with an empty store; its gets are of what its put left."""
+"""Each round begins with an empty store; its gets read what its put wrote."""
 
 
 @dataclass(slots=True)
 class TimedShelf:
-    """A shelf that notes the seconds of each call."""
+    """A shelf that records the seconds of each call."""
 
     shelf: Shelf
     seconds: Figures = field(default_factory=dict)
@@ -99,13 +99,13 @@ class TimedShelf:
 
 
 def transfer(output: Path, *, mb: float, artifacts: int, rounds: int) -> list[Table]:
-    """Times all routes and writes the JSON after each round; returns it as a table.
+    """Times all routes and writes the JSON after each round; returns the results as a table.
 
     Args:
-        output: the file.
-        mb: of all artifacts, in 10⁶ bytes.
-        artifacts: how many they are divided into.
-        rounds: of each route.
+        output: The file.
+        mb: Total size of the artifacts in 10⁶ bytes.
+        artifacts: Number of artifacts.
+        rounds: Number of rounds of each route.
     """
     found: dict[str, list[Figures]] = {}
     described = {"environment": fingerprint().to_dict(), "mb": mb, "artifacts": artifacts, "goal_on_one_node_s": GOAL_S}
@@ -120,7 +120,7 @@ def transfer(output: Path, *, mb: float, artifacts: int, rounds: int) -> list[Ta
 
 
 def summed_up(name: str, each: Sequence[Figures]) -> dict[str, Any]:
-    """What the JSON says of a route, given its figures round by round."""
+    """Summarizes a route for the JSON, given its figures by round."""
     seconds = [one["seconds"] for one in each]
     median_s = statistics.median(seconds)
     goal_s = next(GOAL_S if route.on_one_node else None for routes in ROUNDS for route in routes if route.name == name)
@@ -136,7 +136,7 @@ def summed_up(name: str, each: Sequence[Figures]) -> dict[str, Any]:
 
 
 def table(routes: Sequence[dict[str, Any]]) -> Table:
-    """Routes as `summed_up` gives them, for people."""
+    """Formats routes, as `summed_up` returns them, as a table."""
     shown = Table("route", "median s", "from–to", "goal", "where", box=None)
     for one in routes:
         parts = sorted(one["parts_s"].items(), key=lambda part: -part[1])
@@ -151,7 +151,7 @@ def table(routes: Sequence[dict[str, Any]]) -> Table:
 
 
 def put(where: str, tier: str, key: bytes, size_bytes: int, artifacts: int) -> Figures:
-    """What a new process does that publishes."""
+    """Publishes from a new process."""
     timed, store = _opened(where, tier, key)
     each = max(1, size_bytes // artifacts)
     made = [Artifact(kind="inductor", key=str(number), content=os.urandom(each), cost_s=1.0) for number in range(artifacts)]
@@ -161,7 +161,7 @@ def put(where: str, tier: str, key: bytes, size_bytes: int, artifacts: int) -> F
 
 
 def get(where: str, tier: str, key: bytes, size_bytes: int, artifacts: int) -> Figures:
-    """What a new process does that restores, before torch sees any of it."""
+    """Restores in a new process, without passing anything to torch."""
     timed, store = _opened(where, tier, key)
     began = time.perf_counter()
     (manifest,) = store.manifests().manifests
@@ -204,18 +204,18 @@ def _round(routes: Sequence[Route], run_on: RunOn, size_bytes: int, artifacts: i
         holder = None
         if routes[0].tier == "cluster":
             shelf = ClusterShelf(where)
-            shelf.manifests()  # the actor is up, as it is for all trials but a sweep's first
+            shelf.manifests()  # starts the actor, which runs already for all trials except a sweep's first
             holder = shelf.holder()
         for route in routes:
             yield route.name, run_on(route.node, put if route.puts else get, where, route.tier, key, size_bytes, artifacts)
         if holder is not None:
-            ray.kill(holder)  # and with it what it holds
+            ray.kill(holder)  # frees what it holds
 
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[RunOn]:
-    """Two raylets on 127.0.0.1 while the block lasts."""
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported; as `orchestrator/run/session.py` says
+    """Runs two raylets on 127.0.0.1 while the block lasts."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported; see `orchestrator/run/session.py`
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
@@ -228,7 +228,7 @@ def _cluster() -> Iterator[RunOn]:
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, _node_ip_address="127.0.0.1")
 
         def run_on(node: str, call: Callable[..., Figures], *arguments: Any) -> Figures:
-            fresh = ray.remote(num_cpus=0, resources={node: 0.1}, max_calls=1)(call)  # its process ends with it
+            fresh = ray.remote(num_cpus=0, resources={node: 0.1}, max_calls=1)(call)  # its process ends with the call
             return cast(Figures, ray.get(fresh.remote(*arguments), timeout=TASK_LIMIT_S))
 
         yield run_on

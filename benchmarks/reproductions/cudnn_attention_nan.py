@@ -18,13 +18,13 @@ BATCH, HEADS, HEAD_DIM = 8, 12, 64
 
 
 def query_gradient_is_finite(length: int, log_sum_exp: float, cudnn: bool) -> bool:
-    """One attention, forward and backward, whose first row has the given log-sum-exp."""
+    """Tells whether the gradient is finite for one attention, forward and backward, whose first row has the given log-sum-exp."""
     torch.manual_seed(0)
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     shape = (BATCH, HEADS, length, HEAD_DIM)
     query, key, value = (0.1 * torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     query[..., 0], key[..., 0], query[:, :, 0] = 0, 0, 0
-    query[:, :, 0, 0], key[:, :, 0, 0] = 8, log_sum_exp  # row 0 sees key 0 alone; 8 cancels the scale 1/sqrt(64)
+    query[:, :, 0, 0], key[:, :, 0, 0] = 8, log_sum_exp  # row 0 attends to key 0 only; 8 cancels the scale 1/sqrt(64)
     mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril().expand(BATCH, 1, length, length)
     for tensor in (query, key, value):
         tensor.requires_grad_()
@@ -34,7 +34,7 @@ def query_gradient_is_finite(length: int, log_sum_exp: float, cudnn: bool) -> bo
 
 
 def main() -> None:
-    """Prints what breaks where."""
+    """Prints the lengths and values that fail."""
     print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, {torch.cuda.get_device_name()}")
     for cudnn in (True, False):
         bad = [length for length in range(8, 257, 8) if not query_gradient_is_finite(length, -120.0, cudnn)]

@@ -21,12 +21,12 @@ LENGTHS = (72, 64, 160, 32, 64)
 
 
 def scores(query: Tensor, key: Tensor) -> Tensor:
-    """Half an attention, reduced to a scalar."""
+    """Computes half an attention, reduced to a scalar."""
     return (query @ key.transpose(1, 2)).float().square().sum()
 
 
 def try_lengths(shape_padding: bool) -> list[str]:
-    """What became of each length, in order, under one compiled function."""
+    """Returns the result for each length, in order, with one compiled function."""
     torch._dynamo.reset()
     compiled = torch.compile(scores, options={"shape_padding": shape_padding})
     outcomes = []
@@ -44,7 +44,7 @@ def try_lengths(shape_padding: bool) -> list[str]:
 
 
 def main() -> None:
-    """Prints both runs."""
+    """Prints the results of both runs."""
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     for shape_padding in (True, False):
         print(f"shape_padding={shape_padding}:", *try_lengths(shape_padding), sep="\n  ")

@@ -1,10 +1,10 @@
-"""What several GPUs are worth: to one job that trains on them together, and to a sweep that tries settings side by side.
+"""What several GPUs are worth for one job that trains on them together, and for a sweep that tries settings side by side.
 
-Background: `workers` runs the same settings with 1, 2, 4, … workers a trial, each worker with its own GPU and its own data, so
-the batch grows with them; efficiency is samples a second and worker over the same with one worker. `sweep` runs one list of
-settings twice, on one GPU with its share of the host's cores, and on all GPUs; the share is what a host with one GPU would have,
-so compile times may be compared too. Both run real sweeps, in processes of their own. The folders that these leave are records
-like any other's; run again with the same words, a command goes on where it stopped.
+Background: `workers` runs the same settings with 1, 2, 4, … workers per trial, each worker with its own GPU and its own data, so
+the batch grows with them; efficiency is samples per second and worker, relative to one worker. `sweep` runs one list of settings
+twice, on one GPU with its share of the host's cores, and on all GPUs; the share is what a host with one GPU would have, so
+compile times may be compared too. Both run real sweeps, in processes of their own. Their folders contain ordinary records; a
+command that is repeated with the same words continues where it stopped.
 
 Output: a table, and a JSON file, written anew after each sweep.
 
@@ -51,7 +51,7 @@ EIGHT = (
     "scope=eager", "scope=eager,optimizer=fused", "scope=regional", "scope=regional,optimizer=fused",
     "scope=regional,dynamic=auto", "scope=regional,dynamic=mark", "scope=full", "scope=full,optimizer=fused",
 )  # fmt: skip
-"""What `sweep` tries: settings whose compile takes from nothing to a minute."""
+"""Settings that `sweep` tries, whose compile takes from nothing to a minute."""
 
 MAX_AUTOTUNE = "scope=full,mode=max-autotune,optimizer=compiled,inductor.coordinate_descent_tuning=off"
 
@@ -95,7 +95,7 @@ class SweepOptions(_Common):
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _command(words))
 
 
@@ -128,10 +128,10 @@ def workers(options: WorkersOptions) -> Table:
 
 
 def asked(options: WorkersOptions, count: int) -> list[str]:
-    """Keys of the settings for so many workers, what costs least first."""
+    """Returns keys of the settings for this many workers, the cheapest first."""
     spelled = [f"scope={scope},optimizer={optimizer}" for scope in options.scopes for optimizer in options.optimizers]
     if Scope.EAGER in options.scopes:
-        spelled.insert(0, "scope=eager")  # torch's own optimizer: the baseline of the source
+        spelled.insert(0, "scope=eager")  # torch's own optimizer: the source's baseline
     if options.max_autotune:
         spelled.append(MAX_AUTOTUNE)
     keys: dict[str, None] = {}
@@ -175,7 +175,7 @@ def _run(
     cpus: Collection[int] = (),
     one_gpu: bool = False,
 ) -> None:
-    """A sweep of the settings in a process of its own, or the rest of one."""
+    """Runs a sweep of the settings, or what remains of it, in a process of its own."""
     left_s = ends_at - time.monotonic()
     if left_s <= 0:
         return
@@ -201,7 +201,7 @@ def _folder(options: _Common, name: str) -> Path:
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    """Rows of the sweep's trials, each setting's latest; none where it has not run."""
+    """Returns rows of the sweep's trials, the latest of each setting; empty if it has not run."""
     if not (folder / TRIALS_FILE).exists():
         return []
     frame = analysis.load(folder).astype(object)
@@ -210,7 +210,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _walls(folder: Path) -> list[float]:
-    """Seconds of each run of the sweep that ended a trial, from its start to its last trial's end, however the run ended."""
+    """Returns the seconds of each run of the sweep that completed a trial, from its start to its last trial's end."""
     if not (folder / SWEEP_FILE).exists():
         return []
     described = json.loads((folder / SWEEP_FILE).read_text())

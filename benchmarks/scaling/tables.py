@@ -1,6 +1,6 @@
-"""What `benchmarks.scaling` makes of recorded trials: efficiency by number of workers, and one GPU against many. Pure.
+"""Tables of `benchmarks.scaling` from recorded trials: efficiency by number of workers, and one GPU versus many. Pure.
 
-Efficiency is samples a second and worker with N workers over those of the same setting with one, its `ddp.…` left out.
+Efficiency is samples per second and worker with N workers, relative to the same setting, without its `ddp.…`, with one worker.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from rich.table import Table
 from compile_sweep.schema.settings import CompileSettings
 
 Row = Mapping[str, Any]
-"""A trial's figures by column; None for what it has not."""
+"""A trial's figures by column; None for missing ones."""
 
 WALL_GOAL_OF_FOUR = 3.6
-"""Times faster that four GPUs should finish a sweep."""
+"""Goal for how many times faster four GPUs finish a sweep."""
 
 COMPILE_GOAL = 0.05
-"""By which compile times side by side may differ from those alone."""
+"""Goal for the relative difference between compile times side by side and alone."""
 
 
 def of_workers(trials: Mapping[int, Sequence[Row]]) -> tuple[Table, dict[str, Any]]:
-    """A table and plain values of the trials with each number of workers."""
+    """Returns a table and plain values of the trials with each number of workers."""
     rows = [_scaled(count, row, trials) for count in sorted(trials) for row in trials[count]]
     columns = (
         "setting",
@@ -82,7 +82,7 @@ _KEPT = (
 
 
 def _is_sure(row: Row) -> bool:
-    """Whether others may be measured by it."""
+    """Tells whether other trials may be compared with it."""
     return row["status"] == "ok" and row["stable"] is not False
 
 
@@ -98,9 +98,9 @@ def _per_worker(row: Row) -> float | None:
 def of_sweeps(
     one: tuple[Sequence[Row], Sequence[float]], many: tuple[Sequence[Row], Sequence[float]], *, at_once: int, num_settings: int
 ) -> tuple[Table, dict[str, Any]]:
-    """A table and plain values of a sweep on one GPU and of the same on many, each its trials and the wall times of its runs.
+    """Returns a table and plain values that compare a sweep on one GPU with one on many, given each one's trials and wall times.
 
-    Wall times are compared only where both sweeps are complete.
+    Wall times are compared only if both sweeps are complete.
     """
     alone = {row["settings_key"]: row for row in one[0]}
     pairs = [(alone[row["settings_key"]], row) for row in many[0] if row["settings_key"] in alone]

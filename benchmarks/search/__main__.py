@@ -1,14 +1,14 @@
-"""How fast each searcher comes to the front of recorded tables, over many seeds, without Ray and without a GPU.
+"""How fast each searcher reaches the front of recorded tables, over many seeds, without Ray and without a GPU.
 
 Background: the goal is that the project's own searcher, gain, reaches 98 % of a full grid's hypervolume for at most a quarter of
-the grid's cost, and is ahead of random, TPE, NSGA-II and GP on every table. Every setting is charged the seconds its record says
-it took. Whatever gain takes from elsewhere is from other tables than the one it searches (leave one table out): the fronts of
-the tables given of other workloads or environments, and `orchestrator/search/gain.py` less what was found on this workload.
-`gain alone` begins without any of that.
+the grid's cost, and beats random, TPE, NSGA-II and GP on every table. Every setting costs the seconds in its record. What gain
+takes from elsewhere comes from other tables than the one it searches (leave one table out): the fronts of given tables with other
+workloads or environments, and `orchestrator/search/gain.py` without the settings found on this workload. `gain alone` begins
+without any of that.
 
-Output: for each table the share of the grid's cost to the goal and the regret at some costs, as medians and quartiles over
-seeds, and what early stopping saves and loses; a JSON file; a chart a table as a page and, where there is a Chromium, as a
-picture. With --flat, instead: time and memory of 10,000 trials of one search.
+Output: for each table the fraction of the grid's cost to the goal and the regret at some costs, as medians and quartiles over
+seeds, and what early stopping saves and loses; a JSON file; a chart per table as a page and, if there is a Chromium, as a
+picture. With --flat instead: time and memory of 10,000 trials of one search.
 
     python -m benchmarks.search --output search.json --figures docs/results/search               # benchmarks/tables/*
     python -m benchmarks.search benchmarks/tables/NAME --searcher random gain --seeds 5 --output s.json
@@ -56,10 +56,10 @@ PROG = "python -m benchmarks.search"
 TABLES = Path(__file__).parents[1] / "tables"
 ALONE = "gain alone"
 LEAST_GAINS = (0.001, 0.005, 0.0075, 0.01)
-"""Thresholds of early stopping that are compared; `orchestrator/search/pruning.py` has the one in use."""
+"""Thresholds of early stopping to compare; `orchestrator/search/pruning.py` has the one in use."""
 
 COSTS = (0.25, 0.5)
-"""Shares of the grid's cost at which regret is printed."""
+"""Fractions of the grid's cost at which regret is printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def _benchmark(options: Options) -> int:
     aims = Aims.parse(options.objective, options.constraint)
     tables = {folder: read_table(folder) for folder in folders}
     for table in tables.values():
-        Ground(table, aims)  # refuses before hours are spent
+        Ground(table, aims)  # refuses bad input before hours are spent
     told: dict[str, Any] = {"objectives": list(map(str, aims.objectives)), "constraints": list(map(str, aims.constraints))}
     told |= {"seeds": options.seeds, "goal": options.goal, "until": options.until, "tables": {}}
     for folder, table in tables.items():
@@ -111,7 +111,7 @@ def _benchmark(options: Options) -> int:
         names = [*map(str, options.searcher), *([ALONE] if Searcher.GAIN in options.searcher else [])]
         jobs = [(name, seed) for name in names for seed in range(1 if name == Searcher.GRID else options.seeds)]
         aimed = (options.objective, options.constraint)
-        # By its module's name, because a spawned process does not import the `__main__` of a package as its own.
+        # By its module's name, because a spawned process cannot import a package's `__main__` as its own.
         search = import_module("benchmarks.search.__main__")._search
         run = partial(search, str(folder), *aimed, options.until, tuple(known), options.same_start)
         with _processes(options.processes) as pool:
@@ -141,8 +141,8 @@ def _benchmark(options: Options) -> int:
 
 
 def _processes(count: int) -> ProcessPoolExecutor:
-    """Each has one core: threads of several would only wait for each other."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # here, because it is read when numpy is loaded, which is before any initializer
+    """Returns a pool of processes with one core each, since several threads would only wait for each other."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # here, because numpy reads it on import, before any initializer
     return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
 
 
@@ -161,10 +161,10 @@ def _search(
     same_start: bool,
     job: tuple[str, int],
 ) -> Replay:
-    """One search, in a process of its own."""
+    """Runs one search, in a process of its own."""
     import warnings
 
-    warnings.simplefilter("ignore")  # Optuna's, of samplers that may still change
+    warnings.simplefilter("ignore")  # Optuna warns about samplers that may still change
     from orchestrator.search import Budget, make_proposer
 
     name, seed = job
@@ -187,7 +187,7 @@ def _search(
 
 
 def _pruned(ground: Ground) -> list[dict[str, Any]]:
-    """What early stopping saves and loses when every setting is tried, at several thresholds and in several orders."""
+    """Returns what early stopping saves and loses when every setting is tried, at several thresholds and in several orders."""
     found = []
     for least_gain in LEAST_GAINS:
         prune = ground.pruning(Patience(least_gain=least_gain))
@@ -248,7 +248,7 @@ def _draw(console: Console, folder: Path, table: Table, by_name: dict[str, list[
 
 
 def _flat(console: Console, options: Options) -> list[dict[str, float]]:
-    """Seconds a trial, process seconds, and the process's memory, for each thousand of one search's 10,000 trials."""
+    """Returns seconds per trial, process seconds, and the process's memory, for each thousand of one search's 10,000 trials."""
     target = Target(max_length=256, has_gpu=True)
     axes = {"group_window": range(1, 12), "matmul_precision": ["highest", "high"], "autocast": ["bf16", "fp16"]}
     settings = choose(varied(grid(target), {name: list(values) for name, values in axes.items()}), target).settings[:10_000]
@@ -267,7 +267,7 @@ def _flat(console: Console, options: Options) -> list[dict[str, float]]:
 
 
 def _made_up(setting: CompileSettings, number: int) -> dict[str, Any]:
-    """Figures that differ by field, so that there is a front and a model to learn; of no meaning otherwise."""
+    """Returns made-up figures that differ by field, so that there is a front and a model to learn."""
     weight = sum(map(ord, setting.key)) % 997
     graphs = setting.num_graphs(256)
     compile_s = 1.0 + 10.0 * graphs * (3.0 if setting.tunes else 1.0) + weight / 100

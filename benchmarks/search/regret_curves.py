@@ -1,4 +1,4 @@
-"""How fast searchers come to the front: what is missing of its hypervolume against what was spent, one line a searcher."""
+"""How fast searchers reach the front: the missing hypervolume against the cost, one line per searcher."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from analysis.figures.chart_style import INK, LINE_COLOR, SEARCHER_COLORS, SEARC
 
 _POINTS = 121
 _LEAST_PERCENT = 0.1
-"""Where the logarithmic axis ends; no regret at all is drawn there."""
+"""Lower end of the logarithmic axis, where zero regret is drawn."""
 
 _TICKS_PERCENT = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 Curve = Sequence[tuple[float, float]]
-"""One search: (share of the grid's cost, share of its hypervolume) after each trial, ascending."""
+"""One search: (fraction of the grid's cost, fraction of its hypervolume) after each trial, ascending."""
 
 
 class RegretLine(NamedTuple):
@@ -31,24 +31,24 @@ class RegretLine(NamedTuple):
 
 
 class RegretInfo(NamedTuple):
-    """What the chart shows."""
+    """Contents of the chart."""
 
     title: str
     cost: list[float]
-    """Percent of what trying the whole table takes."""
+    """Cost in percent of trying the whole table."""
     lines: list[RegretLine]
     goal_percent: float
-    """The regret to come under."""
+    """The regret to stay below."""
 
 
 def regret_info(curves: Mapping[str, Sequence[Curve]], *, title: str = "", goal: float = 0.98, until: float = 1.0) -> RegretInfo:
-    """What to show of several searchers' searches on one table.
+    """Computes what to show of several searchers' searches on one table.
 
     Args:
-        curves: by searcher, one curve a seed; none of them empty.
-        title: plain text.
-        goal: share of the hypervolume to reach.
-        until: share of the grid's cost at which the chart ends.
+        curves: By searcher, one non-empty curve per seed.
+        title: Plain text.
+        goal: Fraction of the hypervolume to reach.
+        until: Fraction of the grid's cost at which the chart ends.
     """
     shares = np.linspace(0.0, until, _POINTS)
     lines = []
@@ -60,7 +60,7 @@ def regret_info(curves: Mapping[str, Sequence[Curve]], *, title: str = "", goal:
 
 
 def regret_figure(info: RegretInfo) -> go.Figure:
-    """The chart: cost to the right, regret upward on a logarithmic axis, a band between quartiles for the best and for random."""
+    """Draws cost to the right, regret upwards on a logarithmic axis, and a band between quartiles for the best and for random."""
     chart = go.Figure(layout=base_layout(info.title or None))
     chart.update_xaxes(title_text="GPU-seconds spent (% of trying everything)", range=[0, info.cost[-1] if info.cost else 100])
     chart.update_yaxes(
@@ -108,7 +108,7 @@ def regret_figure(info: RegretInfo) -> go.Figure:
 
 
 def _volumes(curve: Curve, shares: np.ndarray) -> list[float]:
-    """The hypervolume reached at each share of the cost; a search that ended keeps what it had."""
+    """Returns the hypervolume reached at each fraction of the cost; a search that ended keeps its last value."""
     spent = np.array([cost for cost, _ in curve])
     reached = np.maximum.accumulate(np.array([0.0, *(volume for _, volume in curve)]))
     return [float(reached[int(np.searchsorted(spent, share, side="right"))]) for share in shares]

@@ -1,11 +1,11 @@
-"""How soon each searcher comes to within 2 % of the fastest recorded setting, all from the same start.
+"""How soon each searcher comes within 2 % of the fastest recorded setting, all with the same start.
 
-Background: `levers`, the searcher of recipe `auto`, begins with what won elsewhere, and much of any searcher's lead is its start.
-So every searcher here tries the two settings first that `levers` would: the baseline, and what its prior expects most of. The
-prior leaves out the workload of the table. `own start` lets each begin as it would by itself.
+Background: `levers`, the searcher of recipe `auto`, begins with what won elsewhere, and a good start is much of any searcher's
+lead. So every searcher here first tries the two settings that `levers` would: the baseline, and what its prior expects most of.
+The prior leaves out the workload of the table. `own start` lets each begin in its own way.
 
-Output: for each table and searcher the seconds of trials, their number, and the share of the best speed after 300 and 600 s, as
-medians over seeds; a JSON file.
+Output: for each table and searcher the seconds of trials, their number, and the fraction of the best speed after 300 and 600 s,
+as medians over seeds; a JSON file.
 
     python -m benchmarks.search.same_start --output same_start.json [TABLE ...] [--own-start]
 """
@@ -51,7 +51,7 @@ TABLES = (
 SEARCHERS = (Searcher.LEVERS, Searcher.GAIN, Searcher.TPE, Searcher.NSGA2, Searcher.RANDOM, Searcher.GRID)
 BUDGETS_S = (300.0, 600.0)
 NUM_SHARED = 2
-"""Settings that every searcher begins with."""
+"""Number of settings that every searcher begins with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Started:
     """A proposer that begins with given settings.
 
     Args:
-        start: the settings.
-        proposer: proposes what follows.
+        start: The settings to begin with.
+        proposer: Proposes the settings after those.
     """
 
     def __init__(self, start: Iterable[CompileSettings], proposer: Proposer) -> None:
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def _compare(options: Options) -> int:
-    warnings.simplefilter("ignore")  # Optuna's, of samplers that may still change
+    warnings.simplefilter("ignore")  # Optuna warns about samplers that may still change
     aims = Aims.parse(["samples_per_s:max"])
     told: dict[str, Any] = {"target": options.target, "seeds": options.seeds, "own_start": options.own_start, "tables": {}}
     for folder in options.tables or tuple(ROOT / name for name in TABLES):
@@ -145,7 +145,7 @@ def _replay(table: Table, aims: Aims, searcher: Searcher, seed: int, options: Op
 
 
 def _start(table: Table, aims: Aims, prior: Prior) -> list[CompileSettings]:
-    """Returns the settings that `levers` begins with; what the first of them came to is known when the second is chosen."""
+    """Returns the settings that `levers` begins with; the second is chosen knowing the result of the first."""
     search = LeverSearch(table.candidates, aims, max_length=table.max_length, prior=prior, tokens=tokens_in(table))
     start: list[CompileSettings] = []
     while len(start) < NUM_SHARED and (setting := search.propose()) is not None:
@@ -155,7 +155,7 @@ def _start(table: Table, aims: Aims, prior: Prior) -> list[CompileSettings]:
 
 
 def tokens_in(table: Table) -> Callable[[CompileSettings], float]:
-    """Returns a function that tells the tokens a batch is padded to, which a sweep knows before a trial and this from records."""
+    """Returns a function for the tokens per padded batch, which a sweep knows before a trial and this takes from records."""
 
     def way(setting: CompileSettings) -> tuple[object, ...]:
         return setting.padding, setting.pad_multiple, setting.group_window, setting.buckets, setting.bucket_size
@@ -165,7 +165,7 @@ def tokens_in(table: Table) -> Callable[[CompileSettings], float]:
 
 
 def prior_for(table: Table) -> Prior:
-    """Returns the prior for a table, less what was learned on its workload."""
+    """Returns the prior for a table, without what was learned on its workload."""
     has_gpu = any(row.get("device") not in (None, "cpu") for row in table.rows.values())
     return shipped_prior().elsewhere(table.origin.workload, has_gpu=has_gpu)
 
