@@ -6,9 +6,11 @@ The report's script fills in the same sentences for the job that its reader choo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from analysis.choose.break_even import Starts
+import pandas as pd
+
+from analysis.choose.break_even import Starts, batch_size_of
 from analysis.choose.decision import Decision, Line, Outcome, step_saving
 from analysis.choose.uncertainty import chance
 from analysis.formatting import duration, gib, percent, whole
@@ -45,6 +47,13 @@ TILES = {
 """The decision at a glance: caption → figure, and the text below it."""
 
 MEMORY_MORE = "{more} GiB against {baseline}"
+
+OTHER_BATCH = (
+    "It trains on batches of {own} samples in place of {usual}, which changes the training: times are of equally many samples, "
+    "and the learning rate is yours to choose anew."
+)
+OTHER_BATCH_OF_INFERENCE = "It takes batches of {own} samples in place of {usual}; times are of equally many samples."
+SAME_BATCH = "It takes a batch in {parts} parts, so a step still trains on {usual} samples."
 
 STARTS = {
     Starts.COLD: "every start cold",
@@ -96,6 +105,28 @@ def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str
         "step_low": minus(percent(step_low)),
         "step_high": minus(percent(step_high)),
     }
+
+
+def on_batches(trial: pd.Series, today: pd.Series | None) -> str:
+    """What a setting does to the batches that are trained on; empty where they are those of today.
+
+    Args:
+        trial: the setting's row of the frame `load` returns.
+        today: the row of what is run today.
+    """
+    setting = CompileSettings.parse(str(trial["settings_key"]))
+    if today is None:
+        return ""
+    is_asked_alike = setting.batch_size == CompileSettings.parse(str(today["settings_key"])).batch_size
+    usual = batch_size_of(today)
+    own = usual if is_asked_alike else batch_size_of(trial)
+    if own is None or usual is None:
+        return ""
+    if own != usual:
+        numerics = trial["numerics"]
+        infers = isinstance(numerics, Mapping) and numerics.get("outputs") is not None
+        return (OTHER_BATCH_OF_INFERENCE if infers else OTHER_BATCH).format(own=own, usual=usual)
+    return SAME_BATCH.format(parts=setting.accumulate, usual=usual) if setting.accumulate else ""
 
 
 def memory_words(setting_bytes: float | None, baseline_bytes: float | None, baseline: str) -> dict[str, str]:

@@ -18,7 +18,17 @@ import numpy.typing as npt
 import pandas as pd
 import tyro
 
-from analysis.choose.break_even import Costs, Job, Reign, Starts, baseline_place, costs, lines_of, reigns, samples_per_step
+from analysis.choose.break_even import (
+    Costs,
+    Job,
+    Reign,
+    Starts,
+    baseline_place,
+    costs,
+    lines_of,
+    reigns,
+    samples_per_step,
+)
 from analysis.choose.decision import Decision, Line, Outcome, decide
 from analysis.choose.pareto import assured, is_noisy_trial
 from analysis.choose.uncertainty import chance
@@ -29,6 +39,7 @@ from analysis.decision_text import (
     TILES,
     has_tiles,
     memory_words,
+    on_batches,
     saving_words,
     sentence_names,
     signed,
@@ -161,7 +172,9 @@ def recommend(
 def verdict(found: Recommendation) -> list[str]:
     """Says what to do, why, and what would tell, in the sentences that also end a sweep and stand in its report and `best.py`."""
     blanks = _blanks(found)
-    return [SENTENCES[name].format(**blanks) for name in sentence_names(found.decision)]
+    said = [SENTENCES[name].format(**blanks) for name in sentence_names(found.decision)]
+    batches = on_batches(found.about, found.baseline)
+    return [*said, batches] if batches and found.decision.outcome is not Outcome.STAY else said
 
 
 def tiles(found: Recommendation) -> list[Tile]:

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -109,10 +110,10 @@ def answer(question: Mapping[str, Any]) -> Any:
     """Answers one question, with plain JSON values.
 
     Args:
-        question: `ask`, one of `facts`, `first_step`, `foreach_map_refusal`, `model`, `padding`, `source`, `list`,
-            `inductor_options`, `config_options` of a `module`, `backends` and `ddp_arguments`. The first six are about a
-            workload: `workload`, `size` (None for the first with a GPU and the last without), `seed` and `has_gpu`. `source`
-            also takes `settings`, a key, `device` and `num_workers`.
+        question: `ask`, one of `facts`, `first_step`, `foreach_map_refusal`, `model`, `padding`, `source`, `largest_batch`,
+            `list`, `inductor_options`, `config_options` of a `module`, `backends` and `ddp_arguments`. The first seven are about
+            a workload: `workload`, `size` (None for the first with a GPU and the last without), `seed` and `has_gpu`. `source`
+            and `largest_batch` also take `settings`, a key, and `device`, `source` also `num_workers`.
 
     Raises:
         WorkloadError: no such workload, or its own code failed.
@@ -138,6 +139,8 @@ def answer(question: Mapping[str, Any]) -> Any:
                 return {"lines": list(_model_lines(workload)), "has_regions": bool(workload.regions(workload.build_model()))}
         case "source":
             return _source(workload, question)
+        case "largest_batch":
+            return _largest_batch(workload, question)
         case "foreach_map_refusal":
             return foreach_map_refusal(workload)
         case "padding":
@@ -191,6 +194,14 @@ def _source(workload: Workload, question: Mapping[str, Any]) -> str:
         model = workload.build_model()
     setting = CompileSettings.parse(question["settings"])
     return prepare(workload, setting, question["device"], num_workers=question["num_workers"]).source(model)
+
+
+def _largest_batch(workload: Workload, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+    from compile_sweep.harness.diagnostics.largest_batch import largest_batch
+
+    with explained_failures():
+        tried = largest_batch(workload, CompileSettings.parse(question["settings"]), question["device"])
+    return [asdict(one) for one in tried]
 
 
 def _listed(name: str) -> tuple[str, Sequence[str], Mapping[str, str]] | tuple[str]:

@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     if code := command_line.run(prepare):
         return code
     ((job, applier, shown_as),) = prepared
+    if (size := applier.settings.batch_size) is not None:
+        print(f"the setting was measured with batch_size={size}, which is yours to pass to the script", file=sys.stderr)
     del sys.path[0]  # the folder of `-m` or of the installed command, which the script's own replaces
     with applier.own_compile.answered(plainly=not applier.settings.as_written):
         applier.begin()

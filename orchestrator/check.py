@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from compile_sweep.schema.causes import why_not_faster
 from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
@@ -66,6 +67,8 @@ class Options:
     """Scopes to try."""
     backend: str | None = None
     """A back-end of torch.compile other than Inductor; aot_eager is quick and finds breaks and recompiles all the same."""
+    largest_batch: Flag = False
+    """Only look for the largest batch that fits the GPU's memory, eagerly and with scope=full, or under the scopes named."""
     seed: int = 0
     """Decides weights and data."""
 
@@ -101,6 +104,8 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
     check_seed(options.seed)
     check_temp_folder()
     if (job := job_of(options.script, arguments, in_place=options.in_place, seed=options.seed)) is not None:
+        if options.largest_batch:
+            raise ConfigError("--largest-batch looks at a workload, and a script makes its own batches; leave it out")
         if options.workload is not None:
             raise ConfigError(f"--script takes the place of the workload {options.workload}; leave one of them out")
         return check_script(job, device, options.backend, console)
@@ -113,6 +118,8 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         target = Target.of(describer.facts(size=options.size, **about), has_gpu=device is Device.CUDA, torch=describer)
         _to_try(options, target, has_regions=target.has_blocks is not False, pads=True)  # refuses what cannot be tried at all
         console.print(f"{options.workload} ({target.size}) on {device}", style="bold")
+        if options.largest_batch:
+            return _show_largest_batch(options, describer, target, about, device, console)
         describer.ask("first_step", size=target.size, **about)
         model = describer.ask("model", size=target.size, **about)
         said = {*model["lines"]}
@@ -144,6 +151,49 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
     for line in _costs(tried, target, device):
         console.print(f"  {line}")
     return 0 if works else 1
+
+
+def _show_largest_batch(
+    options: Options, describer: Describer, target: Target, about: Mapping[str, Any], device: Device, console: Console
+) -> int:
+    """Looks for the largest batch that fits; returns the command's exit code, 0 if some size fits under every scope."""
+    if device is Device.CPU:
+        raise ConfigError("--largest-batch needs a GPU: without one, what takes too much memory is killed by the system")
+    scopes = options.scopes if options.scopes != Options().scopes else (Scope.EAGER, Scope.FULL)
+    to_try = _to_try(replace(options, scopes=scopes), target, has_regions=target.has_blocks is not False, pads=True)
+    smallest = [choose([{**dict(parse_pairs(one[-1].key)), "batch_size": 1}], target) for one in to_try]
+    if excluded := [choice.excluded[0].reason for choice in smallest if choice.excluded]:
+        raise ConfigError(excluded[0])
+    found = []
+    for strategies in to_try:
+        settings = strategies[-1]
+        console.print(f"\n{settings.label}", style="bold")
+        tried = describer.ask("largest_batch", size=target.size, settings=settings.key, device=str(device), **about)
+        lines, largest = batch_lines(tried, target.batch_size)
+        found.append(largest)
+        for line in lines:
+            console.print(f"  {line}")
+    return 0 if all(found) else 1
+
+
+def batch_lines(tried: Sequence[Mapping[str, Any]], usual: int) -> tuple[list[str], int]:
+    """What was found of the largest batch that fits, as lines, and that batch; 0 if none fits.
+
+    Args:
+        tried: Sizes, as `TriedBatch` holds them.
+        usual: The workload's own batch size.
+    """
+    lines = []
+    for one in sorted(tried, key=lambda one: int(one["batch_size"])):
+        peak = one["peak_memory_bytes"]
+        lines.append(f"batch_size={one['batch_size']}: " + ("does not fit" if peak is None else f"{peak / 2**30:.2f} GiB"))
+    sizes = [int(one["batch_size"]) for one in tried if one["peak_memory_bytes"] is not None]
+    if not sizes:
+        return [*lines, "no batch fits, not even one sample"], 0
+    largest = max(sizes)
+    if len(sizes) == len(tried):
+        return [*lines, f"{largest} fits, {largest / usual:.3g} times the workload's {usual}; nothing larger was tried"], largest
+    return [*lines, f"the largest that fits: {largest}, {largest / usual:.3g} times the workload's {usual}"], largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -363,6 +363,9 @@ class Run:
     """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
     compile_loss: Flag = False
     """In trials of a script with scope=full, also compile the loss functions that it calls outside its modules."""
+    batch_arg: Annotated[str | None, tyro.conf.arg(metavar="OPTION")] = None
+    """The script's own option for its batch size, such as --batch-size, so that --vary batch_size=16,32 passes it on; one that
+    ends with = takes the number in the same word."""
     output: Path | None = None
     """The sweep's folder; by default a new one under results/."""
     storage: str | None = AUTO
@@ -395,7 +398,8 @@ class SweepCommand:
             "--dry-run", "--list",
         ),
         "what is measured": (
-            "--vary", "--seed", "--pipeline", "--workers-per-trial", "--in-place", "--compile-loss", "--explain", "--source",
+            "--vary", "--seed", "--pipeline", "--workers-per-trial", "--in-place", "--compile-loss", "--batch-arg",
+            "--explain", "--source",
         ),
         "how trials run": (
             "--max-concurrent", "--runner", "--placement", "--confirm", "--compile-deadline-s", "--trial-deadline-s",

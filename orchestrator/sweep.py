@@ -183,6 +183,7 @@ def _job(command: SweepCommand, arguments: Sequence[str] | None, before: SweepCo
         arguments,
         in_place=run.in_place,
         compile_loss=run.compile_loss,
+        batch_argument=run.batch_arg,
         seed=config.seed,
         stored=before.script if before else None,
         not_for_scripts={

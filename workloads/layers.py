@@ -57,6 +57,7 @@ class Layers(Synthetic):
 
     sizes = tuple(NUM_LAYERS)
     convolutional = False
+    options: ClassVar[Mapping[str, Option]] = {"batch_size": int}
     batch_size = ROWS
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:
@@ -66,7 +67,7 @@ class Layers(Synthetic):
         return LayersModel(NUM_LAYERS[self.size], trains=self.trains)
 
     def tensors(self, length: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        return {"hidden": torch.randn(ROWS, WIDTH, generator=generator)}
+        return {"hidden": torch.randn(self.batch_size, WIDTH, generator=generator)}
 
     def regions(self, model: nn.Module) -> Sequence[str]:
         return [f"layers.{number}" for number in range(NUM_LAYERS[self.size])]
@@ -79,4 +80,4 @@ class LayersInference(Layers):
     """Many equal small layers, forward alone, as the regional recipe times them."""
 
     trains = False
-    options: ClassVar[Mapping[str, Option]] = {"grad_mode": ("inference_mode", "no_grad")}
+    options: ClassVar[Mapping[str, Option]] = {**Layers.options, "grad_mode": ("inference_mode", "no_grad")}

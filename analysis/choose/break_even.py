@@ -21,6 +21,7 @@ import pandas as pd
 from analysis.choose.decision import Line
 from analysis.choose.pareto import comparable, expected_compile_s, floats, standing, usable
 from analysis.choose.uncertainty import DRAWS, absolute_deviations, deviations, drawn, noise
+from analysis.formatting import number, text
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Padding, Scope
@@ -166,16 +167,17 @@ def _num_fields_set(settings: CompileSettings) -> int:
 def samples_per_step(df: pd.DataFrame) -> int:
     """Returns the number of samples in a worker's step, from trials whose throughput and mean step are of the same batches.
 
+    Where batch sizes differ, those of what is run today: a job is of so many samples, whatever the batches that it takes them in.
+
     Raises:
         ConfigError: No trial has both figures, or none had resident batches.
     """
     trials = usable(df, "samples_per_s")
     resident = trials[(trials["pipeline"] != "real").fillna(True).to_numpy(dtype=bool)]
-    found: list[float] = [
-        rate * float(np.mean(step_ms)) / 1e3 / workers
-        for rate, step_ms, workers in zip(resident["samples_per_s"], resident["step_ms"], resident["num_workers"], strict=True)
-        if step_ms
-    ]
+    place = baseline_place(resident)
+    if place is not None and (today := batch_size_of(resident.iloc[place])) is not None:
+        return today
+    found = [size for _, trial in resident.iterrows() if (size := batch_size_of(trial)) is not None]
     if not found and resident.empty and not trials.empty:
         raise ConfigError(
             "every usable trial took its batches from the workload's own loader, so that its throughput holds waits which its "
@@ -183,8 +185,21 @@ def samples_per_step(df: pd.DataFrame) -> int:
         )
     if not found:
         raise ConfigError("no usable trial has both a throughput and its step times, from which to tell how long a step is")
-    whole = sorted(max(1, round(samples)) for samples in found)  # the mean of two might be no actual batch size
-    return whole[len(whole) // 2]
+    return sorted(found)[len(found) // 2]  # the mean of two might be no actual batch size
+
+
+def batch_size_of(trial: pd.Series) -> int | None:
+    """Samples of a worker's step under a trial's setting; None where neither the setting nor its figures say.
+
+    Args:
+        trial: a row of the frame `load` returns.
+    """
+    if (asked := CompileSettings.parse(str(trial["settings_key"])).batch_size) is not None:
+        return asked
+    rate, is_resident = number(trial["samples_per_s"]), text(trial["pipeline"]) != "real"
+    if rate is None or not is_resident or not trial["step_ms"]:
+        return None
+    return max(1, round(rate * float(np.mean(trial["step_ms"])) / 1e3 / int(trial["num_workers"])))
 
 
 def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, seed: int = 0) -> Costs:

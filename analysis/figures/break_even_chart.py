@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.choose.break_even import USUAL_STEPS, Job, Reign, Starts, baseline_place, costs, is_plain, reigns, samples_per_step
-from analysis.decision_text import words_of_baseline
+from analysis.decision_text import on_batches, words_of_baseline
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import duration, figure, number
@@ -55,6 +55,8 @@ class JobSetting(NamedTuple):
     num_workers: int
     is_plain: bool
     """Whether it is plain `torch.compile(model)`."""
+    on_batches: str
+    """What it does to the batches that are trained on, a sentence; empty where they are those of today."""
 
 
 class BreakEvenInfo(NamedTuple):
@@ -104,6 +106,7 @@ def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> B
             peak_bytes=number(row["peak_memory_bytes"]),
             num_workers=int(row["num_workers"]),
             is_plain=is_plain(str(row["settings_key"])),
+            on_batches=on_batches(row, None if today.empty else every.loc[today[0]]),
         )
         for index, row in table.iterrows()
     ]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import Scalar, format_value, parse_count, suggest
-from compile_sweep.schema.settings import DEFAULT_PAD_MULTIPLE, Autocast, CompileSettings, OptimizerKind, Padding, Scope
+from compile_sweep.schema.setting_text import DEFAULT_PAD_MULTIPLE, Scalar, format_value, parse_count, suggest
+from compile_sweep.schema.settings import Autocast, CompileSettings, OptimizerKind, Padding, Scope
 
 Option = Sequence[Scalar] | type[int]
 """Accepted values, the default first; or `int` for any integer of at least 1, with a default that the workload defines."""
@@ -30,6 +30,11 @@ def check_options(workload: str, options: Mapping[str, Option], settings: Compil
         SettingsError: There is an unknown option, or a value that it does not accept.
     """
     for name, value in settings.workload or ():
+        if name not in options and name == "batch_size":
+            raise SettingsError(
+                f"the workload {workload} takes no batch size; give its batch function an argument batch_size, or its class "
+                'options = {"batch_size": int}, or leave batch_size out'
+            )
         if name not in options:
             hint = suggest(name, options) if options else "leave it out"
             raise SettingsError(f"the workload {workload} has no option {name!r} to vary; {hint}")
@@ -85,8 +90,42 @@ def check_own_step(workload: str, settings: CompileSettings) -> None:
         raise SettingsError(
             f"scope={settings.scope} compiles loss and model as one, and {own}; use scope=modular, the model alone"
         )
+    if settings.accumulate:
+        raise SettingsError(f"accumulate={settings.accumulate} runs backward for each part, and {own}; let that step accumulate")
     if settings.autocast is Autocast.FP16:
         raise SettingsError(f"autocast=fp16 needs a scaled loss, and {own} on an unscaled one; use autocast=bf16")
+
+
+def check_accumulation(
+    workload: str, settings: CompileSettings, *, batch_size: int, num_workers: int, unpadded_reason: str | None
+) -> None:
+    """Checks that batches can be split into the parts that the settings ask for.
+
+    Args:
+        workload: Name of the workload, for the message.
+        settings: The settings under test.
+        batch_size: Samples of a step and worker under these settings.
+        num_workers: That train together.
+        unpadded_reason: Why its batches are not padded; None if they are.
+
+    Raises:
+        SettingsError: they cannot.
+    """
+    parts = settings.accumulate
+    if parts is None:
+        return
+    if batch_size % parts:
+        raise SettingsError(f"accumulate={parts} does not split {batch_size} samples evenly; use a divisor of {batch_size}")
+    if num_workers > 1:
+        raise SettingsError(
+            f"accumulate={parts} runs the backward pass {parts} times a step, and several workers would reduce gradients each "
+            "time; use one worker per trial"
+        )
+    if unpadded_reason is not None:
+        raise SettingsError(
+            f"accumulate={parts} splits batches along their samples, and those of {workload} may not be split "
+            f"({unpadded_reason}); leave it out"
+        )
 
 
 def check_inference(workload: str, settings: CompileSettings) -> None:
@@ -99,3 +138,5 @@ def check_inference(workload: str, settings: CompileSettings) -> None:
         raise SettingsError(f"the workload {workload} only infers and has no optimizer; leave optimizer={settings.optimizer} out")
     if settings.static_gradients:
         raise SettingsError(f"the workload {workload} only infers and has no gradients; leave static_gradients out")
+    if settings.accumulate:
+        raise SettingsError(f"the workload {workload} only infers and has no gradients; leave accumulate out")

@@ -14,6 +14,7 @@ from torch import nn
 
 from compile_sweep.contract.base import Workload, unwrap_ddp
 from compile_sweep.contract.installed_torch import LoadedTorch, refuse_unknown_names
+from compile_sweep.contract.options import check_accumulation
 from compile_sweep.harness import distributed
 from compile_sweep.harness.source import Facts, to_source
 from compile_sweep.schema.choices import SdpaKernel
@@ -121,6 +122,7 @@ class Prepared:
             torch_version=(int(major), int(minor)),
             max_length=workload.max_length,
             one_shape=workload.has_one_shape,
+            batch_size=workload.batch_size,
             targets=self.modules(model),
             autocast=None if dtype is None else str(dtype).removeprefix("torch."),
             attention=None if self.settings.attention is None else workload.attention_statement(self.settings.attention),
@@ -184,6 +186,13 @@ def prepare(
             f"the workload {name} has a step of its own, whose gradients are there before those of several workers could be "
             "averaged; use one worker per trial"
         )
+    check_accumulation(
+        name,
+        settings,
+        batch_size=workload.batch_size,
+        num_workers=num_workers,
+        unpadded_reason=workload.unpadded_reason if settings.accumulate else None,
+    )
     refuse_unknown_names(settings, LoadedTorch())
     if settings.sdpa_kernel in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT) and device.type != "cuda":
         raise SettingsError(f"sdpa_kernel={settings.sdpa_kernel} is a kernel for GPUs, not for {device.type}; use flash or math")

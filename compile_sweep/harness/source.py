@@ -68,6 +68,8 @@ class Facts:
     """Decay of a moving average of the weights; None for no average."""
     num_workers: int = 1
     """Number of workers that train together."""
+    batch_size: int = 1
+    """Samples of a step and worker."""
     one_shape: bool = False
     """Whether every batch has the same shape, so that none is padded."""
     process_statements: Sequence[str] = ()
@@ -111,7 +113,7 @@ def _imports(code: str) -> Iterator[str]:
     yield ""
     standard = {"inspect": "inspect.", "random": "random."}
     yield from (f"import {name}" for name, use in standard.items() if use in code)
-    if names := [name for name in ("Callable", "Sequence") if re.search(rf"\b{name}\b", code)]:
+    if names := [name for name in ("Callable", "Iterator", "Sequence") if re.search(rf"\b{name}\b", code)]:
         yield f"from collections.abc import {', '.join(names)}"
     if names := [name for name in ("FunctionType", "MethodType") if name in code]:
         yield f"from types import {', '.join(names)}"
@@ -299,13 +301,18 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "    def step(inputs: dict[str, Any], before_update: Callable[[], None] | None = None) -> torch.Tensor:"
     if settings.memory_format is not None:
         yield f"        inputs = in_memory_format(inputs, torch.{settings.memory_format}, ndim={settings.memory_format.ndim})"
-    if settings.compiles_whole and settings.marks:
-        yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
-    if settings.claims_cudagraphs:
-        yield "        torch.compiler.cudagraph_mark_step_begin()"
-    yield from _within_contexts(settings, facts, "loss = forward(**inputs)")
-    scaled_loss = "scaler.scale(loss)" if scaled else "loss"
-    yield f"        backward({scaled_loss})" if compiles_backward else f"        {scaled_loss}.backward()"
+    if settings.accumulate is None:
+        yield from _forward(settings, facts, "loss = forward(**inputs)")
+        scaled_loss = "scaler.scale(loss)" if scaled else "loss"
+        yield f"        backward({scaled_loss})" if compiles_backward else f"        {scaled_loss}.backward()"
+    else:
+        parts = settings.accumulate
+        yield "        loss = 0.0"
+        yield f"        for part in split_batch(inputs, samples={facts.batch_size}, parts={parts}):"
+        for line in _forward(settings, facts, f"share = forward(**part) / {parts}", inputs="part"):
+            yield f"    {line}"
+        yield f"            {'scaler.scale(share)' if scaled else 'share'}.backward()"
+        yield "            loss = loss + share.detach()"
     if scaled:
         yield "        scaler.unscale_(optimizer)"
     yield "        if before_update is not None:"
@@ -335,13 +342,18 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "    def step(inputs: dict[str, Any]) -> Any:"
     if settings.memory_format is not None:
         yield f"        inputs = in_memory_format(inputs, torch.{settings.memory_format}, ndim={settings.memory_format.ndim})"
-    if settings.compiles_whole and settings.marks:
-        yield f"        mark(inputs, DIMS{_bounds(settings, facts)})"
-    if settings.claims_cudagraphs:
-        yield "        torch.compiler.cudagraph_mark_step_begin()"
-    yield from _within_contexts(settings, facts, "return forward(**inputs)")
+    yield from _forward(settings, facts, "return forward(**inputs)")
     yield ""
     yield "    return step"
+
+
+def _forward(settings: CompileSettings, facts: Facts, statement: str, inputs: str = "inputs") -> Iterator[str]:
+    """The statement that calls the model, and what stands before each call."""
+    if settings.compiles_whole and settings.marks:
+        yield f"        mark({inputs}, DIMS{_bounds(settings, facts)})"
+    if settings.claims_cudagraphs:
+        yield "        torch.compiler.cudagraph_mark_step_begin()"
+    yield from _within_contexts(settings, facts, statement)
 
 
 def _within_contexts(settings: CompileSettings, facts: Facts, statement: str) -> Iterator[str]:

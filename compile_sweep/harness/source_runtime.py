@@ -7,7 +7,7 @@ comments are for whoever pastes the export into a training script.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -98,6 +98,20 @@ def in_memory_format(inputs: dict[str, Any], memory_format: torch.memory_format,
         name: value.contiguous(memory_format=memory_format) if isinstance(value, torch.Tensor) and value.ndim == ndim else value
         for name, value in inputs.items()
     }
+
+
+def split_batch(inputs: dict[str, Any], samples: int, parts: int) -> Iterator[dict[str, Any]]:
+    """The inputs in equal parts along their samples; what has no row for each sample is in every part.
+
+    Raises:
+        ValueError: nothing has so many rows, as in a smaller last batch.
+    """
+    rows = {name for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim and len(value) == samples}
+    if not rows:
+        raise ValueError(f"no input has {samples} rows to split into {parts} parts; leave out smaller batches (drop_last=True)")
+    size = samples // parts
+    for start in range(0, samples, size):
+        yield {name: value[start : start + size] if name in rows else value for name, value in inputs.items()}
 
 
 def keep_gradients(model: torch.nn.Module) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+from compile_sweep.schema.choices import Dynamic, OptimizerKind, Padding, Scope
 from compile_sweep.schema.errors import SettingsError
+
+if TYPE_CHECKING:
+    from compile_sweep.schema.settings import CompileSettings
+
+DEFAULT_PAD_MULTIPLE = 8
+"""Tokens that lengths are rounded up to with padding=longest."""
 
 Scalar = str | int | float | bool
 Value = Scalar | tuple[int, ...]
@@ -17,6 +25,9 @@ Value = Scalar | tuple[int, ...]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _INT64_LIMIT = 2**63
+BATCH_SIZE = "workload.batch_size"
+"""What `batch_size` is short for: samples of a step and worker, an option of a workload."""
+
 _MAX_SHOWN = 80
 """Characters of a bad value that an error message repeats."""
 
@@ -175,11 +186,12 @@ def group_by_field(values: Mapping[str, Any], fields: Sequence[str], dotted: Map
     """
     taken: dict[str, Any] = {}
     for name, value in values.items():
-        first, dot, inner = str(name).partition(".")
+        first, dot, inner = (BATCH_SIZE if name == "batch_size" else str(name)).partition(".")
         field = dotted.get(first, "") if dot else first
         if field not in fields:
-            hint = "did you mean workload.batch_size?" if name == "batch_size" else suggest(str(name), fields)
-            raise SettingsError(f"no setting is called {quote_value(name)}; {hint}")
+            raise SettingsError(f"no setting is called {quote_value(name)}; {suggest(str(name), fields)}")
+        if name == "batch_size" and BATCH_SIZE in values:
+            raise SettingsError(f"batch_size is short for {BATCH_SIZE}; give one of them")
         taken[field] = {**as_mapping(field, taken.get(field) or {}), inner: value} if dot else value
     return taken
 
@@ -247,3 +259,38 @@ def suggest(word: str, options: Iterable[str]) -> str:
     options = list(options)
     close = get_close_matches(word[:_MAX_SHOWN], options, n=1)
     return f"did you mean {close[0]}?" if close else f"use one of {', '.join(options)}"
+
+
+def describe(settings: CompileSettings) -> str:
+    """Describes the settings in a few words for a person, leaving out defaults."""
+    if settings.as_written:
+        return "as the script has it" + (f", batch_size={settings.batch_size}" if settings.batch_size else "")
+    words: list[str] = [settings.scope]
+    if settings.mode is not None:
+        words.append(settings.mode)
+    if settings.backend is not None:
+        words.append(f"backend {settings.backend}")
+    if settings.dynamic is Dynamic.BUCKETS:
+        words.append(f"buckets {format_value(settings.buckets)}" if settings.buckets else f"buckets of {settings.bucket_size}")
+    elif settings.dynamic is not None:
+        words.append(f"dynamic={settings.dynamic}" if settings.dynamic is Dynamic.TRUE else settings.dynamic)
+    words += [f"{name} {part.label}" for name, part in settings.parts or ()]
+    eager_pads = settings.scope is Scope.EAGER and settings.padding is not Padding.MAX
+    if eager_pads or settings.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
+        words.append(f"pad to {settings.padding}" + (f" ×{settings.pad_multiple}" if settings.pad_multiple else ""))
+    if settings.optimizer is not OptimizerKind.FOREACH:
+        words.append(f"{settings.optimizer} optimizer")
+    if settings.group_window is not None:
+        words.append(f"grouped {settings.group_window}")
+    for declared in fields(settings):
+        value = getattr(settings, declared.name)
+        if declared.metadata.get("in_label") and value is not None:
+            name = declared.name.replace("_", " ")
+            words.append((name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}")
+    words += [
+        f"{name.rpartition('.')[2]}={format_value(value)}"
+        for name, value in (*(settings.options or ()), *settings.written_config, *(settings.workload or ()))
+    ]
+    if settings.ddp is not None:
+        words.append(settings.ddp.label)
+    return ", ".join(words)

@@ -34,9 +34,11 @@ from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_with_scope,
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import PartSettings, parse_parts, to_json_value
 from compile_sweep.schema.setting_text import (  # fmt: skip
+    DEFAULT_PAD_MULTIPLE,
     Scalar,
     Value,
     check_name,
+    describe,
     flatten,
     format_value,
     group_by_field,
@@ -59,7 +61,6 @@ __all__ = [
 RECOMPILE_LIMIT = 8
 """Number of graphs that torch keeps for one function before it runs it eagerly (`torch._dynamo.config.recompile_limit`)."""
 
-DEFAULT_PAD_MULTIPLE = 8
 DEFAULT_BUCKET_SIZE = 32
 INDUCTOR = "inductor"
 
@@ -138,41 +139,6 @@ _OPTIONS_THAT_ARE_FIELDS = {
     "max_autotune": "mode",
     "freezing": "workload.weights=frozen where the workload has that option",  # Dynamo reads it from the process's configuration
 }
-
-
-def _describe(settings: CompileSettings) -> str:
-    """Describes the settings in a few words for a person, leaving out defaults."""
-    if settings.as_written:
-        return "as the script has it"
-    words: list[str] = [settings.scope]
-    if settings.mode is not None:
-        words.append(settings.mode)
-    if settings.backend is not None:
-        words.append(f"backend {settings.backend}")
-    if settings.dynamic is Dynamic.BUCKETS:
-        words.append(f"buckets {format_value(settings.buckets)}" if settings.buckets else f"buckets of {settings.bucket_size}")
-    elif settings.dynamic is not None:
-        words.append(f"dynamic={settings.dynamic}" if settings.dynamic is Dynamic.TRUE else settings.dynamic)
-    words += [f"{name} {part.label}" for name, part in settings.parts or ()]
-    eager_pads = settings.scope is Scope.EAGER and settings.padding is not Padding.MAX
-    if eager_pads or settings.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
-        words.append(f"pad to {settings.padding}" + (f" ×{settings.pad_multiple}" if settings.pad_multiple else ""))
-    if settings.optimizer is not OptimizerKind.FOREACH:
-        words.append(f"{settings.optimizer} optimizer")
-    if settings.group_window is not None:
-        words.append(f"grouped {settings.group_window}")
-    for declared in _DECLARED:
-        value = getattr(settings, declared.name)
-        if declared.metadata["in_label"] and value is not None:
-            name = declared.name.replace("_", " ")
-            words.append((name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}")
-    words += [
-        f"{name.rpartition('.')[2]}={format_value(value)}"
-        for name, value in (*(settings.options or ()), *settings.written_config, *(settings.workload or ()))
-    ]
-    if settings.ddp is not None:
-        words.append(settings.ddp.label)
-    return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +238,9 @@ class CompileSettings:
     activation_checkpointing: ActivationCheckpointing | None = _setting(ActivationCheckpointing, in_label=True)
     """blocks: the activations inside each repeated block are computed again in the backward pass, eager or compiled."""
 
+    accumulate: int | None = _setting("parts", torch_default=1, in_label=True)
+    """Parts into which each batch is split along its samples, a forward and backward each, before one step of the optimizer."""
+
     options: tuple[tuple[str, Value], ...] | None = _setting(_parse_torch_options, compiles=True, inductor=True)
     """More Inductor options by name (`torch._inductor.list_options`), written `inductor.NAME=value`."""
 
@@ -363,7 +332,7 @@ class CompileSettings:
     @property
     def label(self) -> str:
         """Short description for a person, without defaults."""
-        return _describe(self)
+        return describe(self)
 
     @property
     def compiles_whole(self) -> bool:
@@ -407,6 +376,12 @@ class CompileSettings:
     def claims_cudagraphs(self) -> bool:
         """Whether any part of the step should be replayed as CUDA graphs."""
         return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a step and worker; None for the workload's own."""
+        value = dict(self.workload or ()).get("batch_size")
+        return value if type(value) is int else None
 
     @property
     def tunes(self) -> bool:
@@ -457,13 +432,13 @@ class CompileSettings:
     def eager_counterpart(self) -> CompileSettings:
         """Returns the eager settings of the same precision that a run is compared with, on the same batches.
 
-        They use the workload's own attention, because another implementation must give the same numbers, and reduce gradients
-        the same way.
+        They use the workload's own attention, because another implementation must give the same numbers, reduce gradients the
+        same way, and accumulate as many parts, because a mean over parts may weigh samples otherwise than one over the batch.
         """
         # Another memory format or attention kernel is part of the setting under test, so the reference is eager without it.
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
         ddp = self.ddp.for_eager() if self.ddp is not None else None
-        return CompileSettings(scope=Scope.EAGER, workload=self.workload, ddp=ddp, **precision)
+        return CompileSettings(scope=Scope.EAGER, workload=self.workload, accumulate=self.accumulate, ddp=ddp, **precision)
 
     def num_graphs(self, max_length: int, min_length: int = 1) -> int:
         """Returns how many graphs the compiler should build of each compiled function."""

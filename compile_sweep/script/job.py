@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compile_sweep.schema.errors import CompileSweepError, SettingsError
+from compile_sweep.schema.setting_text import BATCH_SIZE
 from compile_sweep.schema.settings import CompileSettings, Scope
+
+NO_BATCH_ARGUMENT = (
+    "batch_size is passed to a script by its own option for it; name that with --batch-arg, as --batch-arg --batch-size, or "
+    "leave batch_size out"
+)
 
 
 class ScriptError(CompileSweepError):
@@ -40,10 +46,19 @@ class ScriptJob:
     """Whether it runs in that folder itself, instead of in a copy made of links."""
     seed: int = 0
     """Seed of torch, numpy and Python, set before the script begins; seeds that the script sets override it."""
+    batch_argument: str | None = None
+    """The script's own option for its batch size, such as `--batch-size`; one that ends with `=` takes it in the same word."""
 
     @classmethod
     def of(
-        cls, path: str, arguments: Sequence[str] = (), *, folder: str | None = None, in_place: bool = False, seed: int = 0
+        cls,
+        path: str,
+        arguments: Sequence[str] = (),
+        *,
+        folder: str | None = None,
+        in_place: bool = False,
+        seed: int = 0,
+        batch_argument: str | None = None,
     ) -> ScriptJob:
         """Returns the job that starts this file from a folder, by default the current one.
 
@@ -56,7 +71,14 @@ class ScriptJob:
             raise ScriptError(f"--script {path}: there is no such file in {base}; name a Python file")
         if file.suffix != ".py":
             raise ScriptError(f"--script {path} is not a Python file; name the file that trains, without a launcher")
-        return cls(path=os.path.normpath(file), arguments=tuple(arguments), folder=str(base), in_place=in_place, seed=seed)
+        return cls(
+            path=os.path.normpath(file),
+            arguments=tuple(arguments),
+            folder=str(base),
+            in_place=in_place,
+            seed=seed,
+            batch_argument=batch_argument,
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScriptJob:
@@ -66,6 +88,26 @@ class ScriptJob:
     def to_dict(self) -> dict[str, Any]:
         """Converts to plain JSON values."""
         return {**asdict(self), "arguments": list(self.arguments)}
+
+    def under(self, settings: CompileSettings) -> ScriptJob:
+        """The job with the batch size that the settings ask for among the script's arguments; itself where they ask for none.
+
+        Raises:
+            ScriptError: nobody said by which option the script takes it.
+        """
+        if settings.batch_size is None:
+            return self
+        if self.batch_argument is None:
+            raise ScriptError(NO_BATCH_ARGUMENT)
+        option, size = self.batch_argument.removesuffix("="), str(settings.batch_size)
+        kept: list[str] = []
+        skips = False
+        for word in self.arguments:
+            if not skips and word != option and not word.startswith(f"{option}="):
+                kept.append(word)
+            skips = not skips and word == option
+        words = [f"{option}={size}"] if self.batch_argument.endswith("=") else [option, size]
+        return replace(self, arguments=(*kept, *words))
 
     @property
     def name(self) -> str:
@@ -99,6 +141,7 @@ NOT_FOR_SCRIPTS: Mapping[str, str] = {
     "parts": "parts are named by a workload, and a script has none",
     "workload": "options are a workload's, and a script has none",
     "ddp": "the script wraps its own model",
+    "accumulate": "the script accumulates its own gradients",
 }
 """Settings that cannot be applied to a script from outside, and why."""
 
@@ -114,6 +157,8 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
     """Says why these fields, as a person wrote them, cannot be applied to a script; None if they can."""
     for name, value in candidate.items():
         field = name.partition(".")[0]
+        if name == BATCH_SIZE or (name == "workload" and isinstance(value, Mapping) and set(value) == {"batch_size"}):
+            continue
         if value is not None and (reason := NOT_FOR_SCRIPTS.get(field)):
             return f"{name} cannot be applied to a script from outside: {reason}; leave it out, or write a workload"
     if str(candidate.get("scope")) == Scope.MODULAR:
@@ -125,14 +170,21 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
     return None
 
 
-def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool) -> None:
+def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has_batch_argument: bool = False) -> None:
     """Refuses fields that only apply to scripts or, for a script, fields that cannot be applied to one.
+
+    Args:
+        candidate: fields as a person wrote them.
+        is_script: whether a script is to run under them.
+        has_batch_argument: whether its own option for its batch size is known.
 
     Raises:
         SettingsError: A field does not apply; the message names it and says why.
     """
     if is_script and (reason := refusal(candidate)):
         raise SettingsError(reason)
+    if is_script and not has_batch_argument and {"batch_size", BATCH_SIZE} & candidate.keys():
+        raise SettingsError(NO_BATCH_ARGUMENT)
     for name, reason in ONLY_FOR_SCRIPTS.items():
         if not is_script and candidate.get(name) not in (None, False, "off"):
             raise SettingsError(f"{name} {reason}")

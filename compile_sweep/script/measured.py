@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -87,6 +88,19 @@ def source(session: Session) -> str:
     return (
         f"# What is compiled of the script: {names}. Before the first step:\nimport compile_sweep\n\n"
         f'compile_sweep.apply(model, optimizer, "{session.settings.key}")\n'
+    )
+
+
+def other_batch_size(session: Session) -> str | None:
+    """Says that the script does not train on batches of the size that it was given; None if it does."""
+    asked = session.settings.batch_size
+    samples = statistics.median(size[0] for size in session.sizes) if asked else 0
+    if asked is None or (samples and samples % asked == 0):
+        return None
+    found = f"{samples:g} samples" if samples else "samples that cannot be counted"
+    return (
+        f"the script was given a batch size of {asked}, and a step has {found}, so that sizes cannot be compared; name the "
+        "option that sets it with --batch-arg, or leave batch_size out"
     )
 
 

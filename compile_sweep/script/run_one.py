@@ -64,6 +64,9 @@ class Reporter:
         if session.error is not None:
             self.error(session.error)
             return
+        if session.kind is Kind.MEASURED and (reason := measured.other_batch_size(session)):
+            self.error(ScriptError(reason))
+            return
         found: dict[str, Any] = {"findings": measured.findings(session), "facts": numbers.facts_of(session.found)}
         if session.trajectory is not None:
             numbers.save(session.trajectory, self._folder / "trajectory")

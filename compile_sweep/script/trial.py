@@ -107,7 +107,7 @@ class ScriptTrial:
             with self._only_one():
                 told = self._references(outcome["facts"])
             if self.is_first:
-                measurement |= _judged(Path(folder), self.references, outcome, told, measurement["findings"])
+                measurement |= _judged(Path(folder), self._eager_runs, outcome, told, measurement["findings"])
         self.on_phase(Phase.DONE)
         return measurement
 
@@ -130,7 +130,7 @@ class ScriptTrial:
         base.mkdir()
         place = sandbox.prepare(self.job, base)
         assignment = {
-            "job": self.job.to_dict(),
+            "job": self.job.under(self.settings).to_dict(),
             "kind": kind,
             "settings": settings.key,
             "protocol": dict(self.protocol),
@@ -203,11 +203,17 @@ class ScriptTrial:
                 has_told_early = True
                 self.on_early(news["early"])
 
+    @property
+    def _eager_runs(self) -> Path:
+        """The folder of the eager runs on batches of this size."""
+        size = self.settings.batch_size
+        return self.references if size is None else self.references / f"batch-size-{size}"
+
     @contextmanager
     def _only_one(self) -> Iterator[None]:
         """Allows only one trial of the host at a time to make eager runs."""
-        self.references.mkdir(parents=True, exist_ok=True)
-        with (self.references / "lock").open("a") as lock:
+        self._eager_runs.mkdir(parents=True, exist_ok=True)
+        with (self._eager_runs / "lock").open("a") as lock:
             if self.is_first:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -219,15 +225,15 @@ class ScriptTrial:
         eager = CompileSettings(scope=Scope.EAGER)
         for kind, count in EAGER_RUNS.items():
             for number in range(count(facts["draws"])):
-                written = self.references / f"{kind}-{number}"
+                written = self._eager_runs / f"{kind}-{number}"
                 if not self.agree(not written.exists()):
                     continue
                 seed = 0 if kind != "perturbed" else number + 1
                 with tempfile.TemporaryDirectory(dir=self.base, prefix="eager-") as folder:
                     self._once(Path(folder), kind, eager, forward_seed=seed)
                     if self.is_first:
-                        shutil.move(Path(folder) / "trajectory", self.references / "new")
-                        os.replace(self.references / "new", written)
+                        shutil.move(Path(folder) / "trajectory", self._eager_runs / "new")
+                        os.replace(self._eager_runs / "new", written)
         return dict(facts)
 
 

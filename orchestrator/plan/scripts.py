@@ -19,13 +19,18 @@ from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.space import Choice
 
 
+BATCH_ARGUMENT = "--batch-arg"
+
+
 def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Splits the command's own words from a script's arguments, which follow `--`; None for the latter without `--`."""
     own = list(words)
-    if "--" not in own:
-        return own, None
-    at = own.index("--")
-    return own[:at], own[at + 1 :]
+    at = own.index("--") if "--" in own else len(own)
+    before, after = own[:at], own[at + 1 :] if "--" in own else None
+    if BATCH_ARGUMENT in before[:-1]:  # the next word looks like an option of ours, but is the script's
+        at = before.index(BATCH_ARGUMENT)
+        before[at : at + 2] = [f"{BATCH_ARGUMENT}={before[at + 1]}"]
+    return before, after
 
 
 def job_of(
@@ -34,6 +39,7 @@ def job_of(
     *,
     in_place: bool = False,
     compile_loss: bool = False,
+    batch_argument: str | None = None,
     seed: int = 0,
     stored: Mapping[str, Any] | None = None,
     not_for_scripts: Mapping[str, object] | None = None,
@@ -45,6 +51,7 @@ def job_of(
         arguments: The words after `--`.
         in_place: Whether the script runs in its own folder.
         compile_loss: Whether its loss functions are compiled, too.
+        batch_argument: The script's own option for its batch size.
         seed: Seed that is set before it begins.
         stored: Job of the sweep that is resumed, if any.
         not_for_scripts: Values of options that do not apply to scripts, by option.
@@ -56,12 +63,20 @@ def job_of(
     if script is None and stored is not None:
         before = ScriptJob.from_dict(stored)
         own = before.arguments if arguments is None else arguments
-        return ScriptJob.of(before.path, own, folder=before.folder, in_place=before.in_place, seed=before.seed)
+        return ScriptJob.of(
+            before.path,
+            own,
+            folder=before.folder,
+            in_place=before.in_place,
+            seed=before.seed,
+            batch_argument=batch_argument or before.batch_argument,
+        )
     if script is None:
         for is_given, word in (
             (arguments is not None, "what follows after --"),
             (in_place, "--in-place"),
             (compile_loss, "--compile-loss"),
+            (batch_argument is not None, BATCH_ARGUMENT),
         ):
             if is_given:
                 raise ConfigError(f"{word} is for a script; name one with --script FILE")
@@ -69,7 +84,7 @@ def job_of(
     for word, said in (not_for_scripts or {}).items():
         if said:
             raise ConfigError(f"{word} is for workloads, and --script takes the place of one; leave it out")
-    return ScriptJob.of(script, arguments or (), in_place=in_place, seed=seed)
+    return ScriptJob.of(script, arguments or (), in_place=in_place, seed=seed, batch_argument=batch_argument)
 
 
 _REGIONAL_SHARE_OF_CONVOLUTIONS = 1.5
@@ -89,6 +104,7 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
     is_convolutional = mentions("conv2d", "resnet", "torchvision.models", "timm", "unet")
     return replace(
         SCRIPT_FACTS,
+        options={} if job.batch_argument is None else {"batch_size": int},
         memory_format=MemoryFormat.CHANNELS_LAST if is_convolutional else None,
         regional_share=_REGIONAL_SHARE_OF_CONVOLUTIONS if is_convolutional else None,
         has_attention=mentions("attention", "transformer"),
@@ -124,7 +140,8 @@ def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int =
         num_workers: Number of workers that its trials had.
     """
     launcher = ["python"] if num_workers == 1 else ["torchrun", "--nproc-per-node", str(num_workers)]
-    words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.path, *job.arguments]
+    arguments = job.under(CompileSettings.parse(settings_key)).arguments
+    words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.path, *arguments]
     same = equivalents(CompileSettings.parse(settings_key), _text_of(Path(job.path)))
     return {"trains with the recommended setting": shlex.join(words)} | {
         f"the same in {place}(...)": text for place, text in same

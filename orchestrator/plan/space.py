@@ -10,11 +10,18 @@ from itertools import product
 from typing import Any
 
 from compile_sweep.contract.installed_torch import InstalledTorch, refuse_unknown_names
-from compile_sweep.contract.options import check_inference, check_options, check_own_step, for_real_lengths, gpu_requirement
+from compile_sweep.contract.options import (
+    check_accumulation,
+    check_inference,
+    check_options,
+    check_own_step,
+    for_real_lengths,
+    gpu_requirement,
+)
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import format_value, parse_count
+from compile_sweep.schema.setting_text import BATCH_SIZE, format_value, parse_count
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.shapes import group_by_length, optimal_buckets
 from compile_sweep.script.job import refuse_outside_scripts
@@ -74,8 +81,8 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
     for candidate in candidates:
         text = candidate_text(candidate)
         try:
-            refuse_outside_scripts(candidate, is_script=target.is_script)
-            setting = CompileSettings.from_dict(_with_buckets(candidate, target))
+            refuse_outside_scripts(candidate, is_script=target.is_script, has_batch_argument="batch_size" in target.options)
+            setting = _without_usual_batch_size(CompileSettings.from_dict(_with_buckets(candidate, target)), target)
             if target.has_own_step and setting.scope is Scope.FULL:
                 setting = replace(setting, scope=Scope.MODULAR)
             if target.unpadded_reason is not None:
@@ -87,6 +94,13 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
             check_options(target.workload, target.options, setting)
             if target.has_own_step:
                 check_own_step(target.workload, setting)
+            check_accumulation(
+                target.workload,
+                setting,
+                batch_size=setting.batch_size or target.batch_size,
+                num_workers=target.num_workers,
+                unpadded_reason=target.unpadded_reason,
+            )
             if target.has_blocks is False and setting.needs_blocks:
                 raise SettingsError(setting.without_blocks(f"the model of {target.workload}"))
             if not target.trains:
@@ -168,6 +182,13 @@ def _best_buckets(row_lengths: tuple[int, ...], batch_size: int, window: int, co
     return optimal_buckets(Counter(_longest_rows(row_lengths, batch_size, window)), count, max_length)
 
 
+def _without_usual_batch_size(settings: CompileSettings, target: Target) -> CompileSettings:
+    """The same settings, where they name the workload's own batch size, without it: one setting has one key."""
+    if target.is_script or settings.batch_size != target.batch_size or "batch_size" not in target.options:
+        return settings
+    return replace(settings, workload=tuple(one for one in settings.workload or () if one[0] != "batch_size") or None)
+
+
 def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
     """Replaces the candidate's number of buckets by the best buckets of that number for the workload's lengths."""
     if "num_buckets" not in candidate:
@@ -180,7 +201,8 @@ def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
     if not target.row_lengths:
         raise SettingsError("num_buckets needs a workload that says how long its rows are (row_lengths); give buckets=32/64/256")
     window = parse_count("group_window", values.get("group_window") or 1, "batches")
-    buckets = _best_buckets(target.row_lengths, target.batch_size, window, count, target.max_length)
+    batch_size = parse_count("batch_size", values.get("batch_size") or values.get(BATCH_SIZE) or target.batch_size, "samples")
+    buckets = _best_buckets(target.row_lengths, batch_size, window, count, target.max_length)
     return {"dynamic": Dynamic.BUCKETS, **values, "buckets": buckets}
 
 

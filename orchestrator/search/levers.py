@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from compile_sweep.schema.setting_text import flatten, format_value
-from compile_sweep.schema.settings import DEFAULT_PAD_MULTIPLE, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
+from compile_sweep.schema.setting_text import DEFAULT_PAD_MULTIPLE, flatten, format_value
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 
 BASELINE: Mapping[str, str] = {
     "scope": Scope.EAGER,

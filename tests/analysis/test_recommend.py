@@ -70,6 +70,22 @@ def test_what_is_run_today_is_the_script_as_it_is_or_the_plainest_eager_setting(
     assert f"against {baseline}; " in verdict(found)[1]
 
 
+@pytest.mark.parametrize(
+    ("setting", "samples", "said"),
+    [
+        ("scope=full,batch_size=128", 128, "It trains on batches of 128 samples in place of 64, which changes the training"),
+        ("scope=full,accumulate=4", 64, "It takes a batch in 4 parts, so a step still trains on 64 samples."),
+        ("scope=full,mode=max-autotune", 64, None),
+    ],
+)
+def test_a_winner_says_what_it_does_to_the_batches(make_sweep: MakeSweep, setting: str, samples: int, said: str | None) -> None:
+    fastest = trial(setting, 2000, 30, step_ms=[1e3 * samples / 2000])
+    found = recommend(analysis.load(make_sweep([*RECORDS, fastest])), Job(steps=1_000_000))
+    assert found.trial["settings_key"] == fastest.settings_key
+    told = [one for one in sentences(found) if "samples in place" in one or "parts" in one]
+    assert [one[: len(said or "")] for one in told] == ([] if said is None else [said])
+
+
 def test_a_noisy_setting_is_recommended_by_its_figure_and_told_as_such(make_sweep: MakeSweep) -> None:
     noisy = trial("scope=regional,dynamic=mark", 1500, 15, stable=False, samples_per_s_ci95=(1400.0, 1600.0))
     found = recommend(analysis.load(make_sweep([*RECORDS, noisy])), Job(steps=20_000))

@@ -64,6 +64,7 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         ("scope=modular,dynamic=mark,pad_multiple=4,parts.body.mode=max-autotune-no-cudagraphs", 2),
         ("scope=full,static_gradients=on,backend=aot_eager", 1),
         ("scope=eager,optimizer=foreach_map", 1),
+        ("scope=full,accumulate=3,dynamic=mark,pad_multiple=4,backend=aot_eager", 1),
     ],
 )
 def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled: str, graphs: int) -> None:

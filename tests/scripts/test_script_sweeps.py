@@ -70,6 +70,7 @@ def test_what_does_not_go_with_a_script_is_one_sentence(words: list[str], said: 
 def test_the_scripts_arguments_are_what_follows_the_first_two_dashes() -> None:
     assert split_arguments(["--seed", "1", "--", "--seed", "2", "--", "x"]) == (["--seed", "1"], ["--seed", "2", "--", "x"])
     assert split_arguments(["--seed", "1"]) == (["--seed", "1"], None)
+    assert split_arguments(["--batch-arg", "--batch-size", "--", "x"]) == (["--batch-arg=--batch-size"], ["x"])
 
 
 @pytest.mark.ray

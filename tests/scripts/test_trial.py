@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.job import ScriptError, ScriptJob
+from compile_sweep.script.measured import other_batch_size
 from compile_sweep.script.trial import RunFailed, ScriptTrial
 from tests.scripts.conftest import SHORT
 
@@ -111,3 +115,43 @@ def test_two_workers_step_together_and_are_measured_as_one(
     assert first["samples_per_s"] == second["samples_per_s"]
     assert len(first["compile_s_by_rank"]) == 2
     assert first["graphs"] >= 1
+
+
+@pytest.mark.slow
+def test_a_script_gets_its_batch_size_by_its_own_option(folder: Path, tmp_path: Path) -> None:
+    trial = ScriptTrial(
+        job=ScriptJob.of("vae.py", ["--batch-size", "8"], folder=str(folder), batch_argument="--batch-size"),
+        settings=CompileSettings.parse("scope=eager,as_written=on,batch_size=16"),
+        base=tmp_path / "trial",
+        references=tmp_path / "references",
+        protocol=SHORT,
+        environment=ENVIRONMENT,
+    )
+    run = trial.base / "run"
+    run.mkdir(parents=True)
+    found = trial.run_once(run)["measurement"]
+    assert found["samples_per_s"] * fmean(found["step_ms"]) / 1e3 == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    ("option", "before", "after"),
+    [
+        ("--batch-size", ["--batch-size", "8", "--lr", "1"], ["--lr", "1", "--batch-size", "16"]),
+        ("--batch-size", ["--batch-size=8"], ["--batch-size", "16"]),
+        ("--batch_size=", ["config.py", "--batch_size=8"], ["config.py", "--batch_size=16"]),
+        ("train.batch=", [], ["train.batch=16"]),
+    ],
+)
+def test_a_batch_size_takes_the_place_of_the_scripts_own(folder: Path, option: str, before: list[str], after: list[str]) -> None:
+    job = ScriptJob.of("vae.py", before, folder=str(folder), batch_argument=option)
+    assert list(job.under(CompileSettings.parse("batch_size=16")).arguments) == after
+    assert job.under(CompileSettings()) is job
+    with pytest.raises(ScriptError, match="name that with --batch-arg"):
+        replace(job, batch_argument=None).under(CompileSettings.parse("batch_size=16"))
+
+
+@pytest.mark.parametrize(("sizes", "is_right"), [([16, 16, 9], True), ([32, 32], True), ([8, 8, 8], False), ([0, 0], False)])
+def test_a_batch_size_that_a_script_does_not_follow_is_an_error(sizes: list[int], is_right: bool) -> None:
+    settings = CompileSettings.parse("batch_size=16")
+    session: Any = SimpleNamespace(settings=settings, sizes=[(size, size) for size in sizes])
+    assert (other_batch_size(session) is None) is is_right

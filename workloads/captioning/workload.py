@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.vit.modeling_vit import ViTLayer
 
 from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.options import Option
 from compile_sweep.schema.settings import Attention
 from compile_sweep.schema.shapes import ShapePolicy
 from workloads.captioning.captions import draw_captions, draw_lengths
@@ -41,6 +43,7 @@ class Captioning(Workload):
 
     sizes = tuple(CAPTIONING_SIZES)
     convolutional = False
+    options: ClassVar[Mapping[str, Option]] = {"batch_size": int}
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:
         super().__init__(size, seed)

@@ -94,9 +94,10 @@ const sayDecision = (data, job) => {
   const found = decide(data, job);
   const blanks = blanksOf(data, job, found);
   const [lead, ...others] = found.names.map((name) => filled(data.text.sentences[name], blanks));
+  if (found.saving && found.names[0] !== "stay") others.push(data.settings[found.setting].on_batches);
   const place = document.getElementById("decision");
   place.querySelector(".lead").textContent = lead;
-  place.querySelector(".finding").textContent = others.join(" ");
+  place.querySelector(".finding").textContent = others.filter(Boolean).join(" ");
   const tiles = place.querySelector(".tiles");
   tiles.hidden = !found.saving || found.names[0] === "stay";
   tiles.replaceChildren(...(tiles.hidden ? [] : data.text.tiles).map(([caption, [figure, under]]) => made("div", {},

@@ -149,7 +149,8 @@ def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Traje
     if eager is None:
         eager = _run(prepared, batches, workload.seed)
     # Inference has no sums over rows, and its outputs are compared element by element.
-    in_other_order = _in_other_order(workload, batches, device, eager) if workload.trains else batches
+    parts = prepared.settings.accumulate or 1
+    in_other_order = _in_other_order(workload, batches, device, eager, parts) if workload.trains else batches
     memory.reset_peaks(device)
     seeds = range(workload.seed + 1, workload.seed + 1 + (RANDOM_REPEATS if eager.random else 1))
     permuted = [_run(prepared, in_other_order, seed) for seed in seeds]
@@ -196,13 +197,16 @@ def _full_precision() -> Iterator[None]:
         yield
 
 
-def _in_other_order(workload: Workload, batches: Sequence[Batch], device: torch.device, eager: Trajectory) -> Sequence[Batch]:
+def _in_other_order(
+    workload: Workload, batches: Sequence[Batch], device: torch.device, eager: Trajectory, parts: int
+) -> Sequence[Batch]:
     """Returns the rows in another order, so that sums over the batch round differently; unchanged if the order matters.
 
-    The order matters if a tensor is as long as a batch has rows without being one row each, such as weights of classes.
+    The order matters if a tensor is as long as a batch has rows without being one row each, such as weights of classes. Rows stay
+    in the part of the batch that they are accumulated in, because a mean over parts may weigh samples by what is beside them.
     """
     names = [name for name in batches[0].inputs if all(_has_rows(batch, name) for batch in batches)]
-    permuted = [_permuted(batch, names) for batch in batches]
+    permuted = [_permuted(batch, names, parts) for batch in batches]
     return permuted if _have_one_loss(workload, batches[0], permuted[0], device, eager) else batches
 
 
@@ -211,8 +215,9 @@ def _has_rows(batch: Batch, name: str) -> bool:
     return tensor.dim() > 0 and tensor.size(0) == batch.samples
 
 
-def _permuted(batch: Batch, names: Sequence[str]) -> Batch:
-    order = torch.randperm(batch.samples, generator=torch.Generator().manual_seed(batch.length))
+def _permuted(batch: Batch, names: Sequence[str], parts: int) -> Batch:
+    generator, size = torch.Generator().manual_seed(batch.length), batch.samples // parts
+    order = torch.cat([part * size + torch.randperm(size, generator=generator) for part in range(parts)])
     reordered = {name: batch.inputs[name][order.to(batch.inputs[name].device)] for name in names}
     return replace(batch, inputs={**batch.inputs, **reordered})
 

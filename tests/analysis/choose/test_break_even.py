@@ -91,9 +91,17 @@ def test_trials_of_another_environment_are_left_out_and_counted(make_sweep: Make
 
 
 def test_a_step_has_as_many_samples_as_a_trial_had(make_sweep: MakeSweep) -> None:
-    of_one = [trial(FULL, 100, 9, step_ms=[10.0]), trial(EAGER, 50, 0, step_ms=[20.0])]
-    of_64 = [trial(f"scope=full,workload.batch_size={size}", 640, 9, step_ms=[100.0]) for size in (64, 65)]
+    of_one = [trial(FULL, 100, 9, step_ms=[10.0]), trial("scope=regional", 50, 0, step_ms=[20.0])]
+    of_64 = [trial(f"scope=full,optimizer={kind}", 640, 9, step_ms=[100.0]) for kind in ("fused", "compiled")]
     assert samples_per_step(frame(make_sweep, [*of_one, *of_64])) == 64  # not 32, between the two
+
+
+def test_a_job_of_several_batch_sizes_has_the_steps_of_what_is_run_today(make_sweep: MakeSweep) -> None:
+    larger = trial(f"{FULL},batch_size=64", 1600, 9, step_ms=[40.0])  # a slower step, and more samples a second
+    df = frame(make_sweep, [trial(EAGER, 800, 0, step_ms=[10.0]), trial(f"{EAGER},batch_size=64", 900, 0), larger])
+    table = costs(df, Job(steps=1000)).table.set_index("settings_key")
+    assert samples_per_step(df) == 8
+    assert table["step_s"].min() == table.at[larger.settings_key, "step_s"] == pytest.approx(8 / 1600)
 
 
 def test_unusable_trials_and_those_without_a_figure_take_no_part(make_sweep: MakeSweep) -> None:

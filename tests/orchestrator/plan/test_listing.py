@@ -31,7 +31,7 @@ def test_everything_that_can_be_named_has_its_line() -> None:
         assert "\n" not in what
     assert workloads["gpt2"].endswith("Sizes: xl, large, medium, small, tiny. Options: batch_size=N.")
     assert "ema=off|on, norm=batch|sync" in workloads["segmentation"]
-    assert "Options" not in workloads["layers"]
+    assert workloads["layers"].endswith("Options: batch_size=N.")
 
 
 def test_a_workload_that_does_not_load_is_said_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -186,3 +188,43 @@ def test_any_field_can_be_an_axis() -> None:
     assert len(found) == 8
     assert found[1] == {"scope": "full", "group_window": 1, "autocast": "off"}
     assert len(choose(found, CAPTIONING).settings) == 8
+
+
+SIZED = Target(max_length=64, has_gpu=False, workload="Sized", batch_size=8, options={"batch_size": int})
+
+
+def test_a_batch_size_varies_by_name_and_the_workloads_own_has_no_key_of_its_own() -> None:
+    chosen = choose(varied([{"scope": "eager"}], {"batch_size": ["4", "8", "16"]}), SIZED)
+    assert [(s.batch_size, s.label) for s in chosen.settings] == [
+        (4, "eager, batch_size=4"), (None, "eager"), (16, "eager, batch_size=16"),
+    ]  # fmt: skip
+    assert chosen.settings[0] == CompileSettings.parse("scope=eager,workload.batch_size=4")
+
+
+@pytest.mark.parametrize(
+    ("target", "candidate", "reason"),
+    [
+        (CPU, {"batch_size": "4"}, "the workload workload takes no batch size; give its batch function an argument batch_size"),
+        (SIZED, {"batch_size": "0"}, "workload.batch_size=0 is not a number of them"),
+        (SIZED, {"batch_size": "4", "workload.batch_size": "8"}, "batch_size is short for workload.batch_size"),
+        (SIZED, {"accumulate": "3"}, "accumulate=3 does not split 8 samples evenly"),
+        (SIZED, {"accumulate": "4", "batch_size": "6"}, "accumulate=4 does not split 6 samples evenly"),
+        (replace(SIZED, num_workers=2), {"accumulate": "4"}, "use one worker per trial"),
+        (replace(SIZED, unpadded_reason="a graph"), {"dynamic": "auto", "accumulate": "4"}, "may not be split \\(a graph\\)"),
+        (replace(SIZED, has_own_step=True), {"scope": "modular", "accumulate": "4"}, "let that step accumulate"),
+        (replace(SIZED, trains=False), {"accumulate": "4"}, "has no gradients; leave accumulate out"),
+        (replace(CPU, is_script=True), {"batch_size": "4"}, "name that with --batch-arg"),
+        (replace(CPU, is_script=True), {"accumulate": "4"}, "the script accumulates its own gradients"),
+    ],
+)
+def test_batches_that_cannot_be_had_are_refused_in_one_sentence(target: Target, candidate: Candidate, reason: str) -> None:
+    chosen = choose([candidate], target)
+    assert chosen.settings == ()
+    assert re.search(reason, chosen.excluded[0].reason), chosen.excluded[0].reason
+
+
+def test_buckets_are_of_the_batches_that_a_setting_has() -> None:
+    lengths = tuple([8] * 15 + [64])
+    target = replace(SIZED, row_lengths=lengths, options={"batch_size": int})
+    of_eight, of_one = choose([{"num_buckets": 2}, {"num_buckets": 2, "batch_size": 1}], target).settings
+    assert (of_eight.buckets, of_one.buckets) == ((8, 64), (8, 64))

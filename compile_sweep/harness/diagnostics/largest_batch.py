@@ -1,0 +1,126 @@
+"""The largest batch that fits the device's memory, by bisection in one process, with the memory that each size took.
+
+Background: compiled code keeps fewer activations than eager, so the batch that fits is a figure of a setting, not of a model. A
+size is tried with two training steps on batches of the longest length: the optimizer's state is there from the second one on.
+Output: the sizes that were tried, in order, each with its peak memory or without one where it did not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from compile_sweep.contract.base import Workload
+from compile_sweep.contract.seeding import seed_all
+from compile_sweep.harness import memory
+from compile_sweep.harness.apply import applied
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.setting_text import Scalar
+from compile_sweep.schema.settings import CompileSettings
+
+MOST_TIMES = 64
+"""Times the workload's own batch size, above which nothing is tried."""
+
+RESOLUTION = 32
+"""Sizes are told apart to this part of themselves."""
+
+_OUT_OF_MEMORY = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""In the text of a RuntimeError of a library, or of the allocator for CPUs, that had no memory left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedBatch:
+    """A batch size that was tried."""
+
+    batch_size: int
+    peak_memory_bytes: int | None
+    """None where it did not fit."""
+
+
+def largest_batch(workload: Workload, settings: CompileSettings, device: torch.device | str) -> list[TriedBatch]:
+    """Tries batch sizes under a setting, from the workload's own on.
+
+    Args:
+        workload: In its usual form.
+        settings: How to compile it; their batch size is where the search begins.
+        device: Whose memory is the limit.
+
+    Raises:
+        SettingsError: the workload takes no batch size, or the settings do not fit it.
+    """
+    where = torch.device(device)
+    start = settings.batch_size or workload.batch_size
+    return bisected(lambda size: peak_memory(workload, with_batch_size(settings, size), where), start=start)
+
+
+def with_batch_size(settings: CompileSettings, size: int) -> CompileSettings:
+    """Returns the settings with another batch size."""
+    options: dict[str, Scalar] = {**dict(settings.workload or ()), "batch_size": size}
+    return replace(settings, workload=tuple(sorted(options.items())))
+
+
+def bisected(peak_of: Callable[[int], int | None], *, start: int) -> list[TriedBatch]:
+    """Tries sizes: twice as many until one does not fit, half as many until one does, then between these two.
+
+    Args:
+        peak_of: Bytes that a size takes; None if it does not fit.
+        start: The size to begin with.
+    """
+    tried: list[TriedBatch] = []
+
+    def fits(size: int) -> bool:
+        tried.append(TriedBatch(batch_size=size, peak_memory_bytes=peak_of(size)))
+        return tried[-1].peak_memory_bytes is not None
+
+    low, high = 0, start
+    while fits(high):
+        low, high = high, 2 * high
+        if high > MOST_TIMES * start:
+            return tried
+    while high > 1 and low == 0:
+        half = high // 2
+        low, high = (half, high) if fits(half) else (0, half)
+    while high - low > max(1, low // RESOLUTION) and low:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return tried
+
+
+def largest_of(tried: Sequence[TriedBatch]) -> TriedBatch | None:
+    """Returns the largest size that fits; None if none does."""
+    fitting = [one for one in tried if one.peak_memory_bytes is not None]
+    return max(fitting, key=lambda one: one.batch_size, default=None)
+
+
+def peak_memory(workload: Workload, settings: CompileSettings, device: torch.device) -> int | None:
+    """Returns the bytes that two steps take at their peak; None if they do not fit."""
+    try:
+        return _peak_memory(workload, settings, device)
+    except torch.OutOfMemoryError:
+        return None
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _OUT_OF_MEMORY):
+            raise
+        return None
+    finally:
+        torch._dynamo.reset()
+        memory.free(device)
+
+
+def _peak_memory(workload: Workload, settings: CompileSettings, device: torch.device) -> int:
+    memory.reset_peaks(device)
+    prepared = prepare(workload, settings, device, num_workers=1)
+    sized = prepared.workload
+    with sized.process_settings():
+        batch = sized.batch_of_length(prepared.policy.lengths()[-1], rank=0, device=device)
+        model = sized.build_model().to(device)
+        optimizer = prepared.optimizer(model)
+        seed_all(sized.seed)
+        with applied(prepared, model, optimizer) as step:
+            for _ in range(2):
+                step(batch)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return memory.read_peaks(device).in_use_bytes
