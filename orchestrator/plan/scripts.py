@@ -18,7 +18,6 @@ from compile_sweep.script.job import ScriptJob
 from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.space import Choice
 
-
 BATCH_ARGUMENT = "--batch-arg"
 
 
