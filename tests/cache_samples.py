@@ -1,4 +1,4 @@
-"""What a trial would publish."""
+"""Artifacts such as a trial would publish."""
 
 from __future__ import annotations
 

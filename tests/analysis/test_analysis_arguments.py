@@ -1,4 +1,4 @@
-"""What the commands of `analysis` share."""
+"""Arguments that the commands of `analysis` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`best.py` of a setting that several workers were measured with: run by two processes that talk by gloo."""
+"""`best.py` of a setting measured with several workers: run by two processes that communicate by gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def exported(spelled: str, *, num_workers: int, device: str = "cpu") -> pd.Series:
-    """A trial's row, as far as an export looks at it."""
+    """A trial's row, as far as an export reads it."""
     settings = CompileSettings.parse(spelled)
     workload = Toy("only", 0)
     return pd.Series(

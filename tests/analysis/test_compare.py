@@ -25,7 +25,7 @@ from compile_sweep.schema.record import TrialRecord
 
 
 def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: MakeTwo) -> None:
-    """Each throughput is known to ±1 %, a compile time to ±10 % or so between runs."""
+    """Throughput is known to ±1 %; compile times vary by about ±10 % between runs."""
     found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 780, 63), trial(REGIONAL, 640, 40)]))
     full, regional = found.pairs
     assert not full.changes["compile_s"].is_significant
@@ -38,7 +38,7 @@ def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: Make
 
 
 def several(rate: float = 1.0, *, compiles: float = 1.0, runs: Sequence[float] = (1.0,)) -> list[TrialRecord]:
-    """Eight settings whose throughput is known to ±1 %, each run as often as `runs` has factors of its figures."""
+    """Eight settings whose throughput is known to ±1 %, each run once per factor in `runs`."""
     return [
         trial(
             f"scope=full,inductor.epilogue_fusion={at}", (800 + 10 * at) * rate * run, (60 + at) * compiles / run,
@@ -54,7 +54,7 @@ def several(rate: float = 1.0, *, compiles: float = 1.0, runs: Sequence[float] =
 def test_a_change_of_all_settings_alike_is_no_noise(
     two: MakeTwo, capsys: pytest.CaptureFixture[str], rate: float, compiles: float
 ) -> None:
-    """Each setting is in both sweeps, of one environment, once: what lies between those two is the change itself."""
+    """Each setting is once in both sweeps, in the same environment: the difference between the sweeps is the change itself."""
     folders = two(several(), several(rate, compiles=compiles))
     rule = "samples_per_s<-2%" if rate < 1 else "compile_s>+15%"
     assert main([*map(str, folders), "--fail-on", rule]) == 1
@@ -67,7 +67,7 @@ def test_a_change_of_all_settings_alike_is_no_noise(
 
 @pytest.mark.slow
 def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs of one setting differ by 10 % in A and in B, and the two sweeps by 5 %, which is then nothing."""
+    """Runs of one setting differ by 10 % in A and in B, and the two sweeps by 5 %, which is then insignificant."""
     folders = two(several(runs=(1.1, 1.0)), several(0.95, runs=(1.1, 1.0)))
     assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 0
     out = capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, ca
 
 @pytest.mark.slow
 def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight settings, 6 % slower: a change if runs scatter by 0.5 % as usual, and none where a repeat was 8 % off."""
+    """Eight settings are 6 % slower: a change if runs scatter by 0.5 % as usual, but not if a repeat was 8 % off."""
     before, after = map(str, two(several(), several(0.94)))
     again = [str(two(several(rate, compiles=0.9), several(), name=str(rate))[0]) for rate in (0.92, 1.08)]
     gate = [before, after, "--fail-on", "samples_per_s<-3%"]
@@ -132,7 +132,7 @@ def test_memory_on_a_gpu_has_no_noise_so_any_change_of_it_counts(two: MakeTwo) -
 def test_memory_on_a_cpu_differs_between_runs(
     two: MakeTwo, capsys: pytest.CaptureFixture[str], share: float, counts: bool
 ) -> None:
-    """There it is what the process had resident, which no two runs have alike."""
+    """On a CPU it is the process's resident size, which never repeats exactly."""
     before, after = (trial(FULL, 800, 60, device="cpu", peak_memory_bytes=round(2**30 * size)) for size in (1.0, 1 + share))
     folders = two([before], [after])
     rule = f"peak_memory_bytes{'>+' if share > 0 else '<-'}0%"
@@ -162,7 +162,7 @@ def test_what_repeats_alike_scatters_by_nothing_at_all(two: MakeTwo) -> None:
 
 
 def test_the_usual_memory_noise_on_a_cpu_is_that_of_the_committed_sweeps() -> None:
-    """Each setting in two or three of them, whose versions are the same; no sweep of them repeats a setting."""
+    """Each setting is in two or three of them, with equal versions; no sweep repeats a setting."""
     live = REPOSITORY / "docs" / "results" / "search" / "live-captioning-tiny-cpu"
     table = REPOSITORY / "benchmarks" / "tables" / "captioning-tiny-cpu"
     sweeps = [analysis.load(folder).query("status == 'ok'") for folder in (live / "gain", live / "random", table)]
@@ -207,7 +207,7 @@ def test_compile_times_near_zero_are_noise(two: MakeTwo) -> None:
 
 @pytest.mark.parametrize("before", [1e-300, 0.0009, 0.002, 0.01, 0.9])
 def test_a_compile_time_near_zero_is_compared_by_seconds(two: MakeTwo, capsys: pytest.CaptureFixture[str], before: float) -> None:
-    """Eager compiles nothing, and takes what a record rounds to: of that a ratio has no meaning, and its interval no end."""
+    """Eager compiles nothing and takes only a rounded 0 s, so a ratio has no meaning, and its interval no end."""
     found = compared_series(before, 0.8)
     assert not found.is_significant
     assert found.low is None

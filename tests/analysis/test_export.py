@@ -1,4 +1,4 @@
-"""`python -m analysis.export`: tables that read back, and a `best.py` that has run before it is offered."""
+"""`python -m analysis.export`: tables that can be read back, and a `best.py` that has run before it is offered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Calla
 
 
 def toy(low: float = 0.001, high: float = 1e9, **fields: Any) -> TrialRecord:
-    """A record of an eager toy, as if its throughput had been between these."""
+    """A record of an eager toy, with this interval of throughput."""
     usual: dict[str, Any] = {
         "workload": "toy_workloads:Toy", "size": "only", "device": "cpu", "source": SOURCE, "samples_per_s_ci95": (low, high),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Text of somebody else is shown, not obeyed: on the terminal, in tables and Markdown, in spreadsheets and in the report."""
+"""Untrusted text is shown, not interpreted: on the terminal, in tables and Markdown, in spreadsheets and in the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No silent winners: a labelled trial, however fast, is nowhere a choice, and is shown apart with its reason."""
+"""No silent winners: a labeled trial, however fast, is never a choice, and is shown separately with its reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REASON = "what went wrong in this trial"
 
 
 def labelled(label: str) -> list[TrialRecord]:
-    """The typical sweep and a trial that would beat all of it: nothing is faster, no compile is quicker."""
+    """The typical sweep, and a labeled trial that would beat all of it in speed and compile time."""
     winner = trial(
         "scope=regional,mode=reduce-overhead,dynamic=mark", 5000, 0.001,
         trial_id="winner", status=LABELS[label], label=label, reason=REASON,

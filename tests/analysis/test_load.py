@@ -1,4 +1,4 @@
-"""A sweep's folder becomes a typed frame, or one sentence that says what is wrong with it."""
+"""A sweep's folder becomes a typed frame, or one sentence that says what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for a text, and that the pages of docs/ show what their records say."""
+"""Tables in Markdown; also tests that the pages of docs/ show what their records say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One verdict: the end of a sweep, its report, `recommend` and `best.py` say the same, of sweeps that were recorded."""
+"""One verdict: the end of a sweep, its report, `recommend` and `best.py` agree, for recorded sweeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWEEPS = {
 """A recorded sweep for each outcome."""
 
 STEPS = {Outcome.UNCLEAR: "1000"}
-"""Of the job; by default the usual one."""
+"""Length of the job; by default the usual one."""
 
 BEGINNINGS = {
     Outcome.USE: "Use “full, reduce-overhead, static, memory format channels_last”.",

@@ -1,4 +1,4 @@
-"""`python -m analysis.recommend`: the setting for a job, its gains, and what it says of bad input."""
+"""`python -m analysis.recommend`: the setting for a job, its gains, and messages about bad input."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_how_many_settings_do_not_keep_a_constraint_is_said(make_sweep: MakeSwee
 
 
 def test_repeated_settings_widen_or_narrow_the_interval(make_sweep: MakeSweep) -> None:
-    """Compile times between 40 and 80 s: a job of many restarts is that uncertain."""
+    """Compile times are between 40 and 80 s, so a job with many restarts is that uncertain."""
     records = [trial(PLAIN, 800, seconds) for seconds in (40, 80, 45, 75, 50, 70, 60)]
     folder = make_sweep(records)
     job = Job(steps=10, restarts=100)

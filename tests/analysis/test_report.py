@@ -1,4 +1,4 @@
-"""The report: one file, complete or not there, with nothing of a record run or rendered as mark-up."""
+"""The report: one file, written atomically, in which nothing from a record is run or rendered as markup."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_figures_at_a_glance_are_of_the_setting_that_the_verdict_names(make_
 
 @pytest.mark.slow
 def test_of_many_settings_the_verdict_says_what_the_command_does(make_sweep: MakeSweep) -> None:
-    """Also against eager, which more than 200 settings leave behind."""
+    """This includes the comparison with eager, which more than 200 settings push out of the chart."""
     ahead = [trial(f"scope=regional,dynamic=mark,group_window={n}", 1000 + n, 5, trial_id=f"{n}") for n in range(1, 211)]
     folder = make_sweep([*ahead, trial("scope=eager", 300, 9, trial_id="eager"), trial("scope=full", 400, 60, trial_id="plain")])
     df, attempts = analysis.load(folder), analysis.load(folder, all_attempts=True)

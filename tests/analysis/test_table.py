@@ -1,4 +1,4 @@
-"""The table for GitHub: what a cell says, and that nothing of a record breaks it."""
+"""The table for GitHub: the text of its cells, and that nothing in a record breaks it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compile_sweep.schema.record import Caches, TrialRecord
 
 
 def rows_of(markdown: str) -> list[dict[str, str]]:
-    """The table's rows by their headings; fails if a row has not as many cells as there are headings."""
+    """Returns the table's rows by heading; fails if a row's number of cells differs from that of the headings."""
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 

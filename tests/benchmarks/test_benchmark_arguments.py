@@ -1,4 +1,4 @@
-"""What the benchmarks' commands refuse before they run for minutes, and which GPUs they take."""
+"""What the benchmarks' commands refuse before they run for minutes, and which GPUs they use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.config import Device
 
 
 def with_words(main: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
-    """A command that reads its own words, as one that is given them."""
+    """Wraps a command that reads `sys.argv`, so that it takes its words as an argument."""
 
     def given(words: list[str]) -> int:
         monkeypatch.setattr(sys, "argv", ["program", *words])
@@ -77,7 +77,7 @@ def test_the_loop_by_hand_stands_beside_the_settings_that_it_runs() -> None:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of which this process may use the third and the fourth GPU."""
+    """A host where this process may use the third and the fourth GPU."""
     for module in (host_queue, contention, scaling):
         monkeypatch.setattr(module, "fingerprint", lambda: replace(H200, num_gpus=2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")

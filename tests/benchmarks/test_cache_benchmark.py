@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark of compile caches: what it makes of figures, and what it refuses."""
+"""The pure parts of the benchmark of compile caches: its figures, and what it refuses."""
 
 from __future__ import annotations
 

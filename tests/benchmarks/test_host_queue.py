@@ -1,4 +1,4 @@
-"""The queue of benchmarks: jobs get places of their own, what is done is not repeated, and bad lists are one sentence."""
+"""The queue of benchmarks: jobs get slots of their own, finished ones are not repeated, and bad lists give one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the regional recipe: which processes it makes, what it reports, and one process for real."""
+"""The benchmark of the regional recipe: its processes, its report, and one real process."""
 
 from __future__ import annotations
 

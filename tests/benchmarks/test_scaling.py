@@ -1,4 +1,4 @@
-"""What the scaling benchmark asks for, and what it makes of recorded trials."""
+"""The settings of the scaling benchmark, and its tables of recorded trials."""
 
 from __future__ import annotations
 

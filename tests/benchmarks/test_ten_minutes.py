@@ -1,4 +1,4 @@
-"""The comparison of recipe auto with what is written by hand: what it makes of records and of lines."""
+"""The comparison of recipe auto with settings written by hand: how it reads records and lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGAN = datetime(2026, 11, 25, 12, 0, 0, tzinfo=UTC)
 
 
 def trial(setting: str, minute: int, samples_per_s: float | None, **fields: Any) -> TrialRecord:
-    """A trial of 40 s that began so many minutes after the command."""
+    """A trial of 40 s that began this many minutes after the command."""
     made = CompileSettings.parse(setting)
     started_at = BEGAN.replace(minute=minute).isoformat()
     usual = {"status": Status.OK, "wall_s": 40.0, "compile_s": 20.0, "step_ms": [1000.0] * 5, "started_at": started_at}

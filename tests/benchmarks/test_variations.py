@@ -1,4 +1,4 @@
-"""Tables of what was varied, and the pitfalls of compiling vision models as the records have them."""
+"""Tables of variations, and the pitfalls of compiling vision models as the records show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of two workers on one GPU: what it tells of a case that works, of one that fails, and of words that are none."""
+"""The benchmark of two workers on one GPU: its report of a case that works, one that fails, and bad settings."""
 
 from __future__ import annotations
 

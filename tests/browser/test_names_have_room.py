@@ -1,4 +1,4 @@
-"""Names and legends of the front and of the break-even chart in a real browser: nothing covers anything at any width."""
+"""Names and legends of the front and of the break-even chart in a real browser: no overlaps at any width."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def browser(chromium: str) -> Iterator[sync_api.Browser]:
 
 
 def close_ends() -> list[TrialRecord]:
-    """Settings that win at some length, with lines that end close to each other, and names of several lines."""
+    """Settings that win at some length, with lines that end close together, and names of several lines."""
     long = "scope=full,mode=max-autotune,dynamic=buckets,buckets=32/40/64/96/256,group_window=100,fullgraph=on,optimizer"
     return [*typical_trials(), trial(f"{long}=fused", 1050, 470), trial(f"{long}=compiled", 1055, 600)]
 

@@ -1,4 +1,4 @@
-"""The report in a real browser, offline: it draws, sorts, fits a telephone, and hostile text does nothing."""
+"""The report in a real browser, offline: it draws, sorts, fits a phone, and hostile text does nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 HOSTILE = """</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">"""
 
 SAME_PADDING, COMPILE = 6, 6
-"""Places of columns in the table, from 1: the former with all columns, the latter without the details."""
+"""Column numbers in the table, from 1: the first with all columns, the second without the details."""
 
 pytestmark = pytest.mark.browser
 

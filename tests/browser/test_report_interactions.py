@@ -1,4 +1,4 @@
-"""What a person does with the report: toggles, slider, filter, columns, copying, keys, colours, paper; and large sweeps."""
+"""What a person does with the report: toggles, slider, filter, columns, copying, keys, colors, paper; and large sweeps."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.browser
 
 SLIDER = "#job-slider"
 OPEN_S = 2.0
-"""Until the front is drawn, of a sweep of 500 trials."""
+"""Seconds until the front of a sweep of 500 trials must be drawn."""
 MOST_BYTES = 6_000_000
-"""Of a report on 10,000 trials."""
+"""Maximum size of a report on 10,000 trials."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def browser(chromium: str) -> Iterator[sync_api.Browser]:
 
 
 def many(count: int) -> list[TrialRecord]:
-    """So many different settings; one in five is not usable."""
+    """Returns this many different settings; one in five is not usable."""
     records = []
     for place in range(count):
         scope, optimizer = ("full", "regional", "modular")[place % 3], ("foreach", "fused", "compiled")[place // 3 % 3]
@@ -124,7 +124,7 @@ def test_the_slider_ranks_settings_as_the_analysis_does(browser: sync_api.Browse
 def test_of_settings_that_catch_up_at_one_length_the_page_names_the_shortest(
     browser: sync_api.Browser, make_sweep: MakeSweep
 ) -> None:
-    """Both compiled ones pass eager at 11 steps; the one with the quicker steps takes longer until 411."""
+    """Both compiled settings pass eager at 11 steps; the one with the faster steps takes longer until 411."""
     records = [trial("scope=eager", 64, 0.0), trial("scope=regional", 128, 5.05), trial("scope=full", 64 / 0.499, 5.4609)]
     folder = make_sweep(records)
     ranges = [

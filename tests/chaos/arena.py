@@ -1,4 +1,4 @@
-"""Where sweeps are broken on purpose: starts them, finds their processes, and looks at what is left when they are over."""
+"""Breaks sweeps on purpose: starts them, finds their processes, and checks what is left when they are over."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ import torch
 from samples import wait_until
 
 RUN = "CHAOS_RUN"
-"""Environment variable whose value tells one arena's processes from all others on the host."""
+"""Environment variable whose value distinguishes one arena's processes from all others on the host."""
 
 GONE_WITHIN_S = 10.0
-"""After a sweep, until nothing of it may be left, where processes need not wait for a core."""
+"""Seconds after a sweep until all of it must be gone, if processes need not wait for a core."""
 
 HERE = Path(__file__).resolve().parent
 PYTHON_PATH = os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE, *sys.path)))
-"""For processes that are started: the project, what the tests share, and packages wherever this interpreter has them."""
+"""Import path of started processes: the project, shared test modules, and this interpreter's packages."""
 
 
 def setting(multiple: int, further: str = "scope=eager") -> str:
-    """The setting that the workload knows by this multiple; 0 is none."""
+    """Returns the setting that the workload recognizes by this multiple; 0 means none."""
     return f"{further},padding=longest,pad_multiple={multiple}" if multiple else f"{further},padding=max"
 
 
@@ -44,13 +44,13 @@ class Arena:
     """One sweep's folder, faults and processes."""
 
     folder: Path
-    """Empty; for the sweep and what belongs to it."""
+    """An empty folder for the sweep and its files."""
     temporary: Path
     """A short path, for Ray's sockets."""
     faults: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """What happens to which setting, by its multiple: `kind`, `phase`, and `times`, if not always."""
+    """What happens to which setting, by its multiple: `kind`, `phase`, and `times` unless always."""
     further: Mapping[str, Any] = field(default_factory=dict)
-    """For the workload's plan."""
+    """Additional fields of the workload's plan."""
     environment: Mapping[str, str] = field(default_factory=dict)
     output: Path = field(init=False)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
@@ -64,7 +64,7 @@ class Arena:
         (self.folder / "plan.json").write_text(json.dumps(plan))
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Starts a sweep in the folder, or goes on with it."""
+        """Starts a sweep in the folder, or continues it."""
         environment = {
             **os.environ,
             "PYTHONPATH": PYTHON_PATH,
@@ -87,7 +87,7 @@ class Arena:
         )
 
     def damage(self, text: str) -> None:
-        """Writes behind the last record."""
+        """Appends text after the last record."""
         with (self.output / "trials.jsonl").open("a") as log:
             log.write(text)
 
@@ -106,33 +106,33 @@ class Arena:
         return subprocess.CompletedProcess(running.args, running.returncode, printed, complaints)
 
     def records(self) -> list[dict[str, Any]]:
-        """Of the trials, in order."""
+        """Returns the trials' records, in order."""
         path = self.output / "trials.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def record(self, multiple: int) -> dict[str, Any]:
-        """The one of this setting."""
+        """Returns the record of this setting."""
         (found,) = (record for record in self.records() if (record["settings"]["pad_multiple"] or 0) == multiple)
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        """What the workers left."""
+        """Returns the events that the workers recorded."""
         return chaos_workload.events(self._events)
 
     def note_fault(self, multiple: int = -1) -> None:
-        """Says that something is broken now, from outside; a number below zero tells several apart."""
+        """Records that something is being broken from outside; negative numbers distinguish several faults."""
         chaos_workload.note(self._events, "fault", multiple)
 
     def has_begun(self, multiple: int, times: int = 1) -> bool:
-        """Whether a worker has begun with this setting so often."""
+        """Tells whether workers have begun with this setting that often."""
         return sum(event["what"] == "begun" and event["multiple"] == multiple for event in self.events()) >= times
 
     def begun(self) -> int:
-        """How many workers have begun."""
+        """Returns how many workers have begun."""
         return sum(event["what"] == "begun" for event in self.events())
 
     def recovery_s(self, multiple: int = -1) -> float | None:
-        """Seconds from this setting's first fault, or the first from outside, until the next worker began; None if none did."""
+        """Returns the seconds from this setting's first fault, or the first from outside, to the next worker's begin, if any."""
         events = self.events()
         fault_at = next(event["at"] for event in events if event["what"] == "fault" and event["multiple"] == multiple)
         after = [event["at"] - fault_at for event in events if event["what"] == "begun" and event["at"] > fault_at]
@@ -148,7 +148,7 @@ class Arena:
         return found
 
     def kill(self, words: str, number: int = signal.SIGKILL) -> int:
-        """Sends a signal to the processes whose command holds these words; returns how many there were."""
+        """Sends a signal to the processes whose command contains these words; returns how many there were."""
         killed = 0
         for process in self.processes():
             with suppress(psutil.Error):
@@ -164,7 +164,7 @@ class Arena:
                 process.kill()
 
     def check_records(self, *, total: int, measured: set[int]) -> None:
-        """No record is lost or doubled, and every trial that nothing happened to was measured."""
+        """Checks that no record is lost or duplicated, and that every undisturbed trial was measured."""
         records = self.records()
         assert len(records) == total, [(record["settings_key"], record["label"]) for record in records]
         assert max(Counter(record["settings_key"] for record in records).values()) == 1
@@ -175,7 +175,7 @@ class Arena:
             assert record["phase"] == "done"
 
     def check_nothing_is_left(self) -> float:
-        """After ten seconds there is no process, shared memory or scratch of the sweep; returns when the last process went."""
+        """Checks that no process, shared memory or scratch folder of the sweep remains; returns when the last process ended."""
         began = time.monotonic()
         within_s = GONE_WITHIN_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
         wait_until(lambda: not self.processes(), within_s, self.processes)
@@ -197,7 +197,7 @@ class Arena:
 
 @dataclass(slots=True)
 class Arenas:
-    """Makes arenas, and ends what is left of them."""
+    """Creates arenas, and ends what is left of them."""
 
     folder: Path
     temporary: Path
@@ -211,13 +211,13 @@ class Arenas:
         return arena
 
     def close(self) -> None:
-        """Ends what a failed test left."""
+        """Ends what a failed test left behind."""
         for arena in self._made:
             arena.end_all()
 
 
 def temporary_folder() -> Iterator[Path]:
-    """A folder for all sweeps of a run, its path short enough for sockets. Nothing here compiles C++, so no headers either."""
+    """A folder for all sweeps of a run, with a path short enough for sockets; without C++ headers, which nothing here needs."""
     folder = Path(tempfile.mkdtemp(prefix="ch", dir="/tmp"))
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -231,7 +231,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def when(condition: Callable[[], bool], timeout_s: float = 900.0) -> None:
-    """Waits for what a busy machine may take long for."""
+    """Waits for a condition that may take long on a busy machine."""
     wait_until(condition, timeout_s)
 
 
@@ -240,7 +240,7 @@ def _shared_memory() -> set[Path]:
 
 
 def _is_used(segment: Path) -> bool:
-    """Whether a living process has it mapped or open: then it is not a leak, and somebody else's."""
+    """Tells whether a living process has it mapped or open: then it belongs to that process and is not a leak."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if str(segment) in Path(f"/proc/{process.pid}/maps").read_text():

@@ -1,6 +1,7 @@
-"""A toy workload that breaks on purpose: what happens to which setting is read from the file that CHAOS_PLAN names.
+"""A toy workload that breaks on purpose: the file named by CHAOS_PLAN says what happens to which setting.
 
-A setting is told by its pad multiple. Every worker that begins, and every fault, leaves a line in the plan's file of events.
+Settings are identified by their pad multiple. Every worker that begins, and every fault, adds a line to the plan's file of
+events.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from compile_sweep.schema.shapes import PadToLongest, ShapePolicy
 PLAN = "CHAOS_PLAN"
 FOREVER_S = 600
 STUCK = re.compile(r"(a+)+$")
-"""On "aaa…b" it backtracks for ever in C and never gives up the GIL: so does a compiler stuck in C++."""
+"""On "aaa…b" this backtracks forever in C without releasing the GIL, like a compiler stuck in C++."""
 
 
 def plan() -> dict[str, Any]:
-    """`faults`, by pad multiple; `events`, a file; if any, `tiny`, a folder on a small disk, `cgroup`, one of little memory."""
+    """Returns `faults`, by pad multiple; `events`, a file; optionally `tiny`, a small disk, and `cgroup`, with little memory."""
     return dict(json.loads(Path(os.environ[PLAN]).read_text()))
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """What happened so far, in order."""
+    """Returns what happened so far, in order."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -52,7 +53,7 @@ def note(path: Path, what: str, multiple: int) -> None:
 
 
 class Chaotic(Brief):
-    """Sound, but for its faults."""
+    """Sound, except for its faults."""
 
     def __init__(self, size: str, seed: int) -> None:
         super().__init__(size, seed)
@@ -94,7 +95,7 @@ class Chaotic(Brief):
 
 
 def _phase() -> str:
-    """The phase this worker is in, by its own log."""
+    """Returns the phase this worker is in, from its own log."""
     log = Path(os.readlink("/proc/self/fd/1")).read_text(errors="replace")
     phases = [line.split(" ", 1)[1] for line in log.splitlines() if re.match(r"\S+ (building|warming-up|steady|checking)$", line)]
     return phases[-1] if phases else "starting"
@@ -169,7 +170,7 @@ def _assert_on_the_device(chosen: dict[str, Any]) -> None:
 
 
 def _hog(number: int) -> None:
-    """Takes so many bytes, and touches them, so that they are really taken."""
+    """Allocates this many bytes and touches them, so that they are really used."""
     step = 1 << 26
     held = []
     for _ in range(number // step):
@@ -181,7 +182,7 @@ def _hog(number: int) -> None:
 
 
 def _start_a_child() -> None:
-    """As a compile worker is: of its own session, out of the worker's group."""
+    """Starts a child like a compile worker: in a session of its own, outside the worker's group."""
     subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_S})"], start_new_session=True)
 
 

@@ -1,4 +1,4 @@
-"""How much of the chaos suite runs, with which seed, and where its table goes."""
+"""How much of the chaos suite runs, with which seed, and where its table is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fault_table import FaultTable
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Known where tests/chaos is named on the command line, as `make chaos` does; otherwise the defaults below hold."""
+    """Registered if tests/chaos is named on the command line, as in `make chaos`; otherwise the defaults below apply."""
     group = parser.getgroup("chaos")
     group.addoption("--chaos", choices=["short", "full"], default="short", help="short: what `make test` runs; full: all of it")
     group.addoption("--chaos-seed", type=int, default=None, help="of the random part; by default another each time, printed")
@@ -57,7 +57,7 @@ def arenas(tmp_path: Path, temporary: Path) -> Iterator[Arenas]:
 
 @pytest.fixture(scope="session")
 def fault_table(pytestconfig: pytest.Config) -> Iterator[FaultTable]:
-    """What the tests tell of their faults goes into the file that the command line names."""
+    """Writes what the tests report about their faults to the file named on the command line."""
     table = FaultTable()
     yield table
     if target := pytestconfig.getoption("--write-reliability", default=None):

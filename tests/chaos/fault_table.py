@@ -1,4 +1,4 @@
-"""The table of faults in docs/reliability.md: what happened in a run of this suite, a row a fault."""
+"""The table of faults in docs/reliability.md: what happened in a run of this suite, one row per fault."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Row:
     how: str
     outcome: str
     tries: int
-    """Attempts at the trial it hit, or at the sweep."""
+    """Attempts at the affected trial, or at the sweep."""
     recovery_s: float | None
-    """From the fault until the next worker is at work; None where nothing has to recover."""
+    """Seconds from the fault until the next worker is at work; None if nothing has to recover."""
 
     def written(self) -> str:
         recovery = "–" if self.recovery_s is None else f"{self.recovery_s:.1f}"
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(slots=True)
 class FaultTable:
-    """Rows, as the tests tell them; rows of a file that no test told anew stay as they are."""
+    """Rows reported by the tests; rows of a file that no test reported again stay unchanged."""
 
     rows: dict[str, Row] = field(default_factory=dict)
 
@@ -52,14 +52,14 @@ class FaultTable:
 
 
 def _machine() -> str:
-    """What the latest rows were written on."""
+    """Returns the machine that the latest rows were written on."""
     here = fingerprint()
     gpus = f"{here.num_gpus} × {here.gpu}" if here.gpu else "no GPU"
     return f"Latest rows: {here.cores} CPU cores with {os.getloadavg()[1]:.0f} processes to run at a time, {gpus}."
 
 
 def described(record: dict[str, object]) -> str:
-    """What became of a trial, by its record."""
+    """Describes a trial's outcome, from its record."""
     if record["label"] is None:
         return "measured" if record["tries"] == 1 else "measured at the next try"
     return f"`{record['label']}` ({record['status']}), last phase {record['phase']}"

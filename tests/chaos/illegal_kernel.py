@@ -1,4 +1,4 @@
-"""A kernel that writes where nothing is. Apart, because Triton is there only with a GPU's build of torch."""
+"""A kernel with an invalid memory access. It is in a separate file because only a GPU build of torch has Triton."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def _write_far(pointer):  # type: ignore[no-untyped-def]
 
 
 def write_far() -> None:
-    """Raises torch's error for an illegal memory access, after which this process's CUDA context is of no more use."""
+    """Raises torch's error for an illegal memory access, after which this process's CUDA context is unusable."""
     _write_far[(1,)](torch.zeros(1, device="cuda"))
     torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""A cluster of a head and two hosts, all on this machine; a host that has a worker can be lost. Runs as a process of its own.
+"""A cluster of a head and two hosts, all on this machine, that can lose a host with a worker. Runs as a process of its own.
 
-Prints its address, then obeys lines: `lose` kills every process of a host that has a Train worker, as if its power were cut, and
+Prints its address, then obeys lines: `lose` kills every process of a host that has a Train worker, as in a power failure, and
 answers `lost`; `add` adds a host and answers `added`. It ends with its input.
 """
 
@@ -17,7 +17,7 @@ HOST = {"num_cpus": 2, "resources": {"host": 1}, "node_ip_address": "127.0.0.1"}
 
 
 def raylet(node: Any) -> psutil.Process:
-    """The process that is all there is of a host here, with its children."""
+    """Returns the process that represents a host here, together with its children."""
     return psutil.Process(node.all_processes["raylet"][0].process.pid)
 
 

@@ -1,4 +1,4 @@
-"""The table of faults: rewritten in place, rows that were not told anew kept."""
+"""The table of faults: rewritten in place; rows that were not reported again are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def row(name: str, recovery_s: float | None) -> Row:
 
 
 def table(path: Path, *rows: Row) -> list[str]:
-    """Rows of the file after these were told."""
+    """Returns the file's rows after these were reported."""
     told = FaultTable()
     for one in rows:
         told.tell(one)

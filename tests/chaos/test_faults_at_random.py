@@ -1,4 +1,4 @@
-"""Faults drawn at random, several in one sweep, its driver killed now and then: what must hold whatever happens."""
+"""Random faults, several in one sweep, with its driver killed now and then: invariants that must always hold."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ BY_SETTING = {
     "hang": {"compile-deadline", "trial-deadline"},
     "stop": {"compile-deadline", "trial-deadline"},
 }
-"""Kind of a fault, and the labels it may come to."""
+"""Kinds of faults, and the labels that each may lead to."""
 
 BY_MACHINE = {"ray::ImplicitFunc", "ray::ProgressTracker", "ray::TrainController", "ray::RayTrainWorker", "driver"}
 OF_MACHINES = {"worker-died", "trial-died", "actor-lost", "node-lost", "crashed"}
-"""Labels that a trial may get whose processes were killed at random, if that happens more often than it is tried again."""
+"""Labels that a trial may get if its processes were killed at random more often than it is retried."""
 
 PHASES = ("building", "warming-up", "steady", "checking")
 SETTINGS = range(8)
 
 
 def drawn(dice: random.Random) -> dict[int, dict[str, Any]]:
-    """What happens to which setting; at least one is spared."""
+    """Draws what happens to which setting; at least one is spared."""
     hit = dice.sample(list(SETTINGS), k=dice.randint(2, 5))
     return {
         multiple: {
@@ -47,7 +47,7 @@ def drawn(dice: random.Random) -> dict[int, dict[str, Any]]:
 
 
 def run(arena: Arena, dice: random.Random) -> None:
-    """A sweep to its end, through kills at random and as many resumes as it takes."""
+    """Runs a sweep to its end, through random kills and as many resumes as needed."""
     words = ("--cache", "none", "--compile-deadline-s", "20", "--trial-deadline-s", "60", "--settings", *map(setting, SETTINGS))
     running = arena.start(*words)
     for _ in range(dice.randint(1, 4)):
@@ -73,7 +73,7 @@ def run(arena: Arena, dice: random.Random) -> None:
 
 
 def check(arena: Arena, faults: Mapping[int, Mapping[str, Any]]) -> None:
-    """No record is lost or doubled, every label is one that the fault can come to, and the spared ones are measured."""
+    """Checks that no record is lost or duplicated, each label is possible for its fault, and spared settings are measured."""
     records = arena.records()
     assert len({record["trial_id"] for record in records}) == len(records)
     latest = {record["settings"]["pad_multiple"] or 0: record for record in records}

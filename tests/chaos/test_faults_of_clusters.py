@@ -1,4 +1,4 @@
-"""What a cluster does to a sweep: a host is lost, the cache's actor is killed, the object store behind it is away or slow."""
+"""Faults of a cluster: a host is lost, the cache's actor is killed, the object store behind it is down or slow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fault_table import FaultTable, Row, described
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("only_in_full")]
 
 COMPILED = "scope=full,dynamic=auto"
-"""Whose artifacts are kept, and asked for; of the second trial, which breaks off, fewer."""
+"""Its artifacts are stored and requested; the second trial, which is interrupted, stores fewer."""
 
 
 @contextmanager
 def several_hosts(arena: Arena) -> Iterator[subprocess.Popen[str]]:
-    """A cluster of a head and two hosts; its environment becomes the arena's."""
+    """Runs a cluster of a head and two hosts; its environment becomes the arena's."""
     environment = {
         **os.environ,
         "PYTHONPATH": PYTHON_PATH,
@@ -59,7 +59,7 @@ def several_hosts(arena: Arena) -> Iterator[subprocess.Popen[str]]:
 
 
 def tell(cluster: subprocess.Popen[str], word: str) -> str:
-    """What the cluster answers."""
+    """Returns the cluster's answer to a word."""
     assert cluster.stdin is not None
     assert cluster.stdout is not None
     cluster.stdin.write(word + "\n")
@@ -68,7 +68,7 @@ def tell(cluster: subprocess.Popen[str], word: str) -> str:
 
 
 def left_in(arena: Arena) -> list[str]:
-    """Placement groups of the cluster that are not removed."""
+    """Lists the cluster's placement groups that are not removed."""
     code = (
         "import json, ray; from ray.util import placement_group_table as table; ray.init(logging_level='ERROR', "
         "log_to_driver=False); print(json.dumps([name for name, one in table().items() if one['state'] != 'REMOVED']))"
@@ -177,7 +177,7 @@ def test_a_store_that_is_away_or_slow_costs_no_trial(
 
 @contextmanager
 def s3() -> Iterator[int]:
-    """Port of a moto server with a bucket."""
+    """Yields the port of a moto server with a bucket."""
     from moto.server import ThreadedMotoServer
     from pyarrow.fs import S3FileSystem
 

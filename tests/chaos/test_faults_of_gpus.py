@@ -1,4 +1,4 @@
-"""What a GPU does to a sweep: no memory, kernels that do what is forbidden, and strangers. No fault reaches the next trial."""
+"""Faults of a GPU: no memory, kernels with invalid accesses, and other processes. No fault affects the next trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLACK_BYTES = 2**28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFault:
-    """A fault of a trial, and what is to become of it."""
+    """A fault of a trial, and its expected outcome."""
 
     name: str
     kind: str
@@ -63,7 +63,7 @@ SHARED = 5
 
 
 def used_bytes() -> int:
-    """Memory in use of the GPUs this process sees, by the driver; other work may run on the host's others."""
+    """Returns the memory in use on the GPUs this process sees, according to the driver; the host may have other GPUs."""
     import pynvml
 
     pynvml.nvmlInit()

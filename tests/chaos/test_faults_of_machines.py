@@ -1,4 +1,4 @@
-"""What the machines do to a sweep: processes killed around its trials, its driver killed, its disk full, its store away."""
+"""Faults of the machines: processes killed around a sweep's trials, its driver killed, its disk full, its store down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fault_table import FaultTable, Row, described
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FOREVER: dict[str, Any] = {"kind": "hang", "phase": "building", "times": 1}
-"""Once, so that what kills the worker is the only way on."""
+"""Happens once, so that the sweep continues only if the worker is killed."""
 
 AWHILE: dict[str, Any] = {"kind": "pause", "phase": "building", "times": 1}
 USUAL = ("--cache", "none")
@@ -25,7 +25,7 @@ AROUND_A_TRIAL = {
     3: ("the sweep's progress actor killed", "ray::ProgressTracker", AWHILE, 1),
     4: ("Train's controller killed", "ray::TrainController", FOREVER, 2),
 }
-"""By multiple: what it is called, whom it hits, what the worker does meanwhile, and tries."""
+"""By multiple: the name, the killed process, what the worker does meanwhile, and the number of tries."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def resumed(arena: Arena, *, total: int, measured: set[int]) -> float:
-    """Goes on with the sweep to its end; returns the seconds until its first worker was at work."""
+    """Resumes the sweep to its end; returns the seconds until its first worker was at work."""
     began, before = time.monotonic(), arena.begun()
     running = arena.start("--resume")
     when(lambda: arena.begun() > before or running.poll() is not None)

@@ -1,4 +1,4 @@
-"""What happens to one trial happens to no other: a setting, a worker or a compiler that breaks, in every way and phase."""
+"""A fault in one trial affects no other: a setting, a worker or a compiler that breaks, in every way and phase."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 COMPILE_DEADLINE_S = "20"
 TRIAL_DEADLINE_S = "150"
-"""Long enough for sound trials where they share their cores with much else."""
+"""Long enough for sound trials that share their cores with much else."""
 
 USUAL = ("--cache", "none", "--compile-deadline-s", COMPILE_DEADLINE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFault:
-    """A fault, and what is to become of it."""
+    """A fault, and its expected outcome."""
 
     name: str
     multiple: int
     kind: str
     phase: str
     label: str | None
-    """None: it is measured in the end."""
+    """None if it is measured in the end."""
     tries: int = 1
     how: str
     times: int = 1_000
@@ -98,7 +98,9 @@ STUCK_COMPILER = TrialFault(
     further="scope=full,dynamic=auto,backend=chaos_stuck",
 )
 SHORT = (KILLED_ONCE, STUCK_COMPILER)
-"""One that is tried again and one that only a deadline ends; test_local_runner.py has those that end an attempt by themselves."""
+"""One fault that is retried and one that only a deadline ends; test_local_runner.py covers those that end an attempt by
+themselves.
+"""
 
 TOGETHER = (EXCEPTION, SEGFAULT, *SHORT, EXITS, NO_MEMORY, ABORTS)
 
@@ -153,7 +155,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A control group (v1) of 256 MiB, in which the kernel's out-of-memory killer soon comes."""
+    """A control group (v1) of 256 MiB, in which the kernel's out-of-memory killer soon acts."""
     own = next((line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), None)
     folder = Path(f"/sys/fs/cgroup/memory{own}/chaos-{os.getpid()}")
     try:
@@ -169,7 +171,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 def check(arenas: Arenas, fault: TrialFault, fault_table: FaultTable, *words: str, **further: Any) -> dict[str, Any]:
-    """A sweep in which this happens to the second of three trials."""
+    """Runs a sweep in which this happens to the second of three trials."""
     arena = arenas({fault.multiple: fault.plan}, **further)
     done = arena.sweep(*USUAL, *words, "--settings", setting(0), fault.setting, setting(1))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -190,7 +192,7 @@ def check(arenas: Arenas, fault: TrialFault, fault_table: FaultTable, *words: st
 
 
 def verify(fault: TrialFault, record: dict[str, Any]) -> None:
-    """It is labelled with its last phase, and was tried as often as is right."""
+    """Checks that it is labeled with its last phase, and was tried as often as it should be."""
     if fault.label is None:
         assert record["status"] == "ok", record
     else:
@@ -200,7 +202,7 @@ def verify(fault: TrialFault, record: dict[str, Any]) -> None:
 
 
 def sweep_with(faults: Sequence[TrialFault], arena: Arena, *words: str) -> None:
-    """A sweep in which these happen one after the other, and a sound trial follows."""
+    """Runs a sweep in which these happen one after the other, followed by a sound trial."""
     settings = [*(fault.setting for fault in faults), setting(1)]
     done = arena.sweep(*USUAL, *words, "--settings", *settings)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,7 @@
-"""A pretended AWS account: run on a host, it makes the stack in the moto server there and says what it made, as JSON.
+"""A simulated AWS account: run on a host, it creates the stack in the moto server there and prints what it created, as JSON.
 
-`python aws_account.py ENDPOINT TEMPLATE`. From then on the server asks who calls and whether they may: of a policy moto
-knows the actions, not conditions and hardly a resource.
+`python aws_account.py ENDPOINT TEMPLATE`. From then on the server checks who calls and whether they may. Moto checks the actions
+of a policy, but not its conditions and hardly its resources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEY = f"ray-autoscaler_{REGION}"
 
 
 def make(endpoint: str, template: Path) -> dict[str, Any]:
-    """Everything that a person makes once for an account, and what the cloud itself has."""
+    """Creates everything that a person sets up once for an account, and what the cloud itself has."""
     session = boto3.Session("admin", "admin", region_name=REGION)
     ec2, iam, sts = (session.client(name, endpoint_url=endpoint) for name in ("ec2", "iam", "sts"))
     session.client("cloudformation", endpoint_url=endpoint).create_stack(
@@ -57,19 +57,19 @@ def _launchers(iam: Any, account: str) -> dict[str, Any]:
 
 
 def _heads(iam: Any) -> list[dict[str, Any]]:
-    """For a user instead of the role: moto (5.2) keeps a stack's policies of a role as text that it then cannot read."""
+    """Returns the policies for a user instead of the role: moto (5.2) cannot read back the text of a role's policies."""
     role = "compile-sweep-head"
     names = iam.list_role_policies(RoleName=role)["PolicyNames"]
     return [literal_eval(iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]) for name in names]
 
 
 def _on_everything(document: dict[str, Any]) -> dict[str, Any]:
-    """The same actions, on everything: moto asks of nearly every call whether it is allowed on `*`."""
+    """Returns the same actions on all resources: moto checks nearly every call for `*`."""
     return {**document, "Statement": [{**statement, "Resource": "*"} for statement in document["Statement"]]}
 
 
 def environ(credentials: dict[str, Any], endpoint: str) -> dict[str, str]:
-    """What makes every AWS library call the server as somebody."""
+    """Returns the variables that make every AWS library call the server with these credentials."""
     return {
         "AWS_ACCESS_KEY_ID": credentials["AccessKeyId"],
         "AWS_SECRET_ACCESS_KEY": credentials["SecretAccessKey"],

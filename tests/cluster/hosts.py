@@ -1,7 +1,7 @@
 """Hosts of a cluster on this machine: namespaces with processes, a network, a home and a /tmp of their own, and an sshd.
 
 They share nothing but the machine's read-only parts and this checkout. The first is a laptop, from which the others are reached
-by ssh alone. All of it ends with the process that holds each, however that goes: namespaces without a name leave nothing.
+only by ssh. Everything ends with the process that holds each namespace, however that happens: unnamed namespaces leave nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def why_not() -> str | None:
-    """Why there can be no such hosts here; None if there can."""
+    """Says why such hosts are not possible here; None if they are."""
     if os.getuid() != 0:
         return "only root may make namespaces"
     if missing := [name for name in NEEDED if shutil.which(name, path=_IN_PATH) is None]:
@@ -41,18 +41,18 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One of them."""
+    """A simulated host."""
 
     address: str
     process_id: int
-    """Of its first process, in this machine's own numbering."""
+    """ID of its first process, in this machine's own numbering."""
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """What runs these words there."""
+        """Returns the command that runs these words there."""
         return ["nsenter", f"--target={self.process_id}", "--net", "--pid", "--mount", "--uts", "--", *words]
 
     def run(self, script: str, timeout_s: float = 300, **environ: str) -> str:
-        """What a login shell there prints; fails if it fails."""
+        """Returns the output of a login shell there; fails if the shell fails."""
         words = self._login(script, environ)
         done = subprocess.run(
             words,
@@ -68,7 +68,7 @@ class Host:
 
     @contextmanager
     def running(self, script: str, **environ: str) -> Iterator[None]:
-        """A login shell there while the block lasts."""
+        """Runs a login shell there while the block lasts."""
         process = subprocess.Popen(
             self._login(script, environ),
             stdin=subprocess.DEVNULL,
@@ -88,18 +88,18 @@ class Host:
         return self.command(["env", "-i", *pairs, "bash", "--login", "-c", f"cd && {script}"])
 
     def reaches(self, address: str, port: int) -> bool:
-        """Whether something listens at an address, seen from there."""
+        """Tells whether something listens at an address, seen from there."""
         words = self.command(["bash", "-c", f"</dev/tcp/{address}/{port}"])
         return subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 0
 
     def write(self, path: str, text: str) -> None:
-        """Makes a file there that only its owner may read."""
+        """Writes a file there that only its owner may read."""
         folder = shlex.quote(os.path.dirname(path))
         words = ["sh", "-c", f"umask 077; mkdir -p {folder} && cat > {shlex.quote(path)}"]
         subprocess.run(self.command(words), input=text, text=True, check=True, timeout=60)
 
     def processes(self) -> list[str]:
-        """Command lines of what runs there, besides its sshd and what asks."""
+        """Returns the command lines of processes there, except its sshd and this query."""
         listed = subprocess.run(
             self.command(["ps", "-eo", "args", "--no-headers"]), capture_output=True, text=True, check=True, timeout=60
         )
@@ -107,14 +107,14 @@ class Host:
         return [line for line in listed.stdout.splitlines() if not any(name in line for name in mine) and "<defunct>" not in line]
 
     def fall_silent(self, timeout_s: float) -> None:
-        """Returns once nothing runs there any more; fails with what does when it does not in time."""
+        """Waits until nothing runs there any more; fails with what still runs after the timeout."""
         ends_at = time.monotonic() + timeout_s
         while left := self.processes():
             assert time.monotonic() < ends_at, left
             time.sleep(0.5)
 
     def files(self, folder: str) -> list[str]:
-        """Paths of the files below a folder there, sorted."""
+        """Returns the paths of the files below a folder there, sorted."""
         words = ["sh", "-c", f"test ! -d {folder} || find {folder} -type f"]
         listed = subprocess.run(self.command(words), capture_output=True, text=True, check=True, timeout=60)
         return sorted(listed.stdout.split())
@@ -122,13 +122,13 @@ class Host:
 
 @contextmanager
 def hosts(count: int, scratch: Path) -> Iterator[tuple[Host, list[Host]]]:
-    """A laptop, and so many hosts that it reaches by ssh as root with the key `~/.ssh/id_ed25519`.
+    """Creates a laptop, and this many hosts that it reaches by ssh as root with the key `~/.ssh/id_ed25519`.
 
-    `ray` and `python` of this test run are on every login shell's path.
+    `ray` and `python` of this test run are on the path of every login shell.
 
     Args:
-        count: hosts besides the laptop.
-        scratch: an empty folder on this machine.
+        count: Number of hosts besides the laptop.
+        scratch: An empty folder on this machine.
     """
     for name in ("host_key", "user_key"):
         subprocess.run(

@@ -1,8 +1,8 @@
-"""Of a custom resource's definition, as much as a manifest touches: `python tests/cluster/rayjob_schema.py CRD MANIFEST OUT`.
+"""Prunes a custom resource definition to what a manifest uses: `python tests/cluster/rayjob_schema.py CRD MANIFEST OUT`.
 
-The definition of a RayJob has a megabyte, nearly all of it a pod's. What is kept is a JSON schema with, for each object that the
-manifest has, the names of all its fields with their types, those that are required, and the words that a field may be: enough to
-find a field that is misspelt, in the wrong place or of the wrong kind.
+The definition of a RayJob is a megabyte, nearly all of it a pod's. This keeps a JSON schema with, for each object in the
+manifest, the names and types of all its fields, those that are required, and the values of enumerations: enough to
+find a field that is misspelled, in the wrong place or of the wrong type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEPT = ("type", "enum", "minimum", "maximum", "anyOf", "x-kubernetes-int-or-str
 
 
 def pruned(schema: dict[str, Any], value: Any) -> dict[str, Any]:
-    """The schema, as far as a value of it goes."""
+    """Returns the part of the schema that this value uses."""
     kept = {name: schema[name] for name in _KEPT if name in schema and name != "anyOf"}
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
@@ -35,7 +35,7 @@ def pruned(schema: dict[str, Any], value: Any) -> dict[str, Any]:
 
 
 def _merged(values: list[Any]) -> Any:
-    """One value with all that the members of a list have."""
+    """Merges the members of a list into one value."""
     found: Any = None
     for value in values:
         if isinstance(found, dict) and isinstance(value, dict):
@@ -48,7 +48,7 @@ def _merged(values: list[Any]) -> Any:
 
 
 def spec_schema(definition: dict[str, Any], version: str) -> dict[str, Any]:
-    """The schema of `spec` in a version of a custom resource's definition."""
+    """Returns the schema of `spec` in a version of a custom resource's definition."""
     (found,) = [one for one in definition["spec"]["versions"] if one["name"] == version]
     schema: dict[str, Any] = found["schema"]["openAPIV3Schema"]["properties"]["spec"]
     return schema

@@ -1,4 +1,4 @@
-"""`ray up cluster.yaml` in a pretended AWS account that gives nobody more rights than deploy/aws.yaml does."""
+"""`ray up cluster.yaml` in a simulated AWS account that gives nobody more rights than deploy/aws.yaml does."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ print(json.dumps([i for r in ec2.describe_instances()["Reservations"] for i in r
 
 @contextmanager
 def account(laptop: Host, repository: Path) -> Iterator[dict[str, Any]]:
-    """A server on the laptop that answers as AWS does, with an account that has the stack."""
+    """A server on the laptop that answers like AWS, with an account that has the stack."""
     with laptop.running("exec python -m moto.server -H 0.0.0.0 -p 5000"):
         wait_until(lambda: laptop.reaches(LAPTOP, 5000), 120)
         script = Path(__file__).with_name("aws_account.py")
@@ -97,7 +97,7 @@ def test_a_cluster_comes_up_asks_for_a_spot_worker_and_goes(repository: Path, tm
 
 
 def test_a_right_that_the_stack_does_not_give_is_refused(repository: Path, tmp_path: Path) -> None:
-    """So the test above would fail without the rights it uses."""
+    """This shows that the test above depends on the rights of the stack."""
     with hosts(0, tmp_path) as (laptop, _), account(laptop, repository) as made:
         for who in ("head", "launcher"):
             remove = "import boto3; boto3.client('ec2').delete_security_group(GroupName='compile-sweep')"
@@ -107,7 +107,7 @@ def test_a_right_that_the_stack_does_not_give_is_refused(repository: Path, tmp_p
 
 @contextmanager
 def machine(head: Host, made: dict[str, Any]) -> Iterator[None]:
-    """What a machine of the cloud has: its role's credentials, its metadata, and sudo."""
+    """What a cloud machine has: its role's credentials, its metadata, and sudo."""
     head.write(f"{HOME}/metadata.py", METADATA)
     head.write(f"{HOME}/bin/sudo", '#!/bin/sh\nexec "$@"\n')
     exports = "\n".join(f"export {name}={value}" for name, value in made["head"].items())
@@ -121,7 +121,7 @@ def machine(head: Host, made: dict[str, Any]) -> Iterator[None]:
 
 
 def adapted(cluster: dict[str, Any], made: dict[str, Any], repository: Path) -> dict[str, Any]:
-    """The committed file, for hosts that are no cloud's: their user, their image, and nothing installed on them."""
+    """Returns the committed file adapted to hosts outside a cloud: their user, their image, and nothing to install."""
     types = {
         name: {**kind, "node_config": {**kind["node_config"], "ImageId": made["image"]}}
         for name, kind in cluster["available_node_types"].items()
@@ -140,7 +140,7 @@ def adapted(cluster: dict[str, Any], made: dict[str, Any], repository: Path) -> 
 
 
 def instances(laptop: Host, made: dict[str, Any]) -> list[dict[str, Any]]:
-    """What runs in the account, as its launcher sees it."""
+    """Lists the account's instances, as its launcher sees them."""
     credentials = made["launcher"]
     asked = ASK.format(key=credentials["AWS_ACCESS_KEY_ID"], secret=credentials["AWS_SECRET_ACCESS_KEY"], endpoint=ENDPOINT)
     laptop.write(f"{HOME}/ask.py", asked)

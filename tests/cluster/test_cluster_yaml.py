@@ -1,4 +1,4 @@
-"""cluster.yaml is what Ray's launcher accepts, and opens nothing it should not. Nothing here reaches a cloud."""
+"""Ray's launcher accepts cluster.yaml, which opens no more than it should. Nothing here contacts a cloud."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cluster(repository: Path) -> dict[str, Any]:
 
 
 class _Template(yaml.SafeLoader):
-    """CloudFormation's YAML, whose short functions become mappings."""
+    """CloudFormation's YAML, with its short functions as mappings."""
 
 
 _Template.add_multi_constructor("!", lambda loader, name, node: {name: loader.construct_scalar(node)})  # type: ignore[no-untyped-call]
@@ -34,14 +34,14 @@ _Template.add_multi_constructor("!", lambda loader, name, node: {name: loader.co
 
 @pytest.fixture(scope="module")
 def stack(repository: Path) -> dict[str, Any]:
-    """deploy/aws.yaml, which makes what cluster.yaml takes for granted."""
+    """Returns deploy/aws.yaml, which creates what cluster.yaml requires."""
     text = (repository / "deploy" / "aws.yaml").read_text(encoding="utf-8")
     template: dict[str, Any] = yaml.load(text, Loader=_Template)  # a safe one
     return template
 
 
 def statements(stack: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the stack allows the head and whoever launches it."""
+    """Returns what the stack allows the head and the person who launches it."""
     made = {name: resource["Properties"] for name, resource in stack["Resources"].items()}
     documents = [policy["PolicyDocument"] for policy in made["HeadRole"]["Policies"]] + [made["LauncherPolicy"]["PolicyDocument"]]
     return [statement for document in documents for statement in document["Statement"]]
@@ -49,7 +49,7 @@ def statements(stack: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def prepared(cluster: dict[str, Any]) -> dict[str, Any]:
-    """As `ray up` sees it, Ray's defaults filled in."""
+    """Returns the file as `ray up` sees it, with Ray's defaults filled in."""
     return prepare_config(json.loads(json.dumps(cluster)))
 
 
@@ -133,7 +133,7 @@ def test_every_right_names_its_actions_and_whatever_changes_something_its_resour
 
 
 def test_every_login_shell_knows_where_results_go(cluster: dict[str, Any], tmp_path: Path) -> None:
-    """With stand-ins for the machine's metadata and for what only an administrator may write."""
+    """The machine's metadata and files that only an administrator may write are simulated."""
     document = '{"accountId": "123456789012", "region": "eu-west-1"}'
     command = next(c for c in cluster["setup_commands"] if "COMPILE_SWEEP_STORAGE" in c)
     script = f"curl() {{ echo '{document}'; }}; sudo() {{ cat > {tmp_path}/profile.sh; }}; {command}"
@@ -154,7 +154,7 @@ def test_every_login_shell_knows_where_results_go(cluster: dict[str, Any], tmp_p
 
 
 def test_workers_get_the_image_of_the_head(cluster: dict[str, Any], tmp_path: Path) -> None:
-    """The head writes the image it runs into the configuration that it launches workers by, which Ray stores as JSON."""
+    """The head writes its image into the configuration that it launches workers with, which Ray stores as JSON."""
     substitution = next(c for c in cluster["head_start_ray_commands"] if "sed -i" in c).split("&&")[-1]
     bootstrap = tmp_path / "ray_bootstrap_config.yaml"
     bootstrap.write_text(json.dumps(cluster), encoding="utf-8")

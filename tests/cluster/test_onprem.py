@@ -1,4 +1,4 @@
-"""cluster.onprem.yaml: a cluster is brought up over ssh, runs a sweep, and is taken down, on hosts that share no file system."""
+"""cluster.onprem.yaml: a cluster is started over ssh, runs a sweep, and is stopped, on hosts without a common file system."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_sweep_runs_on_hosts_that_share_nothing(cluster: dict[str, Any], repos
 
 
 def adapted(cluster: dict[str, Any], head: Host, workers: list[Host], repository: Path) -> dict[str, Any]:
-    """As a person would for these hosts, except that what would be installed there is what is installed here."""
+    """Returns the file as a person would adapt it for these hosts, except that nothing needs to be installed."""
     return {
         **cluster,
         "provider": {**cluster["provider"], "head_ip": head.address, "worker_ips": [worker.address for worker in workers]},
@@ -102,7 +102,7 @@ def adapted(cluster: dict[str, Any], head: Host, workers: list[Host], repository
 
 @contextmanager
 def brought_up(config: dict[str, Any], laptop: Host) -> Iterator[None]:
-    """`ray up` and `ray down`, both on the laptop."""
+    """Runs `ray up` and `ray down`, both on the laptop."""
     laptop.write(f"{HOME}/cluster.yaml", yaml.safe_dump(config))
     laptop.write(f"{HOME}/.ray/auth_token", "a1" * 32)
     laptop.write(f"{HOME}/.config/compile-sweep/cache.key", "b2" * 32)
@@ -114,7 +114,7 @@ def brought_up(config: dict[str, Any], laptop: Host) -> Iterator[None]:
 
 
 def submitted(laptop: Host, *words: str) -> str:
-    """What a sweep prints that is submitted as a job through the tunnel to the dashboard."""
+    """Returns the output of a sweep submitted as a job through the tunnel to the dashboard."""
     options = ["--size", "tiny", "--settings", *SETTINGS, "--output", f"{HOME}/sweep", *words]
     sweep = ["python", "-m", "orchestrator.sweep", *options]
     with laptop.running("exec ray dashboard cluster.yaml", **ENVIRON):

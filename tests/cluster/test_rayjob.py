@@ -1,4 +1,4 @@
-"""deploy/rayjob.yaml is what KubeRay accepts, and what it runs is a sweep. Nothing here reaches a Kubernetes."""
+"""KubeRay accepts deploy/rayjob.yaml, and what it runs is a sweep. Nothing here contacts a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.storage.mirror import VARIABLE
 jsonschema = pytest.importorskip("jsonschema")
 
 FULL_DEFINITION = "RAYJOB_CRD"
-"""Environment variable with the path of the whole definition, KubeRay's ray.io_rayjobs.yaml, for who has it."""
+"""Environment variable with the path of the full definition, KubeRay's ray.io_rayjobs.yaml, if it is available."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def job(repository: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """Fields of KubeRay 1.7 that the manifest has to do with, see rayjob_schema.py."""
+    """Fields of KubeRay 1.7 that concern the manifest, see rayjob_schema.py."""
     kept: dict[str, Any] = json.loads(Path(__file__).with_name("rayjob_fields.json").read_text(encoding="utf-8"))
     return kept
 

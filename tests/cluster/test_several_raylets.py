@@ -1,4 +1,4 @@
-"""A cluster of several raylets on this machine: where trials are placed, what is waited for, and logs of other hosts."""
+"""A cluster of several raylets on this machine: placement of trials, waiting for hosts, and logs of other hosts."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Where each of the two hosts has its temporary files."""
+    """Folders for the two hosts' temporary files."""
     return [tmp_path_factory.mktemp("host") for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
 def cluster(temporary: list[Path]) -> Iterator[Any]:
-    """A head without a core, and two hosts with a core and two pretended GPUs each, all on 127.0.0.1."""
+    """A head without a core, and two hosts with a core and two simulated GPUs each, all on 127.0.0.1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # otherwise Ray takes this machine's outside address
@@ -89,7 +89,7 @@ def config(**fields: Any) -> SweepConfig:
 
 
 def planned(folder: Path, *, head: str) -> TrialPlan:
-    """What trials of a sweep in this folder on this head have in common."""
+    """Returns what trials of a sweep in this folder on this head have in common."""
     return TrialPlan(
         folder=str(folder), workload="toy", size="only", seed=0, num_workers=1, use_gpu=False, pipeline="resident",
         workers_at_once=1, claimed_cpus=0.5, compile_deadline_s=60, trial_deadline_s=60, head=head,
@@ -97,10 +97,10 @@ def planned(folder: Path, *, head: str) -> TrialPlan:
 
 
 def placed(placement: Placement, num_trials: int, num_workers: int = 1, *, expected: int | None = None) -> list[set[str]]:
-    """Hosts of each of so many trials at once, whose placement groups are made as Ray Train makes them.
+    """Returns the hosts of each of several concurrent trials, with placement groups created as Ray Train does.
 
-    Once as many have their hosts as are expected, Ray tries the others twice more, which takes it a second or two: what others
-    no longer hold it may know of only then.
+    Once the expected number have hosts, Ray tries the others twice more, which takes it a second or two: it may learn of freed
+    resources only then.
     """
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
@@ -132,7 +132,7 @@ def placed(placement: Placement, num_trials: int, num_workers: int = 1, *, expec
 
 
 def _is_settled(table: dict[str, Any], tries: int) -> bool:
-    """Whether a placement group has its hosts, or so many tries found none."""
+    """Tells whether a placement group has its hosts, or this many tries found none."""
     stats = table["stats"]
     return table["state"] == "CREATED" or (stats["scheduling_state"] == "NO_RESOURCES" and stats["scheduling_attempt"] >= tries)
 
@@ -305,7 +305,7 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
 def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(
     tmp_path: Path, temporary: list[Path]
 ) -> None:
-    """Three workers claim half a core each, and no host has more than one core. Their workload is found by PYTHONPATH alone."""
+    """Three workers claim half a core each, and no host has more than one core. PYTHONPATH alone locates their workload."""
     words = [
         "--workload",
         "faulty_workloads:Leaky",

@@ -1,4 +1,4 @@
-"""deploy/slurm.sh on hosts of its own, with stand-ins for Slurm's two commands that do what these do."""
+"""deploy/slurm.sh on simulated hosts, with stand-ins for Slurm's two commands."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from compile_sweep.schema.record import Caches, TrialRecord
 
 
 def grid() -> list[TrialRecord]:
-    """Throughput hangs on the optimizer (× 1.2) and little on grouping (× 1.02), compile time on the scope alone."""
+    """Throughput depends on the optimizer (× 1.2) and slightly on grouping (× 1.02), compile time only on the scope."""
     return [
         trial(
             f"scope={scope},optimizer={optimizer}{window}",
@@ -44,7 +44,7 @@ def test_an_effect_is_the_mean_over_pairs_that_differ_in_one_field_only(make_swe
 @pytest.mark.slow
 @pytest.mark.parametrize("pairs", [2, 3])
 def test_the_interval_of_an_effect_covers_the_true_one_about_as_often_as_it_says(make_sweep: MakeSweep, pairs: int) -> None:
-    """Pairs that disagree by more than each is off by, as where a field's worth hangs on the others."""
+    """Pairs disagree by more than each one's error, as if a field's effect depended on other fields."""
     source, covered = np.random.default_rng(3), 0
     setting = "scope={},dynamic=mark,pad_multiple={}"
     df = analysis.load(
@@ -138,7 +138,7 @@ def test_what_is_slower_is_never_paid_back(make_sweep: MakeSweep) -> None:
 
 
 def test_what_lowers_throughput_is_not_paid_back_by_the_mean_of_steps(make_sweep: MakeSweep) -> None:
-    """Of a long step a tenth is saved, of a short one a third is lost: fewer samples a second by the mean of ratios."""
+    """A long step gets a tenth shorter, a short one a third longer: fewer samples per second by the mean of ratios."""
     records = [
         trial(f"scope=full,workload.batch_size={size}{further}", 64e3 / step_ms, 60, step_ms=[step_ms] * 4)
         for size, steps_ms in ((64, (1000.0, 900.0)), (32, (10.0, 15.0)))

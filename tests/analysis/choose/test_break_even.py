@@ -1,4 +1,4 @@
-"""What jobs take under each setting, and from which length on another one is the better."""
+"""What jobs take under each setting, and from which length on another setting is better."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_overhead_is_paid_at_every_start_and_changes_no_order(make_sweep: Mak
 
 
 def test_several_workers_share_the_samples_of_a_step(make_sweep: MakeSweep) -> None:
-    """Four workers at 800 samples a second in all: a step of 4 × 64 samples takes 0.32 s."""
+    """Four workers with 800 samples per second in all: a step of 4 × 64 samples takes 0.32 s."""
     df = frame(make_sweep, [trial(FULL, 800, 60, num_workers=4, step_ms=[320.0] * 4)])
     assert samples_per_step(df) == 64
     row = costs(df, Job(steps=1000)).table.iloc[0]
@@ -113,7 +113,7 @@ def test_unusable_trials_and_those_without_a_figure_take_no_part(make_sweep: Mak
 
 
 def test_warm_starts_count_what_they_take_beyond_their_steps(make_sweep: MakeSweep) -> None:
-    """A start of 14 s: 2 of them restoring; its warm-up of 9 s holds 0.8 s of steps."""
+    """A start takes 14 s, 2 of them for restoring; its warm-up of 9 s contains 0.8 s of steps."""
     folder = make_sweep([trial(FULL, 800, 60), trial(REGIONAL, 640, 20), trial(EAGER, 500, 0.5)])
     append(folder, warm_start(FULL, 14.0, load_s=3.0, warmup_s=9.0))
     df = analysis.load(folder)

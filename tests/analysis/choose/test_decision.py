@@ -1,4 +1,4 @@
-"""Use a setting, stay, or cannot tell: what decides, and what would tell."""
+"""Decisions: use a setting, stay, or cannot tell, and what would tell."""
 
 from __future__ import annotations
 

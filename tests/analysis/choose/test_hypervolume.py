@@ -1,4 +1,4 @@
-"""Hypervolume against counting of random points, and its reference point."""
+"""Hypervolume compared with counting random points, and its reference point."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THREE = {"samples_per_s": "max", "compile_s": "min", "peak_memory_bytes": "min"}
 @settings(deadline=None)  # a busy machine takes its time
 @given(st.integers(1, 3), st.integers(0, 8), st.integers(0, 10_000))
 def test_the_volume_is_the_share_of_cells_that_some_point_covers(dimensions: int, points: int, seed: int) -> None:
-    """On a grid of whole numbers every cell is covered or not, so counting is exact."""
+    """On a grid of integers every cell is covered or not, so counting is exact."""
     costs = np.random.default_rng(seed).integers(0, 7, size=(points, dimensions)).astype(float)
     cells = np.stack(np.meshgrid(*[np.arange(6)] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
     covered = sum(any((cost <= cell).all() for cost in costs) for cell in cells)

@@ -15,7 +15,7 @@ TIE = "cannot be told apart"
 
 
 def close_trials() -> list[TrialRecord]:
-    """Eager, two that are as good as equal, of which one is on the front, and one apart from them."""
+    """Eager, two almost equal trials of which one is on the front, and one apart from them."""
     return [
         trial("scope=eager", 500, 0.1, trial_id="eager"),
         trial("scope=regional", 700, 20, trial_id="regional"),

@@ -1,4 +1,4 @@
-"""The front, its knee, and speed-ups: checked against plain definitions."""
+"""The front, its knee, and speedups, compared with plain definitions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def frame(rows: list[tuple[float | None, float | None, str]]) -> pd.DataFrame:
 
 
 def on_front(index: int, rows: list[tuple[float | None, float | None, str]]) -> bool:
-    """The definition, spelled out."""
+    """The definition, written out."""
 
     def usable(row: tuple[float | None, float | None, str]) -> bool:
         return row[2] == "ok" and all(value is not None and math.isfinite(value) for value in row[:2])
@@ -64,7 +64,7 @@ def test_a_noisy_trial_takes_part_with_the_worse_ends_of_its_intervals(make_swee
 
 
 def test_a_noisy_trial_counts_with_its_lower_end_where_nothing_bounds_it_upwards(make_sweep: MakeSweep) -> None:
-    """Three passes of 1, 1 and 3.2 s are between 204.5 samples/s and any number."""
+    """Three passes of 1, 1 and 3.2 s: between 204.5 samples/s and infinity."""
     ends = {"stable": False, "samples_per_s_ci95": (204.5, math.inf), "step_ms_ci95": (0.0, math.inf)}
     records = [trial("scope=eager", 500, 1), trial("scope=regional", 560, 10), trial("scope=full", 577, 9, **ends)]
     df = analysis.load(make_sweep(records))

@@ -20,7 +20,7 @@ FULL, REGIONAL, MODULAR = "scope=full", "scope=regional", "scope=modular"
 
 
 def wide(settings: str, samples_per_s: float, compile_s: float, half: float) -> TrialRecord:
-    """A trial whose throughput is known to a share `half` of it."""
+    """A trial whose throughput is known to within a fraction `half` of it."""
     interval = ((1 - half) * samples_per_s, (1 + half) * samples_per_s)
     return trial(settings, samples_per_s, compile_s, samples_per_s_ci95=interval)
 
@@ -58,7 +58,7 @@ def test_the_number_of_workers_may_be_an_objective(make_sweep: MakeSweep) -> Non
 
 
 def test_equals_of_one_trial_do_not_chain_to_what_it_differs_from(make_sweep: MakeSweep) -> None:
-    """Each equals its neighbour, the ends differ by ten deviations."""
+    """Each equals its neighbor; the ends differ by ten deviations."""
     rates = [900 * 1.02**step for step in range(6)]
     names = [f"scope=full,inductor.epilogue_fusion={step}" for step in range(6)]
     df = frame(
@@ -72,7 +72,7 @@ def test_equals_of_one_trial_do_not_chain_to_what_it_differs_from(make_sweep: Ma
 
 
 def test_probability_is_what_two_normal_figures_give(make_sweep: MakeSweep) -> None:
-    """Equal compile times of an uncompared third objective: only one figure decides, so the normal distribution says it."""
+    """With equal compile times only one figure decides, so the normal distribution gives the probability."""
     df = frame(make_sweep, [wide(FULL, 1000, 50, 0.0196), wide(REGIONAL, 1010, 50, 0.0196)])
     chances = front_probability(df, {"samples_per_s": "max"}, count=20_000)
     between = USUAL["samples_per_s"].relative
@@ -89,7 +89,7 @@ def _erf(x: float) -> float:
 
 
 def test_two_objectives_and_three_agree_where_the_third_is_always_equal(make_sweep: MakeSweep) -> None:
-    """Two are found by sorting, three by comparing every pair."""
+    """Two objectives are sorted; with three, every pair is compared."""
     chance = np.random.default_rng(3)
     names = [f"scope=full,inductor.epilogue_fusion={step}" for step in range(12)]
     df = frame(make_sweep, [wide(name, *chance.uniform((900, 50), (1000, 60)), 0.03) for name in names])
@@ -159,7 +159,7 @@ def test_compile_times_near_zero_scatter_by_seconds_and_never_below_zero(make_sw
 def test_an_end_of_an_interval_that_says_nothing_leaves_the_other(
     make_sweep: MakeSweep, ends: tuple[float, float] | None, deviation: float
 ) -> None:
-    """JSON has no infinity, so a record holds null there; a lower end of 0 is infinitely far by its logarithm."""
+    """JSON has no infinity, so a record has null there; a lower end of 0 is infinitely far away in logarithms."""
     df = frame(make_sweep, [trial(FULL, 900, 60, samples_per_s_ci95=ends)])
     off = deviations(df, "samples_per_s", USUAL["samples_per_s"])
     assert off[0] == pytest.approx(deviation, rel=0.01)
@@ -170,7 +170,7 @@ def test_an_end_of_an_interval_that_says_nothing_leaves_the_other(
 def test_a_multiple_of_the_throughput_is_known_no_better_than_it(
     make_sweep: MakeSweep, name: str, ends: tuple[float, float]
 ) -> None:
-    """Tokens are samples times a constant, and workers are a constant: relative to itself each errs alike."""
+    """Tokens are samples times a constant, and the number of workers is a constant, so their relative errors are equal."""
     df = frame(make_sweep, [trial(FULL, 900, 60, samples_per_s_ci95=ends, samples_per_s_per_worker=450, num_workers=2)])
     off, of_samples = (deviations(df, one, noise(df, one))[0] for one in (name, "samples_per_s"))
     assert off == of_samples > 0.025

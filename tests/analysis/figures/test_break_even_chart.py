@@ -1,4 +1,4 @@
-"""What a job takes, as the report shows it: the settings, what they are compared with, and where the lines cross."""
+"""The chart of what a job takes: settings, their baseline, and where the lines cross."""
 
 from __future__ import annotations
 

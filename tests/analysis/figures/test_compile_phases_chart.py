@@ -1,4 +1,4 @@
-"""The bars of compile time, asserted on what they show."""
+"""The bars of compile time, tested by their info."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_phase_has_a_colour_of_its_own() -> None:
 @pytest.mark.parametrize("paper", ["#ffffff", "#14171c"])
 def test_every_phase_is_told_from_a_light_and_from_a_dark_page(paper: str) -> None:
     def luminance(color: str) -> float:
-        """Relative luminance by WCAG 2.2."""
+        """Relative luminance, as defined in WCAG 2.2."""
         shares = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,4 +1,4 @@
-"""Every chart of one sweep takes the trials as `load` returns them, as in a notebook."""
+"""Every chart of one sweep accepts the trials as `load` returns them, as in a notebook."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ BEGAN = "2026-11-21T09:00:00+00:00"
 
 
 def after(minutes: int, settings: str, rate: float | None, compile_s: float | None, **fields: Any) -> Any:
-    """A trial of one minute that ended so many minutes after its sweep began."""
+    """A trial of one minute that ended this many minutes after its sweep began."""
     return trial(settings, rate, compile_s, started_at=f"2026-11-21T09:{minutes - 1:02}:00+00:00", wall_s=60.0, **fields)
 
 

@@ -1,4 +1,4 @@
-"""What the chart shows, asserted on its info, and what only the figure decides: escaping, symbols, label places."""
+"""What the chart shows, tested by its info, and what only the figure decides: escaping, symbols, label positions."""
 
 from __future__ import annotations
 

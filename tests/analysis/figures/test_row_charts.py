@@ -1,4 +1,4 @@
-"""What the charts with a row a setting, the timeline and the parallel coordinates show, asserted on their info."""
+"""What the charts with a row per setting, the timeline and the parallel coordinates show, tested by their info."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_caches_compare_a_cold_compile_with_a_warm_start(make_sweep: MakeSweep) 
 
 
 def test_caches_save_what_break_even_reckons_with(make_sweep: MakeSweep) -> None:
-    """Also where a whole warm start, with loading and steps, takes longer than compiling cold."""
+    """This holds even if a whole warm start, with loading and steps, takes longer than compiling cold."""
     folder = make_sweep([trial("scope=full", 300, 3.3), trial("scope=eager", 250, 0.3)])
     append(folder, replace(warm_start("scope=full", 8.0), restore_s=0.5, load_s=4.0, warmup_s=0.5 + 10 * 64 / 300))
     df = analysis.load(folder)

@@ -1,4 +1,4 @@
-"""What the report leads to: best.py and a comparison where they lie beside it, and the commands that make them."""
+"""What the report links: best.py and a comparison if they exist, otherwise the commands that make them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report that follows its sweep: on this machine only, anew with every record, with logs and nothing else."""
+"""The report that follows its sweep: on this machine only, renewed with every record, with logs and nothing else."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_state_that_cannot_be_read_is_not_tried_again_and_again(make_sweep: Ma
 
 
 def damage(folder: Path, *, undo: bool = False) -> None:
-    """Writes half a record as a tenth line; or takes that back."""
+    """Appends half a record as a tenth line, or removes it again."""
     log = folder / "trials.jsonl"
     half = '{"schema_version": 2, "trial_id"\n'
     log.write_text(log.read_text().removesuffix(half) if undo else log.read_text() + half)

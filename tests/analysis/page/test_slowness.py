@@ -1,4 +1,4 @@
-"""Why compiled settings are not faster: what their records know, grouped by the reason."""
+"""Why compiled settings are not faster: what their records show, grouped by the reason."""
 
 from __future__ import annotations
 

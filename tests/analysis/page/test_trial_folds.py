@@ -1,4 +1,4 @@
-"""The fold of each trial in a report, for readers who want to know all of it."""
+"""The fold of each trial in a report, for readers who want all details."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What speaks against trusting figures is said."""
+"""Reasons not to trust figures are reported."""
 
 from __future__ import annotations
 
