@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import AUTO_RECIPE, RECIPES
 from orchestrator.plan.scripts import job_of, split_arguments
 from orchestrator.plan.space import Target, choose
+from orchestrator.run.forked_attempt import Servers
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial_spec import Assignment
 from orchestrator.view.explain import COMPILE_DEADLINE_S, DEADLINE_S
@@ -132,21 +134,22 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         to_try = _to_try(options, target, has_regions=model["has_regions"], pads=padding.is_harmless)
     tried: list[Tried] = []
     works = padding.is_harmless
-    for strategies in to_try:
-        of_scope: list[Tried] = []
-        for settings in strategies:
-            console.print(f"\n{settings.label}", style="bold")
-            of_scope.append(_try(settings, options, target, device))
-            for line in _findings(of_scope[-1]):
-                if line in said:
-                    continue
-                console.print(f"  {line}")
-            if of_scope[-1].verdict == "":
-                break
-        tried += of_scope
-        works = works and of_scope[-1].verdict == ""
-        if len(of_scope) > 1:
-            console.print(f"  scope={of_scope[0].settings.scope}: {_which_works(of_scope)}")
+    with closing(Servers(imports_workload=True)) as servers:
+        for strategies in to_try:
+            of_scope: list[Tried] = []
+            for settings in strategies:
+                console.print(f"\n{settings.label}", style="bold")
+                of_scope.append(_try(settings, options, target, device, servers))
+                for line in _findings(of_scope[-1]):
+                    if line in said:
+                        continue
+                    console.print(f"  {line}")
+                if of_scope[-1].verdict == "":
+                    break
+            tried += of_scope
+            works = works and of_scope[-1].verdict == ""
+            if len(of_scope) > 1:
+                console.print(f"  scope={of_scope[0].settings.scope}: {_which_works(of_scope)}")
     console.print("\na sweep", style="bold")
     for line in _costs(tried, target, device):
         console.print(f"  {line}")
@@ -247,7 +250,7 @@ def _strategies(target: Target, *, pads: bool) -> list[str]:
     return ["mark", "auto", *(["static"] if pads and target.unpadded_reason is None else [])]
 
 
-def _try(settings: CompileSettings, options: Options, target: Target, device: Device) -> Tried:
+def _try(settings: CompileSettings, options: Options, target: Target, device: Device, servers: Servers) -> Tried:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="compile-sweep-check-") as scratch:
         plan = plan_alone(
@@ -261,7 +264,7 @@ def _try(settings: CompileSettings, options: Options, target: Target, device: De
             protocol=SHORT,
         )
         assignment = Assignment(plan=plan, trial_id="check", settings=settings)
-        attempt = attempt_alone(assignment)
+        attempt = attempt_alone(assignment, servers=servers)
     verdict = attempt.verdict(assignment)
     reason = verdict.reason or "" if attempt.figures is None else f"{verdict.label}: {verdict.reason}"
     return Tried(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,17 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, 
     return Attempt(death=death, was_raised=death.error_type is not None, progress=progress)
 
 
-def attempt_alone(assignment: Assignment, on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None) -> Attempt:
+def attempt_alone(
+    assignment: Assignment,
+    on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
+    servers: Servers | None = None,
+) -> Attempt:
     """Makes one attempt outside any sweep.
 
     Args:
         assignment: What to measure. Its plan names a folder for the log.
         on_phase: Called with the seconds since the attempt began and the phase it entered.
+        servers: Forks the process, and stays for further attempts; by default the attempt has a fork server of its own.
     """
     tracker, last_phase = ProgressTracker(), str(Phase.STARTING)
     tracker.begin(assignment.trial_id, assignment.settings.key)
@@ -147,11 +152,10 @@ def attempt_alone(assignment: Assignment, on_phase: Callable[[float, str], None]
             last_phase = progress.phase
             on_phase(progress.elapsed_s - progress.in_phase_s, last_phase)
 
-    servers = Servers(imports_workload=False)
-    try:
+    if servers is not None:
         return attempt(assignment, tracker, servers, watch)
-    finally:
-        servers.close()
+    with closing(Servers(imports_workload=False)) as own:
+        return attempt(assignment, tracker, own, watch)
 
 
 def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bool, **own: Any) -> TrialPlan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from compile_sweep.harness.toolchain import cpp_header_folder
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
+from orchestrator.run.forked_attempt import Servers
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial import Attempt
 from orchestrator.run.trial_spec import Assignment
@@ -21,8 +24,15 @@ pytestmark = pytest.mark.slow
 SHORT = {"compared_steps": 2, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
 
 
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    """A fork server that has torch, for all attempts."""
+    with closing(Servers(imports_workload=False)) as made:
+        yield made
+
+
 def tried(
-    folder: Path, workload: str, spelled: str = "scope=eager", deadline_s: float = 120.0
+    folder: Path, workload: str, servers: Servers | None, spelled: str = "scope=eager", deadline_s: float = 120.0
 ) -> tuple[Assignment, Attempt, list[str]]:
     """One attempt, and the phases that it said it had reached."""
     plan = plan_alone(
@@ -30,11 +40,11 @@ def tried(
     )
     assignment = Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse(spelled))
     phases: list[str] = []
-    return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase)), phases
+    return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase), servers), phases
 
 
-def test_a_setting_is_measured_without_ray_and_leaves_its_log(tmp_path: Path) -> None:
-    assignment, attempt, phases = tried(tmp_path, "toy_workloads:Toy")
+def test_a_setting_is_measured_without_ray_and_leaves_its_log(servers: Servers, tmp_path: Path) -> None:
+    assignment, attempt, phases = tried(tmp_path, "toy_workloads:Toy", servers)
     assert attempt.figures is not None
     assert attempt.figures["samples_per_s"] > 0
     assert attempt.verdict(assignment).label is None
@@ -48,20 +58,20 @@ def test_a_setting_is_measured_without_ray_and_leaves_its_log(tmp_path: Path) ->
     ("workload", "words"),
     [("faulty_workloads:Halts", "_Halt: no message"), ("faulty_workloads:Silent", "_Silent: no message")],
 )
-def test_whatever_a_workload_raises_is_an_exception(workload: str, words: str, tmp_path: Path) -> None:
-    assignment, attempt, _ = tried(tmp_path, workload)
+def test_whatever_a_workload_raises_is_an_exception(workload: str, words: str, servers: Servers, tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, workload, servers)
     verdict = attempt.verdict(assignment)
     assert (verdict.label, words in str(verdict.reason)) == (Label.EXCEPTION, True), verdict
 
 
-def test_a_measurement_is_kept_where_the_workload_took_the_output_away(tmp_path: Path) -> None:
-    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:TakesOutputAway")
+def test_a_measurement_is_kept_where_the_workload_took_the_output_away(servers: Servers, tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:TakesOutputAway", servers)
     assert attempt.figures is not None, attempt.death
     assert attempt.verdict(assignment).label is None
 
 
-def test_a_workload_that_empties_the_folder_for_temporary_files_harms_nobody(tmp_path: Path) -> None:
-    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:EmptiesTemporaryFolder", deadline_s=300.0)
+def test_a_workload_that_empties_the_folder_for_temporary_files_harms_nobody(servers: Servers, tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:EmptiesTemporaryFolder", servers, deadline_s=300.0)
     assert attempt.figures is not None, attempt.death
     log = assignment.log_file(0).read_text()
     headers = cpp_header_folder()  # which no trial makes anew for itself
@@ -69,8 +79,8 @@ def test_a_workload_that_empties_the_folder_for_temporary_files_harms_nobody(tmp
     assert any(headers.iterdir())
 
 
-def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
-    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=4")
+def test_a_process_that_is_killed_says_by_what(servers: Servers, tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Faulty", servers, "scope=eager,padding=longest,pad_multiple=4")
     verdict = attempt.verdict(assignment)
     assert verdict.label is Label.WORKER_DIED
     assert "signal SIGKILL" in str(verdict.reason)
@@ -79,13 +89,13 @@ def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
 def test_a_process_that_dies_before_its_first_line_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('this numpy is not ours')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assignment, attempt, _ = tried(tmp_path, "toy_workloads:Toy")
+    assignment, attempt, _ = tried(tmp_path, "toy_workloads:Toy", None)
     verdict = attempt.verdict(assignment)
     assert "this numpy is not ours" in str(verdict.reason)
 
 
-def test_a_process_is_ended_at_its_deadline_and_nothing_of_it_is_left(tmp_path: Path) -> None:
-    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Sleeps", deadline_s=12.0)
+def test_a_process_is_ended_at_its_deadline_and_nothing_of_it_is_left(servers: Servers, tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Sleeps", servers, deadline_s=6.0)
     assert attempt.verdict(assignment).label is Label.TRIAL_DEADLINE
     assert not [
         entry.name
