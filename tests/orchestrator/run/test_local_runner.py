@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -40,7 +41,9 @@ def tried(
     )
     assignment = Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse(spelled))
     phases: list[str] = []
-    return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase), servers), phases
+    with patch.dict(os.environ):
+        del os.environ["PYTEST_CURRENT_TEST"]  # another for each test, and a fork server is for one environment
+        return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase), servers), phases
 
 
 def test_a_setting_is_measured_without_ray_and_leaves_its_log(servers: Servers, tmp_path: Path) -> None:
