@@ -3,7 +3,7 @@
 Background: four cold compiles at once on one host took 121 s to the first step where one alone took 54 s. `guard/cores.py`
 gives each trial its share of the cores; this script measures what that is worth, with the same code and without Ray. Four
 arrangements, one after the other: alone; side by side, each with all cores and as many compile workers as torch starts by
-itself; side by side, each with its share; alone with a share, which tells fewer cores from neighbours, and which is left out
+itself; side by side, each with its share; alone with a share, which tells fewer cores from neighbors, and which is left out
 if time is short.
 
 Output: a table, and a JSON file. It compares the wall time of the warm-up window, each in a new process with empty caches. The

@@ -1,4 +1,4 @@
-"""What every test may rely on: a marker that names a missing device or browser skips the test and says so."""
+"""What every test can rely on: a test with a marker for a missing device or browser is skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadGroupScheduling
 
-# Threads of OpenMP that wait for each other spin, and where there are as many as cores, any other process makes each wait as long
-# as the kernel lets that one run. Read when torch is loaded, here and in every process that a test starts.
+# OpenMP threads that wait for each other spin, and if there are as many as cores, any other process makes each wait as long
+# as the kernel lets that process run. Read when torch is loaded, here and in every process that a test starts.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Inductor believes /proc/cpuinfo, and does not compile three programs for each empty cache folder, for some 5 s of CPU time, to
-# find that its compiler knows the CPU's vector instructions. Read likewise; test_nothing_leaks.py does without.
+# Makes Inductor believe /proc/cpuinfo instead of compiling three programs for each empty cache folder, which takes about 5 s of
+# CPU time, to find that its compiler knows the CPU's vector instructions. Also read on import; test_nothing_leaks.py does
+# without.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Otherwise Ray replaces print in a process that has shown a worker's output, and torch breaks graphs elsewhere than at print.
 os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")
 
-# Ray's workers have 15 by default, with which they hardly get on beside other tests.
+# Ray's workers have 15 by default, with which they hardly progress next to other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 COUNT_AS_ALONE = ("alone", "gpu", "nightly")
@@ -45,29 +46,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets the number of examples before any test is imported, which is when they read it."""
+    """Sets the number of examples before any test is imported, because tests read it on import."""
     if examples := config.getoption("--examples"):
-        from hypothesis import settings  # takes a second, and only if a test asks
+        from hypothesis import settings  # takes a second, so only if a test asks
 
         settings.register_profile("asked for", max_examples=examples)
         settings.load_profile("asked for")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Has the process end by `_leave`, the last exit handler, for it is registered before Ray, Arrow and torch are imported."""
+    """Registers `_leave`, which ends the process, as the last exit handler: before Ray, Arrow and torch are imported."""
     atexit.register(_leave, session)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _imports_are_no_garbage() -> None:
-    """Keeps the garbage collector from what is there before a file's tests: for a measurement it looks at all six times."""
+    """Exempts existing objects from garbage collection before a file's tests: a measurement collects six times."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _torch_is_left_as_it_was() -> Iterator[None]:
-    """Fails a test that leaves torch's process-wide switches changed: some later test would fail in its place."""
+    """Fails a test that changes torch's process-wide switches, since otherwise a later test would fail instead."""
     before = _torch_switches()
     yield
     after = _torch_switches()
@@ -76,7 +77,7 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
 
 
 def _torch_switches() -> dict[str, object] | None:
-    """What a process sets for all of torch; None if torch isn't loaded."""
+    """Returns what a process sets for all of torch; None if torch isn't loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compile"):
         return None
@@ -103,7 +104,7 @@ def repository() -> Path:
 
 @pytest.fixture(autouse=True)
 def describes_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has commands that run in this process look at workloads here: a new one takes seconds to import torch.
+    """Makes commands that run in this process inspect workloads here, because a new process takes seconds to import torch.
 
     Tests of that process override the fixture.
     """
@@ -127,8 +128,8 @@ def describes_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy host take a hundred times as long as the steps."""
-    import torch  # seconds, and only if a test asks
+    """Limits torch to one thread: threads that wait for each other on a busy host take a hundred times as long as the steps."""
+    import torch  # takes seconds, so only if a test asks
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -138,13 +139,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The path of an installed Chromium; only for tests marked `browser`, which are skipped where there is none."""
+    """Returns the path of an installed Chromium; only for tests marked `browser`, which are skipped if there is none."""
     return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
-    """Deals out whole files to processes, and to one process all tests of a group, with `--dist loadgroup`."""
+    """Assigns whole files to processes, and all tests of a group to one process, with `--dist loadgroup`."""
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling  # not everywhere: a host with a GPU may have pytest alone
@@ -157,7 +158,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Imports no file that cannot hold what `-m` names, so that `-m gpu` needs only what tests on a GPU import."""
+    """Skips importing files without tests that `-m` selects, so that `-m gpu` needs only what tests on a GPU import."""
     marker: str = config.getoption("markexpr")
     if not marker.isidentifier() or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
@@ -166,13 +167,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by markers, and xdist by groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what counts as `alone`, and puts first what takes longest, for which one process would wait at the end.
+    """Marks what counts as `alone`, and puts first what takes longest, since one process would have to wait for it at the end.
 
-    Tests marked `ray` start processes that wait for each other, and keep one core busy rather than all. They are one group: one
-    process runs them one after the other, beside the others' tests. Several Rays at once would fight for cores and memory.
+    Tests marked `ray` start processes that wait for each other, and keep one core busy rather than all. They form one group: one
+    process runs them one after the other, next to the others' tests. Several Ray sessions at once would compete for cores and
+    memory.
 
-    Leaves out what `--alone` says. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `nightly`
-    unless they are asked for.
+    Deselects what `--alone` excludes. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `nightly`
+    unless they are requested.
     """
     for item in items:
         if any(map(item.get_closest_marker, COUNT_AS_ALONE)):
@@ -193,14 +195,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> int:
-    """When a test begins: Ray's first, then the ones that compile."""
+    """Returns a test's place in the order: Ray's first, then the ones that compile."""
     if item.get_closest_marker("ray"):
         return 0
     return 1 if {"harness", "contract", "workloads"}.intersection(item.path.parts) else 2
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what `--alone` leaves out; that is no `-m`, because of two of those pytest takes the last."""
+    """Deselects what `--alone` excludes; a separate option because pytest uses only the last of two `-m`."""
     if which := config.getoption("--alone"):
         parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
         for item in items:

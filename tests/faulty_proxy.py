@@ -1,4 +1,4 @@
-"""A proxy before an HTTP server that goes wrong in the ways networks and object stores do."""
+"""A proxy in front of an HTTP server, with the faults of networks and object stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 SLOW_S = 0.5
-"""By which each answer of a slow store is late."""
+"""Seconds that a slow store delays each answer."""
 
 
 class Fault(StrEnum):
@@ -25,7 +25,7 @@ class Fault(StrEnum):
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """Passes requests on to a port of the loopback; contents (paths with /blobs/) or all of them meet the fault."""
+    """Forwards requests to a port on the loopback; contents (paths with /blobs/) or all requests have the fault."""
 
     daemon_threads = True
 
@@ -41,7 +41,7 @@ class FaultyProxy(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that gave up is not news."""
+        """Ignores clients that gave up."""
 
 
 @contextmanager
@@ -114,4 +114,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass_on
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """The test's output is for the test."""
+        """Does nothing, to keep the test's output clean."""

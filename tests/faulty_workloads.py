@@ -1,4 +1,4 @@
-"""Toys with which something goes wrong, which a sweep is to notice. Named on command lines as `faulty_workloads:Name`."""
+"""Toys with faults that a sweep must notice. Named on command lines as `faulty_workloads:Name`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _BreaksInALoop(ToyModel):
 @cache
 def _compiles_nothing() -> type[ToyModel]:
     class _CompilesNothing(ToyModel):
-        @torch._dynamo.disable  # which loads the compiler
+        @torch._dynamo.disable  # decorating loads the compiler
         def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
             return super().forward(ids, labels)
 
@@ -70,13 +70,13 @@ class _BypassesItsBlocks(ToyModel):
 
 
 class NanWhenCompiled(Toy):
-    """Silently wrong under the compiler: not finite."""
+    """Silently wrong when compiled: not finite."""
 
     model_class = _NanWhenCompiled
 
 
 class WrongWhenCompiled(Toy):
-    """Silently wrong under the compiler: half as much again."""
+    """Silently wrong when compiled: half as much again."""
 
     model_class = _WrongWhenCompiled
 
@@ -88,13 +88,13 @@ class BreaksItsGraph(Toy):
 
 
 class BreaksInALoop(Toy):
-    """Dynamo gives the whole forward up, and compiles only what it calls."""
+    """Dynamo gives up the whole forward, and compiles only what it calls."""
 
     model_class = _BreaksInALoop
 
 
 class CompilesNothing(Toy):
-    """Its forward is one that Dynamo was told not to touch."""
+    """Its forward is disabled for Dynamo."""
 
     def build_model(self) -> nn.Module:
         self.model_class = _compiles_nothing()
@@ -108,7 +108,7 @@ class BypassesItsBlocks(Toy):
 
 
 class SuppressesErrors(Toy):
-    """Errors of compiling are swallowed, as some set it for their models, and the back-end compiles nothing."""
+    """Swallows errors of compiling, as some people configure it, and the back-end compiles nothing."""
 
     backend = "toy_refuses"
 
@@ -143,7 +143,7 @@ class _Deceptive(ToyModel):
 
 
 class Deceptive(SuppressesErrors):
-    """Looks fast and is not to be believed, by pad multiple: 2 is wrong when compiled, 4 recompiles at every step, 16 jumps.
+    """Looks fast but is faulty, by pad multiple: 2 is wrong when compiled, 4 recompiles at every step, 16 jumps.
 
     Its loader is slower than its steps.
     """
@@ -173,7 +173,7 @@ class Deceptive(SuppressesErrors):
 
 
 def _jump(module: nn.Module, inputs: object) -> None:
-    time.sleep(0.02 * random.SystemRandom().random())  # of its own, so that no one's seed makes it steady
+    time.sleep(0.02 * random.SystemRandom().random())  # a generator of its own, which no seed makes repeatable
 
 
 _STEPS: dict[str, Tensor] = {}
@@ -186,7 +186,7 @@ class _CountsItsSteps(ToyModel):
 
 
 class CountsItsSteps(Toy):
-    """Writes to a tensor that its model does not hold, which a CUDA graph cannot replay. A step computes the same without it."""
+    """Writes to a tensor outside its model, which a CUDA graph cannot replay. A step computes the same without it."""
 
     model_class = _CountsItsSteps
 
@@ -196,7 +196,7 @@ class CountsItsSteps(Toy):
 
 
 class Faulty(Toy):
-    """Misbehaves by pad multiple: 2 raises, 4 loses its worker, 8 hangs with a child process while warming up."""
+    """Fails by pad multiple: 2 raises, 4 loses its worker, 8 hangs with a child process while warming up."""
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         multiple = policy.multiple if isinstance(policy, PadToLongest) else None
@@ -220,7 +220,7 @@ def _hang(module: nn.Module, inputs: object) -> None:
 
 
 class EndsItsSweep(Brief):
-    """Where lengths are padded to multiples of 4, ends what runs it, as a host does that runs out of memory."""
+    """With lengths padded to multiples of 4, ends the process that runs it, like a host that runs out of memory."""
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         if isinstance(policy, PadToLongest) and policy.multiple == 4:
@@ -231,7 +231,7 @@ class EndsItsSweep(Brief):
 
 
 class Leaky(Brief):
-    """Prints all of its environment, and raises with it where lengths are padded to multiples of 2."""
+    """Prints its whole environment and, with lengths padded to multiples of 2, raises with it."""
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         print(dict(os.environ), flush=True)
@@ -241,11 +241,11 @@ class Leaky(Brief):
 
 
 class _Halt(BaseException):
-    """No Exception."""
+    """Not an `Exception`."""
 
 
 class _Silent(Exception):
-    """Has no text, and fails when asked for it."""
+    """Has no text, and raises when asked for it."""
 
     def __str__(self) -> str:
         raise RuntimeError("there is none")
@@ -259,14 +259,14 @@ class Halts(Toy):
 
 
 class Silent(Toy):
-    """Raises what cannot be said in words."""
+    """Raises an error that cannot be formatted."""
 
     def build_model(self) -> nn.Module:
         raise _Silent
 
 
 class TakesOutputAway(Toy):
-    """Leaves the process without standard output."""
+    """Closes the process's standard output."""
 
     def build_model(self) -> nn.Module:
         sys.stdout = None  # type: ignore[assignment]
@@ -275,7 +275,7 @@ class TakesOutputAway(Toy):
 
 
 class EmptiesTemporaryFolder(Toy):
-    """Removes whatever it finds among the temporary files, and prints more than a log keeps."""
+    """Removes everything from the folder for temporary files, and prints more than a log keeps."""
 
     def build_model(self) -> nn.Module:
         from torch._inductor import codecache  # loads the compiler
@@ -294,7 +294,7 @@ class EmptiesTemporaryFolder(Toy):
 
 
 class Sleeps(Toy):
-    """Is never done."""
+    """Never ends."""
 
     def build_model(self) -> nn.Module:
         time.sleep(600)

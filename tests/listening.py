@@ -1,4 +1,4 @@
-"""Which addresses processes listen on, as the kernel has it."""
+"""The addresses that processes listen on, according to the kernel."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ipaddress import ip_address
 from pathlib import Path
 
 _LISTENS = "0A"
-"""TCP's state in /proc/net."""
+"""State of listening TCP sockets in /proc/net."""
 
 
 def addresses(pids: Iterable[int]) -> set[tuple[str, int]]:
-    """Address and port of each socket of these processes that waits for others: TCP that listens, UDP that is bound."""
+    """Returns address and port of these processes' sockets that wait for others: listening TCP, bound UDP."""
     bound = dict(_bound())
     return {bound[inode] for pid in pids for inode in _sockets(pid) if inode in bound}
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host can reach it; an IPv6 socket may stand for an IPv4 address."""
+    """Tells whether only this host can reach it; an IPv6 socket may represent an IPv4 address."""
     found = ip_address(address)
     mapped = getattr(found, "ipv4_mapped", None)
     return (mapped or found).is_loopback

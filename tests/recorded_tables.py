@@ -1,7 +1,7 @@
-"""Small tables like recorded ones: grids whose figures follow what was measured of the captioning model on an H200.
+"""Small tables like recorded ones: grids whose figures resemble measurements of the captioning model on an H200.
 
-Eager against regional against full, padded against longest, seconds a graph, tuning's factor, memory and a worker's start are
-about as `docs/results.md` has them; the seed moves each of them, so that tables differ and no search can be made for one.
+Eager to regional to full, padded to longest, seconds per graph, tuning's factor, memory and a worker's start are
+about as in `docs/results.md`; the seed varies each of them, so that tables differ and no search can be fitted to one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODE = {None: 1.0, Mode.DEFAULT: 1.0, Mode.REDUCE_OVERHEAD: 1.04, Mode.MAX_AUTO
 
 
 def settings_of_a_grid(count: int, seed: int = 0) -> list[CompileSettings]:
-    """Some of the grid for a GPU: eager ones with one optimizer, and as many of the others as make up the number."""
+    """Returns part of the grid for a GPU: eager settings with one optimizer, and others up to the number."""
     everything = choose(grid(TARGET), TARGET).settings
     eager = [s for s in everything if s.scope is Scope.EAGER and s.optimizer is OptimizerKind.FOREACH]
     others = [s for s in everything if s.scope is not Scope.EAGER]
@@ -39,7 +39,7 @@ def settings_of_a_grid(count: int, seed: int = 0) -> list[CompileSettings]:
 
 
 def recorded(settings: list[CompileSettings], seed: int = 0, **origin: Any) -> list[TrialRecord]:
-    """A record of each setting."""
+    """Returns a record of each setting."""
     chance = random.Random(f"table {seed}")
     effects: dict[tuple[Any, ...], float] = {}
 
@@ -50,7 +50,7 @@ def recorded(settings: list[CompileSettings], seed: int = 0, **origin: Any) -> l
 
 
 def write_sweep(folder: Path, done: list[TrialRecord]) -> Path:
-    """A folder with these records, as a sweep leaves it."""
+    """Writes a folder with these records, as a sweep would."""
     folder.mkdir(parents=True)
     for record in done:
         records.append(folder, record)
@@ -58,7 +58,7 @@ def write_sweep(folder: Path, done: list[TrialRecord]) -> Path:
 
 
 def rows_of(done: list[TrialRecord]) -> dict[str, dict[str, Any]]:
-    """The same as mappings, by key."""
+    """Returns records as mappings, by settings key."""
     return {record.settings_key: asdict(record) for record in done}
 
 

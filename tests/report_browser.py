@@ -15,11 +15,11 @@ FLAGS = [
 ]  # fmt: skip
 
 PATIENCE_MS = 150_000
-"""How long a page may take to do something, on a machine that does much else."""
+"""Milliseconds that a page may take for an action, on a busy machine."""
 
 
 class Visit:
-    """An open report, and what went wrong in it."""
+    """An open report, and the errors in it."""
 
     def __init__(self, browser: sync_api.Browser, report: Path, *, width: int = 1280, dark: bool = False) -> None:
         self.context = browser.new_context(
@@ -42,7 +42,7 @@ class Visit:
         self.context.close()
 
     def trials_drawn(self) -> int:
-        """Trials that have a marker on the front's chart; lines between what cannot be told apart have ends that are none."""
+        """Returns the number of trials with a marker on the front's chart; ends of lines between tied trials do not count."""
         return int(
             self.page.evaluate(
                 """() => [...document.querySelectorAll("#chart .scatterlayer .trace")]
@@ -60,7 +60,7 @@ def boxes(places: sync_api.Locator) -> list[sync_api.FloatRect]:
 
 
 def overlap(one: sync_api.FloatRect, other: sync_api.FloatRect) -> bool:
-    """Whether they cover each other by more than 3 pixels, which is what outlines add to what is seen."""
+    """Tells whether they overlap by more than 3 pixels, which allows for outlines."""
     wide = min(one["x"] + one["width"], other["x"] + other["width"]) - max(one["x"], other["x"])
     high = min(one["y"] + one["height"], other["y"] + other["height"]) - max(one["y"], other["y"])
     return wide > 3 and high > 3

@@ -1,4 +1,4 @@
-"""Values and small tools that several tests share."""
+"""Values and small tools shared by several tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PHASE_SHARES = {
 
 
 def measured(samples_per_s: float, compile_s: float = 0.0) -> dict[str, Any]:
-    """What else a `TrialRecord` of schema 2 holds once a trial is measured: 64 samples a step, eager at 600 a second."""
+    """Returns the other fields of a measured `TrialRecord` of schema 2: 64 samples per step, eager at 600 per second."""
     step_ms, eager_ms = 64_000 / samples_per_s, 64_000 / 600
     return {
         "phase": "done",
@@ -92,7 +92,7 @@ def measured(samples_per_s: float, compile_s: float = 0.0) -> dict[str, Any]:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, why_not: Callable[[], object] = lambda: "") -> None:
-    """Returns once the condition holds; fails when it does not in time, and says why not."""
+    """Waits for a condition; fails after the timeout, with the reason."""
     ends_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < ends_at, f"waited in vain: {why_not()}"

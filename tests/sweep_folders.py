@@ -26,7 +26,7 @@ ENVIRONMENT = {"python": "3.11.7", "torch": "2.13.0", "gpu": "NVIDIA H200", "dri
 
 
 def compared(folders: tuple[Path, Path]) -> Comparison:
-    """What changed from the first sweep to the second."""
+    """Returns what changed from the first sweep to the second."""
     frames = [analysis.load(folder) for folder in folders]
     return compare(*frames, sweeps=(analysis.load_sweep(folders[0]), analysis.load_sweep(folders[1])))
 
@@ -41,7 +41,7 @@ def trial(
     caches: Caches = Caches.COLD,
     **fields: Any,
 ) -> TrialRecord:
-    """A record of these settings; with a throughput it has what goes with one, too."""
+    """A record of these settings; a throughput brings the other figures of a measurement."""
     chosen = CompileSettings.parse(settings)
     if samples_per_s is not None:
         usual = measured(samples_per_s, compile_s or 0.0)
@@ -61,7 +61,7 @@ def trial(
 
 
 def warm_start(settings: str, warm_start_s: float | None, *, status: Status = Status.OK, **fields: Any) -> WarmStart:
-    """A start of these settings, a seventh of which was restoring."""
+    """A start of these settings, one seventh of which was restoring."""
     chosen = CompileSettings.parse(settings)
     parts = {} if warm_start_s is None else {"restore_s": warm_start_s / 7, "first_step_s": warm_start_s / 2}
     return WarmStart(
@@ -101,7 +101,7 @@ def typical_trials() -> list[TrialRecord]:
 
 @pytest.fixture
 def make_sweep(tmp_path: Path) -> MakeSweep:
-    """Writes a sweep folder of these records and returns its path."""
+    """Writes a sweep folder with these records and returns its path."""
 
     def make(records: Sequence[TrialRecord] | None = None, *, name: str = "sweep", **sweep: Any) -> Path:
         return _written(tmp_path / name, typical_trials() if records is None else records, sweep)
@@ -111,7 +111,7 @@ def make_sweep(tmp_path: Path) -> MakeSweep:
 
 @pytest.fixture(scope="session")
 def report_on(tmp_path_factory: pytest.TempPathFactory) -> ReportOn:
-    """Writes the report on a sweep of these records and returns its path; once for all tests, which only look at it."""
+    """Writes the report of a sweep with these records and returns its path; once for all tests, which only read it."""
     made: dict[str, Path] = {}
 
     def report(records: Sequence[TrialRecord] | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Holds the direction of imports and the size of files that the design rests on, and the tree in docs/architecture.md."""
+"""Tests the direction of imports and the size of files that the design depends on, and the tree in docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ LONGER_FOR_A_REASON: dict[str, str] = {
     "compile_sweep/schema/causes.py": "one table, with a row for each cause and what helps",
     "compile_sweep/schema/record.py": "each figure stands here once, with all there is to say of it",
 }
-"""Path of a file above `MAX_LINES`, and why it is one room all the same."""
+"""Files longer than `MAX_LINES`, and why each is still a single file."""
 
 NAMES_NOTHING = re.compile(r"(^|_)(utils?|helpers?|manager|common|misc)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Modules that only some may import."""
+    """Modules that only some other modules may import."""
 
     name: str
     targets: tuple[str, ...]
-    """Modules the rule is about, their submodules included."""
+    """Modules that the rule protects, including their submodules."""
     is_free: Callable[[str], bool]
-    """Whether a module may import them, or is none that the rule is about."""
+    """Tells whether a module may import them, or is not subject to the rule."""
     exempt: tuple[str, ...] = ()
-    """Submodules of the targets that anyone may import."""
+    """Submodules of the targets that anything may import."""
 
     def forbids(self, importer: str, imported: str) -> bool:
         is_target = _within(imported, *self.targets) and not _within(imported, *self.exempt)
@@ -111,9 +111,9 @@ RULES = (
 
 
 def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that a module's source imports, wherever in the file, type checking included.
+    """Yields line and full name of every import in a module's source, including those for type checking and in functions.
 
-    `from a import b` is given as `a.b`, since `b` may be a module. A name given to `import_module` as a literal counts.
+    `from a import b` gives `a.b`, since `b` may be a module. A literal name passed to `import_module` counts.
     """
     parts = module.split(".")
     for node in ast.walk(ast.parse(source)):
@@ -132,7 +132,7 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterato
 
 
 def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """One sentence for each import of a module that a rule forbids."""
+    """Returns one sentence for each import of a module that a rule forbids."""
     return [
         f"{module}, line {line}, imports {imported}: {rule.name}"
         for line, imported in imports_of(source, module, is_package=is_package)
@@ -142,12 +142,12 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
 
 
 def sources(repository: Path) -> list[Path]:
-    """Every Python file of the three packages."""
+    """Returns every Python file of the packages."""
     return sorted(path for package in PACKAGES for path in (repository / package).rglob("*.py"))
 
 
 def module_of(path: Path) -> str:
-    """Dotted name of the module in a file, the file being given relative to the root."""
+    """Returns the dotted name of the module in a file, which is given relative to the root."""
     names = path.with_suffix("").parts
     return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
@@ -176,7 +176,7 @@ def test_every_file_is_named_for_a_thing(repository: Path) -> None:
 
 
 def tree(repository: Path) -> str:
-    """Every module with the first line of its docstring, a table a folder."""
+    """Returns every module with the first line of its docstring, as a table per folder."""
     tables: dict[str, list[str]] = {}
     for path in sources(repository):
         says = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
@@ -202,7 +202,7 @@ def test_every_module_is_in_the_tree_of_the_docs(repository: Path) -> None:
 
 
 def loaded_by(code: str, names: set[str], repository: Path) -> list[str]:
-    """Which of these modules a new process has imported after the code."""
+    """Returns which of these modules a new process has imported after running the code."""
     code += f"\nimport sys; print(*sorted({names} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=120, check=True)
     return run.stdout.split()

@@ -1,4 +1,4 @@
-"""The help of every command: every option once, the common ones first, and nothing that only Python calls so."""
+"""The help of every command: every option once, the common ones first, and no names that only Python uses."""
 
 from __future__ import annotations
 

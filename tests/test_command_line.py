@@ -1,4 +1,4 @@
-"""Command lines: what fits is parsed, and every mistake is one sentence."""
+"""Command lines: valid ones are parsed, and every mistake gives one sentence."""
 
 from __future__ import annotations
 

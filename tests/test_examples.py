@@ -1,4 +1,4 @@
-"""A `best.py` in a loop of one's own and in Hugging Face's `Trainer`: the examples run, and train as they do without it."""
+"""A `best.py` in a training loop and in Hugging Face's `Trainer`: the examples run, and train as they do without it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _examples(monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path,
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], dict[str, Any]]:
-    """Runs an example beside the `best.py` of some settings and returns its names; `main` is not called."""
+    """Runs an example with the `best.py` of some settings next to it and returns its names; does not call `main`."""
 
     def start(example: str, spelled: str) -> dict[str, Any]:
         monkeypatch.delitem(sys.modules, "best", raising=False)

@@ -14,7 +14,7 @@ TOP = ("analysis", "compile_sweep", "orchestrator", "workloads")
 
 
 def exporting_packages() -> list[str]:
-    """The three packages, and those of their subpackages that export anything."""
+    """Returns the packages, and their subpackages, that export anything."""
     below = [
         found.name
         for name in TOP
@@ -25,7 +25,7 @@ def exporting_packages() -> list[str]:
 
 
 def in_order(names: list[str]) -> list[str]:
-    """Constants, then classes, then the rest, each by name with its numbers as numbers: what ruff's RUF022 writes."""
+    """Sorts constants, then classes, then the rest, each by name with numbers as numbers, like ruff's RUF022."""
 
     def kind(name: str) -> int:
         return 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2

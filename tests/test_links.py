@@ -1,4 +1,4 @@
-"""Every link in the documentation leads somewhere: the file is there, and so is the heading that an anchor names."""
+"""Every link in the documentation has a target: the file exists, and so does the heading of an anchor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """What a heading of the page is called in links, as GitHub makes it: a number tells equal ones apart."""
+    """Returns the anchors of the page's headings, as GitHub makes them: equal ones are numbered."""
     found: set[str] = set()
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, flags=re.MULTILINE):

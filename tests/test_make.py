@@ -1,4 +1,4 @@
-"""The sentences that `make` gives when something it needs is missing: one, which, and how to get it."""
+"""The sentences of `make` when something is missing: one sentence that says what, and how to get it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 
 
 class Machine:
-    """A machine that has only the commands it is given."""
+    """A machine with only the given commands."""
 
     def __init__(self, repository: Path, folder: Path) -> None:
         self.repository = repository
@@ -30,7 +30,7 @@ class Machine:
         path.chmod(0o755)
 
     def add_python(self, name: str = "python3", *, without: str = "\n") -> None:
-        """This interpreter, for which code that mentions `without` fails."""
+        """Adds this interpreter, for which code that mentions `without` fails."""
         self.add(name, f'case "$2" in *"{without}"*) exit 1;; esac; exec {sys.executable} "$@"')
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:

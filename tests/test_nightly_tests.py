@@ -1,4 +1,4 @@
-"""What runs only at night is listed in docs/testing.md with its reason, and nothing else is."""
+"""docs/testing.md lists what runs only at night, with the reason, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = Path("docs", "testing.md")
 
 
 def reasons(tests: Path) -> Iterator[tuple[str, str]]:
-    """The file and the reason of each `pytest.mark.nightly(...)`."""
+    """Yields the file and the reason of each `pytest.mark.nightly(...)`."""
     for path in sorted(tests.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:

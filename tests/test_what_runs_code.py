@@ -1,4 +1,4 @@
-"""Every place of the project that can turn data into running code, by name: a new one has to be thought about here first."""
+"""Every place in the project that can turn data into running code, by name: a new one must be considered here first."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ALLOWED = {
     ("compile_sweep/script/main_module.py", "exec"): "the same",
     ("compile_sweep/script/numbers.py", "torch.load"): "with weights_only, which unpickles tensors and nothing else",
 }
-"""File and call, and whose data it is."""
+"""File and call, and where its data comes from."""
 
 
 def calls(source: str) -> Iterator[str]:
-    """Each call that turns data into code, by the name in `RUNS` that it goes by; `torch.compile` and `re.compile` do not."""
+    """Yields each call that turns data into code, by its name in `RUNS`; `torch.compile` and `re.compile` do not."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue

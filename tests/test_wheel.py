@@ -35,7 +35,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def names_of(extra: str, repository: Path) -> set[str]:
-    """Distributions that an extra brings, or those that are always there for an empty name."""
+    """Returns the distributions of an extra or, for an empty name, the required ones."""
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
     return {Requirement(line).name for line in lines}

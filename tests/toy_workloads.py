@@ -69,7 +69,7 @@ class ToyModel(nn.Module):
         return self.spoiled(self.loss(self.body(ids), labels))
 
     def spoiled(self, loss: Tensor) -> Tensor:
-        """For faulty models to override."""
+        """Changes the loss; faulty models override it."""
         return loss
 
 
@@ -82,7 +82,7 @@ class Toy(Workload):
     pool_batches = 4
     model_class: type[ToyModel] = ToyModel
     window_s: float | None = None
-    """In place of the protocol's `cpu_window_s`, for tests that ask for no narrow interval: 12 s is long for noise."""
+    """Replaces the protocol's `cpu_window_s`, for tests that do not need a narrow interval."""
 
     @contextmanager
     def process_settings(self) -> Iterator[None]:
@@ -93,7 +93,7 @@ class Toy(Workload):
         if self.window_s is None:
             yield
             return
-        from compile_sweep.harness import measure  # loads the compiler, which whoever only plans a sweep can do without
+        from compile_sweep.harness import measure  # loads the compiler, which planning does not need
 
         with patch.object(measure, "Protocol", partial(Protocol, cpu_window_s=self.window_s)):
             yield
@@ -147,19 +147,19 @@ class _Wide(ToyModel):
 
 
 def make_known(name: str, backend: Callable[[object, object], object]) -> None:
-    """Gives torch a back-end by this name; not when a module is imported, because it loads the compiler."""
+    """Registers a back-end with torch under this name; not on import, because it loads the compiler."""
     if name not in torch._dynamo.list_backends(exclude_tags=()):
         torch._dynamo.register_backend(backend, name=name)
 
 
 class Brief(Toy):
-    """For tests to which its figures do not matter."""
+    """Measures briefly, for tests that do not depend on its figures."""
 
     window_s = 0.0
 
 
 class UnusedParameters(Toy):
-    """Has parameters that no step uses, which several workers must be told to look for."""
+    """Has parameters that no step uses, which several workers must search for."""
 
     model_class = _HasMore
 
@@ -171,7 +171,7 @@ class Wide(Toy):
 
 
 class Slow(Brief):
-    """Takes about a second to build for the first time, so that a test can act while a trial is in flight."""
+    """Takes about a second to build for the first time, so that a test can act while a trial is running."""
 
     _is_built = False
 
@@ -183,7 +183,7 @@ class Slow(Brief):
 
 
 class Crowded(Toy):
-    """Warms up for some seconds with more to compute than its share of the cores can; its steps are mostly sleep, and steady."""
+    """Warms up for some seconds with more work than its share of the cores can do; its steps mostly sleep, and are steady."""
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
@@ -206,7 +206,7 @@ class _SlowWhenEager(ToyModel):
 
 
 class Paying(Toy):
-    """Compiling it pays for certain, and its steps are mostly sleep, and steady."""
+    """Compiling it certainly pays off; its steps mostly sleep, and are steady."""
 
     model_class = _SlowWhenEager
     window_s = 4.0

@@ -1,4 +1,4 @@
-"""Workloads made of a small model with blocks, for the tests of `WorkloadFromModel`."""
+"""Workloads with a small model of blocks, for the tests of `WorkloadFromModel`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Two kinds of lists, and one inside another."""
+    """Two kinds of lists, one inside the other."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Batches of every form that people train on: as they come to the loss, what of them changes, and what is never padded."""
+"""Batches of every form that people train on: how they reach the loss, what changes in them, and what is never padded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Labeled:
 
 
 class Graph(SimpleNamespace):
-    """As PyTorch Geometric's `Data`, as far as a loader and a step see it."""
+    """Like PyTorch Geometric's `Data`, as far as a loader and a step see it."""
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -1,4 +1,4 @@
-"""A step that cannot work is refused before anything is planned, by the function, the argument and what would be right."""
+"""A step that cannot work is refused before anything is planned, naming the function, the argument and what would be right."""
 
 from __future__ import annotations
 

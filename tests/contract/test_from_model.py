@@ -1,4 +1,4 @@
-"""A workload made of a model, a batch function and a loss: what is found out, what can be told, and what is refused."""
+"""A workload made of a model, a batch function and a loss: what is discovered, what can be specified, and what is refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> No
 
 
 class Windowed(nn.Module):
-    """Cannot take rows of fewer than five."""
+    """Rejects rows of fewer than five."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Workloads made of a model as they run: what their numbers are compared with, whatever the model is like."""
+"""Runs of workloads made of a model: what their numbers are compared with, for any kind of model."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_step_that_writes_into_its_batch_is_refused_by_the_name_of_the_tensor(
 
 
 class Turned(Layer):
-    """A block that is handed what its library handed all blocks: a pair, and the rest by name."""
+    """A block with the input that its library gives all blocks: a pair, and the rest by name."""
 
     def forward(self, hidden: Tensor, turns: tuple[Tensor, Tensor], **others: Any) -> Tensor:
         cos, sin = turns
@@ -168,7 +168,7 @@ def positions(length: int) -> Tensor:
 
 
 class Positioned(Stack):
-    """What it makes of the length alone stays for the next forward of that length."""
+    """Caches what depends only on the length for the next forward of that length."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return super().forward(hidden + positions(hidden.size(1)))

@@ -1,4 +1,4 @@
-"""Optimizers of `WorkloadFromModel`: what is added to the constructor, and what of it stays a user's own."""
+"""Optimizers of `WorkloadFromModel`: arguments added to the constructor, and those that the user sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AdamW = torch.optim.AdamW
 
 
 class Signs(torch.optim.Optimizer):
-    """Takes no `foreach`."""
+    """Does not accept `foreach`."""
 
     def __init__(self, parameters: Any, lr: float = 1e-3) -> None:
         super().__init__(parameters, {"lr": lr})

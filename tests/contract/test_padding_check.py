@@ -1,4 +1,4 @@
-"""Padding that changes the loss is refused with the tensor's name; padding that does not, or that somebody chose, is not."""
+"""Padding that changes the loss is refused with the tensor's name; padding that does not, or that the user chose, is accepted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTHS = (12, 5, 9, 7)
 
 
 class Causal(nn.Module):
-    """A language model in which no position sees a later one."""
+    """A language model in which no position attends to a later one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def click_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 class Pooled(nn.Module):
-    """Means over the positions that its mask says are there."""
+    """Averages over the positions in its mask."""
 
     def __init__(self, *, masks: bool) -> None:
         super().__init__()

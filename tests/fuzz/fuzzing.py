@@ -1,7 +1,7 @@
-"""What the fuzz tests share: how thorough they are, input that means harm, and a guard under which nothing may be run.
+"""Shared by the fuzz tests: the number of cases, hostile input, and a guard under which nothing may run.
 
-`FUZZ_CASES=20000 pytest tests/fuzz` looks further; without it each test tries 12 cases, the same ones wherever the same modules
-of ours are imported: Hypothesis puts their constants into its cases.
+`FUZZ_CASES=20000 pytest tests/fuzz` tests more; without it each test tries 12 cases, which are the same wherever the same modules
+of ours are imported, because Hypothesis uses their constants in its cases.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _RUNS = (
     "os.symlink",
     "os.link",
 )
-"""Audit events of which none may come of reading what somebody wrote."""
+"""Audit events that reading untrusted input must not cause."""
 
 
 class Guard:
-    """Notes what a thread does while it is on. An audit hook cannot be removed, so there is one, and mostly it sleeps."""
+    """Records what a thread does while it is active. Audit hooks cannot be removed, so there is one, mostly inactive."""
 
     def __init__(self) -> None:
         self._thread: int | None = None
@@ -75,7 +75,7 @@ class Guard:
         """Fails if anything is imported, run, unpickled, reached over the network or written while the block lasts.
 
         Args:
-            but: audit events that are not harm in what the block does.
+            but: Audit events that are harmless in the block.
         """
         self._seen.clear()
         self._thread = threading.get_ident()
@@ -97,7 +97,7 @@ nothing_runs = Guard().nothing_runs
 
 
 def said(error: Exception, about: str = "") -> None:
-    """What holds for every complaint: it says something, and names what it is about."""
+    """Checks any error message: it is not empty, and names its subject."""
     assert str(error).strip()
     assert about in str(error)
 
@@ -162,10 +162,10 @@ HOSTILE = (
     "{}",
     "gASV",
 )
-"""Strings that break what is careless with them."""
+"""Strings that break careless code."""
 
 EXTREMES = (10**400, -(10**400), 2**63, 2**64, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, -1, 0)
-"""Numbers that break what takes them for usual ones."""
+"""Numbers that break code that expects usual ones."""
 
 texts = st.text(max_size=20) | st.sampled_from(HOSTILE)
 numbers = st.integers() | st.floats() | st.sampled_from([*EXTREMES, True, False])
@@ -174,21 +174,21 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
-"""Whatever JSON can hold, and bare NaN, which Python's reader lets through."""
+"""Everything that JSON can represent, and bare NaN, which Python's parser accepts."""
 
 
 def spliced(words: list[str], more: st.SearchStrategy[str] = texts) -> st.SearchStrategy[str]:
-    """Text of pieces of a grammar in any order, with what does not belong there between them."""
+    """Text of grammar pieces in any order, with other text in between."""
     return st.lists(st.sampled_from(words) | more, max_size=8).map("".join)
 
 
 def nested(depth: int, opening: str = "[", closing: str = "]") -> str:
-    """JSON deeper than a reader that recurses can go."""
+    """JSON nested deeper than a recursive parser can handle."""
     return opening * depth + closing * depth
 
 
 def flipped(content: bytes) -> st.SearchStrategy[bytes]:
-    """The content with some bytes changed, cut out or added."""
+    """Content with some bytes changed, removed or added."""
 
     def change(edits: list[tuple[int, int, bytes]]) -> bytes:
         found = bytearray(content)

@@ -1,4 +1,4 @@
-"""Archives that anybody wrote: bundles to import, artifacts to restore. One sentence or files below their folder, nothing run."""
+"""Untrusted archives: bundles to import, artifacts to restore. One sentence or files below their folder; nothing runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = SigningKey(b"k" * 32)
 
 
 class Bomb:
-    """Runs where it is unpickled, which is seen as `pickle.find_class` before anything comes of it."""
+    """Would run when unpickled, which shows as `pickle.find_class` before it can do anything."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, ("planted_payload",)
@@ -79,7 +79,7 @@ hostile = st.builds(Artifact, kind=kinds, key=names | st.builds("/".join, st.lis
 
 
 def sealed(body: bytes) -> bytes:
-    """With the checksum that torch looks at, so that what follows is read."""
+    """Adds the checksum that torch verifies, so that the content is read."""
     return zlib.crc32(body).to_bytes(4, "big") + body
 
 
@@ -134,7 +134,7 @@ def test_a_hostile_artifact_is_refused_or_stays_below_its_folder(tmp_path: Path,
 
 
 def test_an_artifact_that_may_be_restored_is_not_read_as_code(tmp_path: Path) -> None:
-    """Writing is what restoring does; that a content is a pickle is torch's affair, once it compiles."""
+    """Restoring only writes files; torch unpickles the content when it compiles."""
     root = tmp_path / "restored"
     opened: list[str] = []
     for artifact in GOOD:

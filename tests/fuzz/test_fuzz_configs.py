@@ -1,4 +1,4 @@
-"""The command's words and the description of a sweep to resume, from anybody: exit 0 or 2, one sentence, nothing started."""
+"""Untrusted command lines and descriptions of a sweep to resume: exit code 0 or 2, one sentence, nothing started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.run import sweep_folder
 from orchestrator.run.stages import Stages
 
 HARMLESS = ("exec", "compile", "import", "marshal.loads", "code.__new__")
-"""What reading options, importing the workload and printing a plan bring along."""
+"""Side effects of parsing options, importing the workload and printing a plan."""
 
 SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full", "scope=regional,dynamic=mark")))
 WORKLOAD = "toy_workloads:Toy"
@@ -85,7 +85,7 @@ PROPER = [
 
 
 def typed(text: str) -> bool:
-    """Whether a shell could hand the text to a program that then prints it."""
+    """Tells whether a shell could pass the text to a program that then prints it."""
     return "\0" not in text and text.isprintable()
 
 
@@ -96,7 +96,7 @@ words = st.lists(
 
 @pytest.fixture(autouse=True)
 def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """From an empty folder; whatever would start a sweep fails here."""
+    """Changes to an empty folder, where anything that would start a sweep fails."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -109,7 +109,7 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command says on stderr, which is nothing or one sentence."""
+    """Returns what the command prints on stderr, nothing or one sentence."""
     sys.path[:] = list(dict.fromkeys(sys.path))  # the command adds the working folder
     capsys.readouterr()
     with nothing_runs(but=HARMLESS):
@@ -158,7 +158,7 @@ def test_a_hostile_workload_is_refused_and_not_run(text: str, capsys: pytest.Cap
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """The folder of a sweep to resume."""
+    """Creates the folder of a sweep to resume."""
     config = SweepConfig(recipe="quickstart", workload=WORKLOAD, size="only", settings=SETTINGS, device=Device.CPU)
     sweep_folder.begin(tmp_path / "theirs", config, replace(fingerprint(), gpu=None, num_gpus=0), None)
     return tmp_path / "theirs"
@@ -170,7 +170,7 @@ worth = values | numbers | st.sampled_from(PROPER) | st.lists(st.sampled_from(PR
 
 
 def took_up(capsys: pytest.CaptureFixture[str], begun: Path, edits: dict[str, Any], search: dict[str, Any] | None = None) -> None:
-    """Plans the sweep as if its folder said this of it."""
+    """Plans the sweep with these edits in its folder."""
     described = json.loads((begun / SWEEP_FILE).read_text())
     config = {**described["config"], **edits}
     if search is not None:

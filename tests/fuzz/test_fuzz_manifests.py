@@ -1,4 +1,4 @@
-"""Manifests that anybody puts into a store: they are listed as refused, in text that a terminal may show, and nothing more."""
+"""Untrusted manifests in a store: they are listed as refused, in text that a terminal can show, and nothing more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ARTIFACT = Artifact(kind="inductor", key="graph", content=pickle.dumps(Bomb()))
 
 
 class Shelf:
-    """One in memory, where anybody may write."""
+    """An in-memory shelf that anybody can write to."""
 
     location = "memory"
 
@@ -103,7 +103,7 @@ worth = (
 
 @st.composite
 def changed(draw: st.DrawFn) -> bytes:
-    """The good manifest with a few values changed, by no key or by somebody else's."""
+    """The good manifest with a few values changed, signed by no key or by another one."""
     found = json.loads(TEXT)
     for _ in range(draw(st.integers(1, 3))):
         target = draw(

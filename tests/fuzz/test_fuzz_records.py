@@ -1,4 +1,4 @@
-"""Logs and folders that anybody wrote: records or one sentence, tables and pages of what was read, and nothing run."""
+"""Untrusted logs and folders: records or one sentence, tables and pages of what was read, and nothing runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ changes = st.dictionaries(st.sampled_from(FIELDS["trial"]) | texts, worth, min_s
 
 
 def changed(line: str, edits: dict[str, Any], dropped: list[str] | None = None) -> str:
-    """Infinities as JSON can spell them, for a bare one is not a JSON and refused at once."""
+    """Writes infinities as numbers that overflow, since a bare one is not JSON and is refused at once."""
     found = {**json.loads(line), **edits}
     text = json.dumps({name: value for name, value in found.items() if name not in (dropped or [])})
     return text.replace("Infinity", "1e999")
@@ -169,7 +169,7 @@ def test_what_a_reader_chokes_on_is_one_sentence(folder: Path, text: str) -> Non
 
 @pytest.mark.slow
 def test_a_page_shows_hostile_text_as_text(folder: Path) -> None:
-    """Every field that holds text, each hostile string in it; what is mark-up in it must not be in the page."""
+    """Puts each hostile string into every text field; no markup in it may appear in the page."""
     of_text = ["trial_id", "label", "reason", "phase", "device", "started_at", "environment_key", "source"]
     marked = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>'
     sweep = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Constraints, objectives, rules of --fail-on and of --stop, and counts, from anybody's text: a value or one sentence."""
+"""Constraints, objectives, rules of --fail-on and --stop, and counts from untrusted text: a value or one sentence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def parsed(parse: Callable[[str], Any], text: str) -> Any:
-    """The value, or None where one sentence says why there is none."""
+    """Returns the value, or None if one sentence says why there is none."""
     with nothing_runs():
         try:
             return parse(text)

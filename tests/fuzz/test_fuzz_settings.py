@@ -1,4 +1,4 @@
-"""Settings from anybody's text and JSON: one sentence or a value, and nothing of it ever becomes code of its own."""
+"""Settings from untrusted text and JSON: one sentence or a value, and nothing in them ever becomes code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FACTS = Facts(
 
 
 def checked(settings: CompileSettings) -> None:
-    """What holds for any settings that were accepted."""
+    """Checks invariants of any accepted settings."""
     assert CompileSettings.parse(settings.key) == settings
     assert CompileSettings.from_dict(settings.to_dict()) == settings
     assert CompileSettings.from_dict(json.loads(json.dumps(settings.to_dict(), allow_nan=False))) == settings
@@ -124,7 +124,7 @@ def test_a_part_is_settings_or_one_sentence(of_part: dict[str, Any]) -> None:
     )
 )
 def test_source_is_python_in_which_settings_are_only_values(given_fields: dict[str, Any]) -> None:
-    """The source is executed: whatever stands in a setting must end up in a string, never beside one."""
+    """The source is executed: everything in a setting must end up in a string, never next to one."""
     try:
         settings = CompileSettings.from_dict(given_fields)
         source = to_source(settings, FACTS)

@@ -10,7 +10,7 @@ CACHE_COMMANDS = ("list", "show", "verify", "gc", "export", "import", "explain")
 RECIPES = ("auto", "quickstart", "captioning", "regional", "modes", "inference", "generation", "vision", "grid")
 
 WORKLOAD_OF = {"inference": "gpt2-inference", "generation": "decoder", "vision": "detection"}
-"""What a recipe is made for, where that is not captioning."""
+"""Workloads that recipes are made for, if not captioning."""
 
 CAPTIONING = "results/h200-captioning"
 
@@ -23,7 +23,7 @@ HELP: Mapping[str, Sequence[str]] = {
 
 
 def _plans(device: str) -> dict[str, Sequence[str]]:
-    """Dry runs on `cpu` or `cuda`, a file for each recipe and one for what else they say."""
+    """Returns dry runs on `cpu` or `cuda`, a file for each recipe and one for other output."""
     small = "--size tiny --dry-run"
     return {
         **{

@@ -18,7 +18,7 @@ RESULTS = REPOSITORY / "docs" / "results"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, empty; nothing of the user's environment reaches a command that runs in it."""
+    """Changes to an empty folder; nothing in the user's environment reaches a command that runs there."""
     (folder := tmp_path / "here").mkdir()
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith(("COMPILE_SWEEP_", "RAY_ADDRESS"))]:
@@ -34,13 +34,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def results(here: Path) -> Path:
-    """A copy of the committed records in the working folder, for commands that write beside them."""
+    """Copies the committed records to the working folder, for commands that write next to them."""
     return Path(shutil.copytree(RESULTS, here / "results", ignore=shutil.ignore_patterns("*.png", "*.html")))
 
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine without one, wherever the test runs."""
+    """Simulates a machine without a GPU, wherever the test runs."""
     pretend_gpu(monkeypatch, None)
     yield
     fingerprint.cache_clear()
@@ -48,7 +48,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with one H200, as far as plans and sources go."""
+    """Simulates a machine with one H200, as far as plans and sources go."""
     pretend_gpu(monkeypatch, "NVIDIA H200")
     yield
     fingerprint.cache_clear()

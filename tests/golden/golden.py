@@ -1,6 +1,6 @@
-"""Golden files: what the commands say and write, as it was when the files were last written, in `files/`.
+"""Golden files: what the commands printed and wrote when the files in `files/` were last updated.
 
-`UPDATE_GOLDEN=1 python -m pytest tests/golden` writes them again; what changed then stands in the diff, for a reviewer to judge.
+`UPDATE_GOLDEN=1 python -m pytest tests/golden` updates them; the changes are then in the diff, for a reviewer to judge.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COMMANDS = {
         )
     },
 }  # fmt: skip
-"""The module that `python -m` runs for each command."""
+"""Module that `python -m` runs for each command."""
 
 UNSTEADY: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"[ \t]+$", ""),
@@ -53,7 +53,7 @@ UNSTEADY: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Expected one of \((.*?)\)", lambda found: f"Expected one of {', '.join(sorted(found[1].split(', ')))}"),  # it is a set
     (r"(% +[\d.]+ +)[\d,]+$", r"\1<sweeps/min>"),  # a table of simulate
 )
-"""What differs from run to run or from machine to machine, and what stands for it."""
+"""Patterns of what differs between runs or machines, and their replacements."""
 
 
 def check(name: str, text: str) -> None:
@@ -69,7 +69,7 @@ def check(name: str, text: str) -> None:
 
 
 def run(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Runs a command in this process; returns its line, exit code and output as a golden file holds them."""
+    """Runs a command in this process; returns its line, exit code and output in the form of a golden file."""
     name, *words = shlex.split(line)
     main = import_module(COMMANDS[name]).main
     before = sys.argv
@@ -87,7 +87,7 @@ def run(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def normalized(text: str) -> str:
-    """The text without what depends on the machine or the moment."""
+    """Removes what depends on the machine or the time."""
     for folder, name in ((str(Path.cwd()), "<here>"), (str(REPOSITORY), "<repository>")):
         text = text.replace(folder, name)
     for pattern, stands_for in UNSTEADY:
@@ -96,7 +96,7 @@ def normalized(text: str) -> str:
 
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
-    """Has NVML find one GPU called `name`, or none at all; undone with the monkeypatch but for a cache of `fingerprint`."""
+    """Makes NVML find one GPU called `name`, or none; undone with the monkeypatch except for a cache of `fingerprint`."""
     fingerprint.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if name is None:

@@ -1,4 +1,4 @@
-"""A page as text that a person can compare: its words, and the data of its charts in short."""
+"""Converts a page to comparable text: its words, and a summary of its charts' data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pandas as pd
 
 MOST = 6
-"""Items of a list that are written in full."""
+"""Maximum number of list items that are written out."""
 
 STYLES = ("template", "font", "margin", "hoverlabel", "paper_bgcolor", "plot_bgcolor")
-"""What charts say of their looks, the same for all."""
+"""Style settings of charts, the same for all."""
 
 
 class _Words(HTMLParser):
-    """Collects what a page says, a line for each block, with tooltips in brackets."""
+    """Collects a page's text, one line per block, with tooltips in brackets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ class _Words(HTMLParser):
 
 
 def words_of(page: str) -> str:
-    """What the page says."""
+    """Returns the page's text."""
     return re.sub(r" *\n\s*", "\n", "".join(_read(page).text)).strip() + "\n"
 
 
 def data_of(page: str) -> str:
-    """What the page's charts and its table are drawn from, as JSON with long lists shortened."""
+    """Returns the data of the page's charts and table, as JSON with long lists shortened."""
     data = json.loads(gzip.decompress(base64.b64decode(_read(page).packed["data"])))
     return json.dumps(shortened(data), indent=1, ensure_ascii=False) + "\n"
 
@@ -70,7 +70,7 @@ def _read(page: str) -> _Words:
 
 
 def shortened(value: Any) -> Any:
-    """The same without plotly's styles, numbers to four digits, and of a long list its ends and what all of it adds up to."""
+    """Removes plotly's styles, rounds numbers to four digits, and shortens long lists to their ends and a sum."""
     match value:
         case float():
             return float(f"{value:.4g}")
@@ -86,7 +86,7 @@ def shortened(value: Any) -> Any:
 
 
 def _amount(value: Any) -> tuple[float, int]:
-    """The sum of all numbers in lists and mappings, and how many letters their texts have."""
+    """Returns the sum of all numbers in lists and mappings, and the total length of their texts."""
     match value:
         case str():
             return 0.0, len(value)
@@ -100,7 +100,7 @@ def _amount(value: Any) -> tuple[float, int]:
 
 
 def columns_of(frame: pd.DataFrame) -> str:
-    """A line for each column of a table: its name and kind, how many cells are filled, and the first of them."""
+    """Returns a line for each column of a table: its name and dtype, the number of filled cells, and the first of them."""
     lines = []
     for name, column in frame.items():
         filled = column.dropna()

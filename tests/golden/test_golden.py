@@ -1,4 +1,4 @@
-"""Help, plans, sources, complaints and results are what they were; see `golden.py` for how to change them on purpose."""
+"""Help, plans, sources, error messages and results are unchanged; see `golden.py` for how to change them on purpose."""
 
 from __future__ import annotations
 

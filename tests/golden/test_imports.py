@@ -1,4 +1,4 @@
-"""Which modules each kind of process loads, ours and the heavy ones of others: what makes a start slow shows here."""
+"""Modules that each kind of process loads, ours and heavy third-party ones: shows what makes a start slow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROCESSES = {
     "worker": "import orchestrator.run.worker",
     "local": "import orchestrator.run.local_runner",
 }
-"""What a process of each kind begins with. What a worker has loaded by the time it measures is in `sweeps/`."""
+"""First statements of each kind of process. `sweeps/` tests what a worker has loaded when it measures."""
 
 
 @pytest.mark.parametrize("name", PROCESSES)

@@ -1,4 +1,4 @@
-"""Settings applied to real models and really compiled, on the CPU."""
+"""Settings applied to real models that are really compiled, on the CPU."""
 
 from __future__ import annotations
 

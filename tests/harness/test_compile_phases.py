@@ -1,4 +1,4 @@
-"""Compile seconds by phase: every moment charged once, and little of a real compile left over."""
+"""Compile seconds by phase: every moment is charged once, and little of a real compile is left over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS = pytest.mark.nightly("compiles cold up to three times; another setting d
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds on the clock; tests set them."""
+    """The clock in seconds, which tests set."""
     seconds = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
     return seconds

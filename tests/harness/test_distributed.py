@@ -1,4 +1,4 @@
-"""Two workers measure settings together, by gloo on the CPU: what is wrapped and compiled, and what the numbers are."""
+"""Two workers measure settings together, by gloo on the CPU: what is wrapped and compiled, and their numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers_at_work import measured_together
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 QUICK = "backend=aot_eager"
-"""Traces and splits as Inductor would, and generates no code."""
+"""Traces and splits like Inductor, without generating code."""
 
 
 def both(workload: str, *settings: str, size: str = "only") -> list[list[dict[str, Any]]]:

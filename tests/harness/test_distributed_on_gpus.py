@@ -1,4 +1,4 @@
-"""What several workers need NCCL for, on two GPUs: compression, CUDA graphs, and the ways of reducing under real kernels."""
+"""What requires NCCL with several workers, on two GPUs: compression, CUDA graphs, and the reducers with real kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measuring protocol: its phases, and that its figures agree with each other."""
+"""The measuring protocol: its phases, and the consistency of its figures."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_warm_up_visits_every_length_even_those_the_pool_lacks() -> None:
 
 
 class Clock:
-    """Stands still but for what steps claim to take, so that a busy host changes no figure."""
+    """Stands still except for the time that steps claim to take, so that a busy host changes no figure."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -110,7 +110,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Paced(Toy):
-    """Takes a millisecond for each token, on the clock, and with its first model half a second more, as if it compiled."""
+    """Takes a millisecond per token on the clock, and with its first model half a second more, as if it compiled."""
 
     compile_s = 0.5
 

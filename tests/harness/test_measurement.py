@@ -1,4 +1,4 @@
-"""What several workers measured becomes one measurement."""
+"""Measurements of several workers become one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compile_sweep.schema.record import Measurement
 
 
 def own(**fields: Any) -> Measurement:
-    """What one worker measured by itself."""
+    """The measurement of one worker."""
     usual: dict[str, Any] = {
         "device": "cpu", "compile_s": 10.0, "compile_phases_s": {"dynamo": 4.0, "other": 6.0}, "first_step_s": 9.0,
         "warmup_s": 11.0, "warmup_steps": 20, "steady_steps": 32, "step_ms_median": 100.0, "step_ms_ci95": (99.0, 101.0),

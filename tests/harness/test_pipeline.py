@@ -1,4 +1,4 @@
-"""The workload's own loader: what it cannot deliver in time shows, and nothing of it is lost."""
+"""The workload's own loader: delays show in the figures, and no batch is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 POLICY = CompileSettings.parse("scope=eager,padding=longest,pad_multiple=1").shape_policy(Toy.max_length)
 STEP_S = 0.01
 ONE_THIRD = Toy.batch_size / (3 * STEP_S)
-"""Samples a second of a step that waits twice its own time for data; a busy host only makes it fewer."""
+"""Samples per second of a step that waits twice its own time for data; a busy host only lowers it."""
 
 
 def step(batch: Batch) -> Tensor:

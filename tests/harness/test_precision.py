@@ -1,4 +1,4 @@
-"""Workloads that say how precisely float32 is computed by torch's newer attributes, where its older functions raise."""
+"""Workloads that set float32 precision by torch's newer attributes, for which its older functions raise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLACES: dict[str, tuple[Any, str, str]] = {
 
 @pytest.fixture(params=PLACES)
 def named(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What the older functions would call the precision of products that a newer attribute was set to."""
+    """The older functions' name for the precision of products that a newer attribute was set to."""
     place, value, name = PLACES[request.param]
     at_first = fp32_precisions()
     with preserve_precision():

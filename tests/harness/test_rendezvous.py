@@ -1,4 +1,4 @@
-"""Workers that meet at a store that listens on one address, and nothing of them that listens anywhere else."""
+"""Workers meet at a store that listens on one address, and listen nowhere else."""
 
 from __future__ import annotations
 

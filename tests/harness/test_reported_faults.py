@@ -1,4 +1,4 @@
-"""Faults that people report of torch.compile: each is measured under its setting, gets its label, and is told what helps."""
+"""Faults of torch.compile that people report: each is measured under its setting, gets its label, and is given advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AUTO = "scope=full,dynamic=auto,backend=aot_eager"
 
 
 class Body(nn.Module):
-    """A classifier of 6 classes; subclasses add what is at fault."""
+    """A classifier of 6 classes; subclasses add the fault."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class KeepsByStep(Body):
 
 
 class Router(Body):
-    """Each expert is a block that sees as many rows as the data gives it."""
+    """Each expert is a block whose number of rows depends on the data."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Settings as Python: what is written is what a person can paste, and what was measured."""
+"""Settings as Python: the text is what a person can paste, and what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window's order of steps, and that its figures cover what they say they cover."""
+"""The window's order of steps, and the coverage of its intervals."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_interval_of_the_typical_step_covers_the_true_one_about_as_often_as_
 def interleaved(
     source: np.random.Generator, passes: int, *, ratio: float, noise: float, drift: float, shared: float = 0.0
 ) -> Window:
-    """A device that gets slower by `drift` with every pass and every block, whose steps have noise of their own and `shared`."""
+    """A device that slows down by `drift` with every pass and every block; steps have independent noise and `shared` noise."""
     window = Window(lengths=LENGTHS, chosen=[0, 3, 4])
     for k in range(passes):
         for times, ms, clock in (

@@ -1,4 +1,4 @@
-"""The C++ headers are made once for a host, however many trials begin at the same time."""
+"""The C++ headers are built once per host, however many trials begin at the same time."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ for codes in rounds:
 
 
 def compiles_of(folder: Path, *rounds: list[int]) -> list[int]:
-    """How many processes of each round made the headers.
+    """Returns how many processes of each round built the headers.
 
     Args:
         folder: Where the headers are.
-        rounds: Of the processes that begin together, the exit code that the compile of each would have.
+        rounds: For processes that begin together, the exit code that the compile of each would have.
     """
     command = [sys.executable, "-c", WARMS, str(folder), json.dumps(rounds)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -1,4 +1,4 @@
-"""What a `best.py` runs, on a workload that trains and on one that only infers."""
+"""What a `best.py` runs, for a training workload and for an inference workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several workers that measure settings together, without Ray: processes of this file, which talk by gloo or NCCL."""
+"""Several workers that measure settings together, without Ray: processes of this file, which communicate by gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def measured_together(
     pipeline: str = "resident",
     timeout_s: float = 1500,
 ) -> list[list[dict[str, Any]]]:
-    """For each setting what each worker says of it: a measurement's values, or `error` with an exception's text.
+    """Returns, for each setting, each worker's result: a measurement's values, or `error` with an exception's text.
 
-    A setting that fails in one worker must fail in all, or those that wait for it would wait for ever.
+    A setting that fails in one worker must fail in all, since the others would wait for it forever.
     """
     with tempfile.TemporaryDirectory(prefix="workers-") as scratch:
         told = {

@@ -1,4 +1,4 @@
-"""Of folders that hold a sweep: its settings, and whether anything in them has changed."""
+"""Settings of a sweep's folder, and whether anything in it has changed."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full")))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder."""
+    """Returns every file below the folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""Fixtures of tests that give the sweep's command words and start no sweep."""
+"""Fixtures of tests that run the sweep's command without starting a sweep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.run.stages import Stages
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """The folder of a `tiny` captioning sweep of which one trial is recorded."""
+    """The folder of a `tiny` captioning sweep with one recorded trial."""
     config = SweepConfig(
         recipe="quickstart", workload="captioning", size="tiny", settings=SETTINGS, device=Device.CPU, cache=None
     )
@@ -34,7 +34,7 @@ def theirs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From an empty folder; a mistake that is not noticed fails here instead of starting Ray."""
+    """Changes to an empty folder; an unnoticed mistake fails here instead of starting Ray."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
@@ -43,12 +43,12 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on every machine."""
+    """Makes every machine look as if it had no GPU."""
     without = replace(fingerprint(), gpu=None, num_gpus=0)
     monkeypatch.setattr(sweep, "fingerprint", lambda: without)
 
 
 @pytest.fixture
 def key() -> SigningKey:
-    """What signs artifacts in tests."""
+    """A key that signs artifacts in tests."""
     return SigningKey(b"k" * 32)

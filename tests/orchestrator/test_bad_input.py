@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("nothing_starts", "no_gpu")
 
 
 FIRST_LINE = r"(reading workload \S+ …\n)?"
-"""What the command may have printed before it finds out."""
+"""What the command may have printed before it detects the mistake."""
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What the command says on stderr, which is one sentence, and all it does."""
+    """Returns what the command prints on stderr, which must be one sentence and its only effect."""
     before = contents(Path.cwd())
     assert sweep.main(words) == 2
     captured = capsys.readouterr()
@@ -357,7 +357,7 @@ def test_what_another_environment_measured_is_learnt_from_only_if_that_is_said(
 
 
 def in_a_process(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as a person starts it."""
+    """Runs the command as a person would."""
     environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "orchestrator.sweep", *words]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)

@@ -144,7 +144,7 @@ def test_explain_compares_trials_files_and_the_nearest(command: Command, folder:
 
 
 def test_here_is_as_a_trial_of_the_same_workload_has_it(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captioning, for one, switches cuDNN's attention off on a GPU, and trials are compared as they compile."""
+    """Captioning, for example, disables cuDNN's attention on a GPU, and trials are compared as they compile."""
     settings = Layers.process_settings
 
     @contextmanager
@@ -259,7 +259,7 @@ print(dict(counters["aot_autograd"]), sorted({"compile_sweep", "orchestrator", "
 
 
 def fresh(code: str, *words: str, caches: Path) -> str:
-    """What a process with empty caches of its own prints."""
+    """Returns the output of a process with empty caches of its own."""
     folders = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
     run = subprocess.run(
         [sys.executable, "-c", code, *words],

@@ -1,4 +1,4 @@
-"""`SweepConfig`: what it refuses, and what a folder keeps of it."""
+"""`SweepConfig`: what it refuses, and what a folder stores of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EAGER = CompileSettings.parse("scope=eager")
 
 
 def config(**fields: Any) -> SweepConfig:
-    """A sweep of one setting, apart from these fields."""
+    """A sweep of one setting, with these fields changed."""
     usual: dict[str, Any] = {"recipe": "quickstart", "workload": "captioning", "size": "tiny", "device": Device.CPU}
     return SweepConfig(**{**usual, "settings": (EAGER,), **fields})
 

@@ -1,4 +1,4 @@
-"""What the command prints where it starts nothing: the plan of `--dry-run`, and the source of `--source`."""
+"""What the command prints without starting anything: the plan of `--dry-run`, and the source of `--source`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fingerprint: what of a host decides whether figures can be compared."""
+"""The fingerprint: which facts about a host decide whether figures are comparable."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_gpu_facts_are_all_there_or_none_is() -> None:
 
 
 class ThreeGpus:
-    """Stands in for NVML on a host with three GPUs, the last of another model."""
+    """Simulates NVML on a host with three GPUs, the last of another model."""
 
     names: ClassVar = {"GPU-a": "NVIDIA H200", "GPU-b": "NVIDIA H200", "GPU-c": "NVIDIA L4"}
     NVMLError = pynvml.NVMLError
@@ -166,7 +166,7 @@ def test_asking_for_the_fingerprint_imports_no_torch(repository: Path) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with a committed package of somebody's own."""
+    """A folder with a committed package of the user's."""
     package = tmp_path / "their_workloads"
     package.mkdir()
     (package / "__init__.py").write_text("")

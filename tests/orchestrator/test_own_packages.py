@@ -56,7 +56,7 @@ def theirs(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, repository: Path, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Runs a module in a folder of the user's, where this project is installed rather than the current folder."""
+    """Runs a module in a user's folder, with this project as if installed instead of in the current folder."""
     environment = os.environ | {"PYTHONPATH": str(repository), "NO_COLOR": "1"}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s)
@@ -82,7 +82,7 @@ def test_a_script_is_swept_in_a_repository_with_packages_of_the_same_names(their
 
 @pytest.fixture
 def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
-    """The programs of an environment in which this project is installed from its wheel, beside what this one has."""
+    """The programs of an environment in which this project is installed from its wheel, in addition to this one's packages."""
     made = tmp_path_factory.mktemp("environment")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-index"]

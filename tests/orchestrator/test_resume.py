@@ -1,4 +1,4 @@
-"""A sweep taken up again: what it began with holds unless something else is said."""
+"""A resumed sweep: its original options hold unless others are given."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from orchestrator.view import printed
 
 @pytest.fixture
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Begins a sweep with some fields and returns the configuration with which `--resume` and these words go on."""
+    """Begins a sweep with some fields and returns the configuration with which `--resume` and these words continue."""
     planned: list[SweepConfig] = []
     monkeypatch.setattr(sweep, "learned_for", lambda *asked: Learned())  # from folders that are none here
     monkeypatch.setattr(printed, "show_plan", lambda console, config, *others, **lengths: planned.append(config))

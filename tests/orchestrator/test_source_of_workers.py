@@ -1,4 +1,4 @@
-"""`--source` for several workers, and sentences about settings that are theirs."""
+"""`--source` for several workers, and messages about settings for several workers."""
 
 from __future__ import annotations
 

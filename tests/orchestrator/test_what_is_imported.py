@@ -1,4 +1,4 @@
-"""Of a user's code, what the command line names is imported and nothing else: not the folder's files, nor what records name."""
+"""Only user code named on the command line is imported: not other files of the folder, nor what records name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EAGER = CompileSettings.parse("scope=eager")
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder of modules that say when they are imported, some called like what the project may import."""
+    """A folder of modules that report when they are imported, some with names that the project may import."""
     made = tmp_path / "here"
     made.mkdir()
     for name in NAMES:
@@ -33,7 +33,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def imported(here: Path, program: str, repository: Path) -> list[str]:
-    """Names of the planted modules that a program imported, run in their folder as an installed command is."""
+    """Returns the planted modules that a program imported, run in their folder like an installed command."""
     path = os.pathsep.join((str(repository), str(repository / "tests")))
     subprocess.run(
         [sys.executable, "-P", "-c", program],

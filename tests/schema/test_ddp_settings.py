@@ -1,4 +1,4 @@
-"""Settings of several workers: their spelling, what is refused, and the source they become."""
+"""Settings of several workers: their spelling, what is refused, and their source."""
 
 from __future__ import annotations
 

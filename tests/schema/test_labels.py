@@ -1,4 +1,4 @@
-"""From evidence to verdict: which label, which status, and a reason a person can read."""
+"""From evidence to verdict: label, status, and a readable reason."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ STATUSES = {
     Label.NOT_WARM: Status.FAILED,
     Label.DOMINATED: Status.STOPPED,
 }
-"""Written out a second time on purpose: whether a setting is to blame is not to change unnoticed."""
+"""Repeats the statuses on purpose, so that no change of what is at fault goes unnoticed."""
 
 
 def numerics(status: str = "ok", **fields: Any) -> dict[str, Any]:
-    """What the check found, apart from these fields nothing wrong."""
+    """A numerics check without findings, with these fields changed."""
     return {"status": status, "first_bad_step": None, "first_bad_steady_step": None, "worst": "", **fields}
 
 
 def measurement(**fields: Any) -> dict[str, Any]:
-    """What a worker measured that speaks for the setting, apart from these fields."""
+    """A worker's measurement that speaks for the setting, with these fields changed."""
     fine = {
         "numerics": numerics(),
         "recompile_limit_hits": [],
@@ -73,7 +73,7 @@ def measurement(**fields: Any) -> dict[str, Any]:
 
 
 def death(**fields: Any) -> Death:
-    """A worker that went without a word while steady and in time, apart from these fields."""
+    """A worker that died silently in the steady state, in time, with these fields changed."""
     known = {"phase": "steady", "in_phase_s": 5.0, "elapsed_s": 60.0, "compile_deadline_s": 600.0, "trial_deadline_s": 900.0}
     return Death(**{**known, **fields})
 

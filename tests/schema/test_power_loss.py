@@ -1,7 +1,7 @@
-"""Logs and JSON files after a power failure or a failed system call: what was recorded is there, and nothing damaged.
+"""Logs and JSON files after a power failure or a failed system call: what was recorded is there, and nothing is damaged.
 
-A test notes, at every system call that changes files, what a disk that loses power there may hold. Data is safe once its file was
-fsynced, a name once its folder was. Of what came later the disk may have written all, nothing, the beginning, or some pages.
+A test records, at every system call that changes files, what a disk that loses power then may contain. Data is safe once its file
+was fsynced, a name once its folder was. Of later changes the disk may have written all, nothing, the beginning, or some pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = CompileSettings.parse("scope=full")
 
 
 class Disk:
-    """Follows what of a folder is safe, and what only the kernel knows."""
+    """Tracks what in a folder is safe, and what only the kernel knows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class Disk:
             self._safe_data[os.fstat(descriptor).st_ino] = target.read_bytes()
 
     def after_power_loss(self) -> Iterator[Files]:
-        """What may be in the folder when the power is back."""
+        """Yields what may be in the folder after the power failure."""
         names = {path.name: path.stat().st_ino for path in self._folder.iterdir()}
         data = {path.stat().st_ino: path.read_bytes() for path in self._folder.iterdir()}
         for found in (names, self._safe_names):
@@ -70,7 +70,7 @@ def _the_end(safe: bytes, written: bytes) -> bytes:
 
 
 def _a_page(safe: bytes, written: bytes) -> bytes:
-    """Of what was added, the first page that lies in it whole is zeros, or all of it is if there is no such page."""
+    """Zeros the first page that lies completely in the added data, or all of that data if there is none."""
     if len(written) <= len(safe):
         return written
     begin = -(-len(safe) // PAGE_BYTES) * PAGE_BYTES
@@ -79,7 +79,7 @@ def _a_page(safe: bytes, written: bytes) -> bytes:
 
 
 def watched(disk: Disk, look: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Has `look` called before and after each system call that changes a file."""
+    """Calls `look` before and after each system call that changes a file."""
     is_looking = False
 
     def around(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,7 @@ def watched(disk: Disk, look: Callable[[], None], patch: pytest.MonkeyPatch) -> 
 
 
 def record(number: int) -> TrialRecord:
-    """One whose line is longer than two pages."""
+    """A record whose line is longer than two pages."""
     return TrialRecord(
         trial_id=f"{number:03d}", settings=SETTINGS.to_dict(), settings_key=SETTINGS.key, status=Status.FAILED,
         label="exception", reason="x" * 3 * PAGE_BYTES,
@@ -171,7 +171,7 @@ def test_after_a_power_failure_a_json_file_is_the_old_or_the_new_one(tmp_path: P
 def test_whichever_system_call_fails_a_record_is_there_once_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: str
 ) -> None:
-    """And the caller, who is told, can try again."""
+    """The caller gets an error, and can try again."""
     for fails_at in range(1, 100):
         folder = put(tmp_path / str(fails_at), {})
         append(folder, record(0))
@@ -198,7 +198,7 @@ def test_whichever_system_call_fails_a_record_is_there_once_or_not_at_all(
 
 
 class FailingCalls:
-    """Counts calls, and has one of them fail as on a broken disk."""
+    """Counts calls, and makes one of them fail as on a broken disk."""
 
     def __init__(self, fails_at: int) -> None:
         self._fails_at = fails_at

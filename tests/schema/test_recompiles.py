@@ -1,4 +1,4 @@
-"""Recompiles that one source causes are one finding."""
+"""Recompiles with one source are one finding."""
 
 from __future__ import annotations
 

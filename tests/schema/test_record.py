@@ -1,4 +1,4 @@
-"""`TrialRecord` and its log: strict lines, whole appends, and damage that is named."""
+"""`TrialRecord` and its log: strict lines, atomic appends, and messages about damage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SETTINGS = CompileSettings.parse("scope=full,dynamic=buckets,mode=reduce-overhea
 
 
 def record(trial_id: str = "001-abcdef", **fields: Any) -> TrialRecord:
-    """A measured trial, apart from these fields."""
+    """A measured trial, with these fields changed."""
     measured = {
         "status": Status.OK,
         "wall_s": 61.5,
@@ -67,7 +67,7 @@ def record(trial_id: str = "001-abcdef", **fields: Any) -> TrialRecord:
 
 
 def strictly(line: str) -> Any:
-    """The JSON value, which may not hold the NaN and Infinity that Python's reader lets through."""
+    """Parses JSON without NaN and Infinity, which Python's parser accepts."""
     return json.loads(line, parse_constant=lambda name: pytest.fail(f"a bare {name}"))
 
 
@@ -304,7 +304,7 @@ def test_an_append_waits_for_the_one_that_holds_the_lock(tmp_path: Path) -> None
 
 @contextmanager
 def files_end_at(size_bytes: int) -> Iterator[None]:
-    """No file of this process can grow beyond the size: a write across it is cut, one behind it fails, as on a full disk."""
+    """Limits files of this process to the size: a write across it is cut short, one beyond it fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -341,22 +341,22 @@ def test_a_record_that_the_disk_refuses_only_when_it_is_synced_leaves_the_log_as
 
 
 def full_disk(descriptor: int) -> None:
-    """`os.fsync` where blocks are given out only when they are written, and there are none left."""
+    """`os.fsync` on a disk that allocates blocks only on writing, and has none left."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def changed(**values: Any) -> str:
-    """A record's line with these values."""
+    """Returns a record's line with these values."""
     return json.dumps({**json.loads(record().to_json()), **values})
 
 
 def without(name: str) -> str:
-    """A record's line less a field."""
+    """Returns a record's line without a field."""
     return json.dumps({key: value for key, value in json.loads(record().to_json()).items() if key != name})
 
 
 def endless(**values: Any) -> str:
-    """A record's line with these values, of which infinities are spelled as JSON can."""
+    """Returns a record's line with these values, with infinities as overflowing numbers."""
     return changed(**values).replace("Infinity", "1e999")
 
 
@@ -541,7 +541,7 @@ print(torn)
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [60, pytest.param(1000, marks=pytest.mark.nightly("a minute of kills; `make test` has 60"))])
 def test_of_a_writer_killed_at_any_time_no_record_is_lost_or_doubled(tmp_path: Path, kills: int) -> None:
-    """What it was told is recorded is there, in order, and at most the record that it was adding besides."""
+    """The records that were confirmed are there, in order, plus at most the one being added."""
     done = subprocess.run(
         [sys.executable, "-c", KILLS, str(tmp_path), str(kills)], capture_output=True, text=True, timeout=500, check=False
     )
@@ -550,7 +550,7 @@ def test_of_a_writer_killed_at_any_time_no_record_is_lost_or_doubled(tmp_path: P
 
 
 def warm_start(**fields: Any) -> WarmStart:
-    """A start that succeeded, apart from these fields."""
+    """A start that succeeded, with these fields changed."""
     measured = {"status": Status.OK, "warm_start_s": 3.5, "restore_s": 0.5, "compile_phases_s": {"dynamo": 1.0}, "cache_hits": 3}
     return WarmStart(trial_id="9", settings=SETTINGS.to_dict(), settings_key=SETTINGS.key, **{**measured, **fields})
 

@@ -1,4 +1,4 @@
-"""Secrets are found wherever they stand, and what is none is left alone."""
+"""Secrets are found wherever they are, and other text is unchanged."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_trials_log_is_cleared_of_secrets_and_of_nothing_else(tmp_path: Path) 
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The log of a trial, in a sweep's folder, into which the workload has printed its token."""
+    """A trial's log in a sweep's folder, into which the workload has printed its token."""
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
     begin(tmp_path, SweepConfig(recipe="given", workload="captioning", size="tiny", settings=(EAGER,)), H200, None)
     log = tmp_path / "logs" / "7" / "worker-0.log"

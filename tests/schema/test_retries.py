@@ -1,4 +1,4 @@
-"""Which attempts are repeated: the machines' faults are, with growing patience; the setting's are results."""
+"""Which attempts are repeated: after faults of the machines, with growing waits; faults of the setting are results."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 
 @pytest.fixture(scope="module")
 def spellings() -> list[tuple[dict[str, Any], CompileSettings]]:
-    """Every combination of the fields' values, None included, that the value accepts, with what it becomes."""
+    """Returns every valid combination of the fields' values, None included, with the resulting settings."""
     accepted = []
     for combination in product(*FIELDS.values()):
         values = dict(zip(FIELDS, combination, strict=True))

@@ -1,4 +1,4 @@
-"""Shape policies: what lengths they give and refuse."""
+"""Shape policies: the lengths they give and refuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = st.integers(1, 600)
 
 @st.composite
 def policies(draw: st.DrawFn) -> tuple[ShapePolicy, int]:
-    """A policy and its longest sequence."""
+    """A policy and its maximum length."""
     max_length, size = draw(SIZES), draw(SIZES)
     policy: ShapePolicy = draw(
         st.sampled_from(

@@ -1,4 +1,4 @@
-"""What a terminal would obey or a reader would not see is spelled out, and what is visible stays as it is."""
+"""Characters that a terminal would interpret or a reader would not see are escaped; visible text is unchanged."""
 
 from __future__ import annotations
 

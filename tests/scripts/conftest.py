@@ -1,4 +1,4 @@
-"""Runs scripts in this process, as a trial's process does, and puts back what they change."""
+"""Runs scripts in this process, like a trial's process, and restores what they change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., tuple[Session, BaseException | None]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A person's folder with the scripts and what they read."""
+    """A person's folder with the scripts and their input files."""
     made = tmp_path / "person"
     shutil.copytree(SCRIPTS, made)
     (made / "data").mkdir()

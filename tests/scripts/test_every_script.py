@@ -1,4 +1,4 @@
-"""Every script of `scripts/`, under several settings and trained with one applied: by its own clock, with its own keys."""
+"""Every script of `scripts/`, under several settings and trained with one applied: by an independent clock, with its own keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def steps() -> Iterator[list[tuple[Optimizer, float]]]:
-    """When which optimizer has stepped, by a clock that is none of ours."""
+    """Yields when each optimizer stepped, by an independent clock."""
     seen: list[tuple[Optimizer, float]] = []
     hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: seen.append((optimizer, time.perf_counter())))
     yield seen
@@ -70,7 +70,7 @@ def test_a_script_is_measured_by_its_own_clock_under_three_settings(
 
 
 class Enough(BaseException):
-    """Ends a script that has trained for long enough."""
+    """Ends a script that has trained long enough."""
 
 
 @pytest.mark.nightly("trains each script; test_winner.py does so with one")

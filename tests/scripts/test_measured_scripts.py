@@ -1,4 +1,4 @@
-"""Scripts as people write them, measured unchanged: what is found, what a step is, and what a script that cannot be is told."""
+"""Scripts as people write them, measured unchanged: what is discovered, what a step is, and messages for unsuitable scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of scripts: finite differences on the script's own calls find what is wrong in compiled code alone."""
+"""Gradients of scripts: finite differences on the script's own calls find what is wrong only in compiled code."""
 
 from __future__ import annotations
 

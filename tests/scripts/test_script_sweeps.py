@@ -1,4 +1,4 @@
-"""The commands on a person's script: what a plan offers, what is refused, a whole sweep."""
+"""The commands on a person's script: a plan's settings, what is refused, and a whole sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's winner applied: to a script that is not changed, and by hand."""
+"""A sweep's winner applied: to an unchanged script, and by hand."""
 
 from __future__ import annotations
 

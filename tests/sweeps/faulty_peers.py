@@ -1,4 +1,4 @@
-"""A workload whose second worker comes to grief in its third step, in a way that the pad multiple chooses."""
+"""A workload whose second worker fails in its third step, in a way that the pad multiple selects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAULTY_STEP = 3
 
 
 class FaultyPeers(Toy):
-    """Of worker 1: 2 is killed, 4 raises, 8 has no memory left; other multiples are sound."""
+    """For worker 1, 2 is killed, 4 raises, 8 runs out of memory; other multiples are sound."""
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         self._fault = policy.multiple if rank == 1 and isinstance(policy, PadToLongest) else None

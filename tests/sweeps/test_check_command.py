@@ -1,4 +1,4 @@
-"""`python -m orchestrator.check`: what is said of a workload before any sweep, on real runs in processes of their own."""
+"""`python -m orchestrator.check`: what it prints about a workload before any sweep, on real runs in processes of their own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_sound_workload_is_described_run_and_priced() -> None:
 def test_what_does_not_work_is_said_and_the_exit_code_is_1(
     workload: str, exit_code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, which has torch already; what is measured has one of its own all the same."""
+    """The command runs in this process, which has torch already; measuring still has a process of its own."""
     from orchestrator import check
 
     monkeypatch.setattr(sys, "path", [*sys.path])

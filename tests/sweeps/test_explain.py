@@ -32,7 +32,7 @@ def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
 
 
 def section(printed: str, title: str) -> list[str]:
-    """The lines below a heading."""
+    """Returns the lines below a heading."""
     lines = printed.splitlines()
     start = lines.index(title) + 1
     return lines[start : next((i for i in range(start, len(lines)) if not lines[i].startswith("  ")), len(lines))]
@@ -60,7 +60,7 @@ def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
 
 
 def explained_here(capsys: pytest.CaptureFixture[str], workload: str, spelled: str) -> tuple[int, str, str]:
-    """Exit code, output and complaint of the command in this process; what is measured has one of its own all the same."""
+    """Returns exit code, output and errors of the command in this process; measuring still has a process of its own."""
     code = main(["--workload", workload, "--explain", spelled])
     printed = capsys.readouterr()
     return code, printed.out, printed.err

@@ -1,4 +1,4 @@
-"""One of two workers comes to grief in a real sweep: the record says what happened to it, not what that did to the other."""
+"""One of two workers fails in a real sweep: the record says what happened to it, not what that did to the other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks fast and is not to be believed stays off the front, labelled, and what jumps counts at its worst: in real sweeps."""
+"""Invalid fast results stay off the front with a label, and noisy ones count at their worst, in real sweeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAULTS = {
 
 
 def swept(output: Path, *words: str, runner: str = "local") -> list[dict[str, Any]]:
-    """The records of a sweep of a toy workload, run as a person would."""
+    """Returns the records of a toy workload's sweep, run as a person would."""
     run = subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", "--runner", runner, "--output", str(output), *words],
         cwd=REPOSITORY / "tests",
@@ -42,7 +42,7 @@ def swept(output: Path, *words: str, runner: str = "local") -> list[dict[str, An
 
 
 def front_of(output: Path) -> set[str]:
-    """Settings keys on the front of the sweep's folder."""
+    """Returns settings keys on the front of the sweep's folder."""
     return set(analysis.pareto_front(analysis.load(output))["settings_key"])
 
 

@@ -1,4 +1,4 @@
-"""A real sweep with planted secrets: none is in anything it writes or says, and nothing of it listens beyond this host."""
+"""A real sweep with planted secrets: none is in anything it writes or prints, and nothing of it listens beyond this host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from analysis.page.server import ReportServer
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RUN = "NOTHING_LEAKS"
-"""Environment variable by which this test's processes are told from others."""
+"""Environment variable that distinguishes this test's processes from others."""
 
 PLANTED = {
     "AWS_SECRET_ACCESS_KEY": "planted/aws+secret",
@@ -30,21 +30,21 @@ PLANTED = {
     "COMPILE_SWEEP_CACHE_KEY": "5ec7e75ec7e7" * 8,
 }
 ADDRESS = "redis://:planted-redis-p%40ssword@127.0.0.1:1"
-"""Nobody serves there, which costs a sweep nothing."""
+"""No server is there, which costs a sweep nothing."""
 
 SECRETS = [value.encode() for value in (*PLANTED.values(), "planted-redis-p%40ssword", "planted-redis-p@ssword")]
 
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """All that the sweep's processes keep outside of its folder; short, because Ray puts sockets there."""
+    """Contains everything that the sweep's processes store outside its folder; short, because Ray puts sockets there."""
     with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as made:
         _take_headers_to(Path(made))
         yield Path(made)
 
 
 def _take_headers_to(scratch: Path) -> None:
-    """The host's precompiled C++ headers, which hold nothing of a sweep: 10 s to compile, and as long to search for secrets."""
+    """Takes the host's precompiled C++ headers, which contain nothing of a sweep, but cost 10 s to compile and to search."""
     from compile_sweep.harness.toolchain import cpp_header_folder, warm_cpp_headers
 
     warm_cpp_headers()
@@ -55,18 +55,18 @@ def _take_headers_to(scratch: Path) -> None:
 
 
 def without_shortcuts() -> dict[str, str]:
-    """This environment, in which Inductor tries out the CPU's vector instructions, as on a user's machine; see conftest.py."""
+    """Returns this environment with Inductor testing the CPU's vector instructions, as on a user's machine; see conftest.py."""
     return {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_VEC_ISA_OK"}
 
 
 def ours() -> list[int]:
-    """This test's processes."""
+    """Returns this test's processes."""
     mine = str(os.getpid())
     return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(RUN) == mine]
 
 
 def leaks(folder: Path, *, but: str = "?") -> set[str]:
-    """Files that hold a secret, and names that do."""
+    """Returns files with a secret in their content or name."""
     found = set()
     for parent, folders, files in os.walk(folder):  # which does not mind what goes meanwhile
         for name in (*folders, *files):

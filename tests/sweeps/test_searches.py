@@ -1,4 +1,4 @@
-"""Whole searches through the command line: what is proposed, when it ends, and trials stopped early."""
+"""Whole searches through the command line: proposals, their end, and trials stopped early."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import analysis
 pytestmark = pytest.mark.slow
 
 RUN = "SEARCHES_END_TO_END"
-"""Environment variable that tells this test run's processes from those of another on the same host."""
+"""Environment variable that distinguishes this test run's processes from those of another on the same host."""
 
 EAGER = ("scope=eager,padding=max", *(f"scope=eager,padding=longest,pad_multiple={multiple}" for multiple in (1, 2, 4)))
 
 
 def sweep(output: Path, *words: str) -> str:
-    """What a sweep printed."""
+    """Returns a sweep's output."""
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", "--runner", "local", "--output", str(output), "--cache", "none", *words],
         cwd=TESTS,

@@ -1,4 +1,4 @@
-"""Whole sweeps that share what they compiled: cold ones leave it, shared ones find it, auto ones measure the front cold again."""
+"""Whole sweeps that share compiled code: cold ones publish it, shared ones restore it, auto ones repeat the front cold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = ("scope=eager", "scope=full")
 
 
 def sweep(output: Path, *words: str) -> str:
-    """What a sweep of the toy that pays printed."""
+    """Returns the output of a sweep of `toy_workloads:Paying`."""
     command = [sys.executable, "-m", "orchestrator.sweep", "--output", str(output)]
     command += [] if "--resume" in words else ["--workload", "toy_workloads:Paying", "--settings", *SETTINGS]
     done = subprocess.run(
@@ -84,7 +84,7 @@ def test_what_was_measured_warm_is_measured_again_cold_if_it_is_on_the_front(run
 
 
 def cold_and_shared(tmp_path: Path, runner: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sweeps into `cold`, then into `shared`; returns the compiled setting's record of each."""
+    """Runs sweeps into `cold`, then into `shared`; returns the compiled setting's record of each."""
     printed = sweep(tmp_path / "cold", "--runner", runner)
     eager, full = records_of(tmp_path / "cold")
     assert [(r["status"], r["caches"]) for r in (eager, full)] == [("ok", "cold")] * 2, (eager, full)

@@ -20,7 +20,7 @@ import analysis
 pytestmark = pytest.mark.slow
 
 RUN = "SWEEPS_END_TO_END"
-"""Environment variable that tells this test run's processes from those of another on the same host."""
+"""Environment variable that distinguishes this test run's processes from those of another on the same host."""
 
 EAGER_SIX = [
     "scope=eager,padding=max",
@@ -52,12 +52,12 @@ def records_of(output: Path) -> list[dict[str, Any]]:
 
 
 def was_measured(record: dict[str, Any]) -> bool:
-    """Whether a measurement came back and nothing speaks against it."""
+    """Tells whether there is a measurement and nothing speaks against it."""
     return record["status"] == "ok"
 
 
 def processes_of_sweeps() -> list[str]:
-    """Commands of processes that only a sweep of this test run starts."""
+    """Returns commands of processes that only a sweep of this test run starts."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         environ, words = process.info["environ"] or {}, process.info["cmdline"] or []
@@ -125,11 +125,11 @@ def test_after_its_driver_was_killed_a_sweep_repeats_only_what_was_in_flight(tmp
 
 
 def check_the_rest_is_measured(output: Path, total: int, screen: IO[str] | None = None) -> None:
-    """What Ray began, another runner may end; each setting is measured once.
+    """Checks that another runner can finish a sweep begun on Ray, and measures each setting once.
 
     Args:
         output: The sweep's folder.
-        total: Settings in all.
+        total: Total number of settings.
         screen: Where the command prints; None for nowhere.
     """
     words = command(output, "--resume", "--runner", "local")

@@ -1,4 +1,4 @@
-"""A whole sweep whose trials are logged to two trackers while it runs."""
+"""A whole sweep that logs its trials to two trackers while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workloads beside captioning, each in its size for two cores: right when compiled, and what may vary in them."""
+"""The workloads other than captioning, each in its size for two cores: right when compiled, and their options."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_what_a_workload_sets_for_the_process_is_exported_and_put_back(name: str
 
 
 def state_of(statement: str) -> str:
-    """An expression that is true after the statement and not before."""
+    """Returns an expression that is true after the statement and false before."""
     return {
         "torch._inductor.config.freezing = True": "torch._inductor.config.freezing",
         "torch.autocast_increment_nesting()": "torch.autocast_increment_nesting() == 2",
@@ -220,7 +220,7 @@ def state_of(statement: str) -> str:
 
 
 def in_a_new_process(source: str, program: str) -> str:
-    """What the program prints where the source is the module `pasted`."""
+    """Returns what the program prints with the source as the module `pasted`."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "pasted.py").write_text(source, encoding="utf-8")
         command = [sys.executable, "-c", program]
@@ -266,7 +266,7 @@ def test_the_average_follows_the_weights() -> None:
 
 @pytest.mark.slow
 def test_an_average_that_torch_keeps_of_a_compiled_model_is_that_of_the_eager_one() -> None:
-    """The vision source's pitfall, "no EMA with torch.compile": its average was a deep copy of the model, as torch's is."""
+    """The vision source's pitfall, "no EMA with torch.compile": its average was a deep copy of the model, like torch's."""
     averages = []
     for compiles in (False, True):
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Settings that decide speed beside torch.compile's own: the memory format and the attention kernel."""
+"""Settings besides torch.compile's own that decide speed: the memory format and the attention kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def one_step(workload: Any, text: str, model: nn.Module) -> torch.Tensor:
 
 
 def strides_seen(model: nn.Module) -> list[bool]:
-    """Filled by each convolution that runs: whether its weight and input are in channels-last order."""
+    """Returns a list to which each convolution that runs adds whether its weight and input are channels-last."""
     seen: list[bool] = []
 
     def look(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -73,7 +73,7 @@ def test_a_memory_format_is_refused_where_no_convolution_would_change() -> None:
 
 
 class Attention(Layers):
-    """One attention over rows, which notes the kernels that were allowed while it ran."""
+    """One attention over rows, which records the allowed kernels while it ran."""
 
     def make_model(self) -> nn.Module:
         return AttentionModel()
@@ -195,7 +195,7 @@ def loss_of(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def gradients_of(text: str) -> dict[str, torch.Tensor]:
-    """Of one step of the stack, by parameter."""
+    """Returns the gradients of one step of the stack, by parameter."""
     torch._dynamo.reset()
     workload = WorkloadFromModel(Stack, token_batch, loss_of, num_batches=2)()
     prepared = prepare(workload, CompileSettings.parse(text), CPU)
@@ -219,7 +219,7 @@ def eager_gradients() -> dict[str, torch.Tensor]:
 
 
 EAGER_BACKEND = "backend=aot_eager"
-"""Draws the random numbers that eager does, so that gradients can be compared."""
+"""Draws the same random numbers as eager, so that gradients can be compared."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Segmentation and detection on two workers: they train together through DDP, on samples of their own."""
+"""Segmentation and detection on two workers: they train together with DDP, on samples of their own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ dist.destroy_process_group()
 
 
 def trained(meeting: Path, repository: Path, *case: str) -> list[dict[str, Any]]:
-    """What each of two workers says of a workload under a setting."""
+    """Returns what each of two workers reports about a workload under a setting."""
     environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
     workers = [
         subprocess.Popen(

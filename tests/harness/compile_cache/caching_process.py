@@ -1,4 +1,4 @@
-"""A process that compiles as `test_transfer.py` plans it: `caching_process.py PLAN`, a JSON file that gets the result."""
+"""A process that compiles according to `test_transfer.py`: `caching_process.py PLAN`, a JSON file that receives the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(name: str) -> nn.Module:
 
 
 def first_step(name: str, *, mode: str | None, device: str) -> float:
-    """Seconds of compiling and running forward and backward; the call of `torch.compile` included."""
+    """Returns the seconds of compiling and running forward and backward, including the call of `torch.compile`."""
     built, batch = model(name).to(device), torch.ones(16, 512, device=device)
     begun = time.perf_counter()
     torch.compile(built, mode=mode)(batch).square().sum().backward()
@@ -44,7 +44,7 @@ def first_step(name: str, *, mode: str | None, device: str) -> float:
 
 
 def first_step_under(settings: str, name: str, *, device: str) -> float:
-    """Seconds of the first step of a workload."""
+    """Returns the seconds of a workload's first step."""
     workload = load_workload(name)("tiny", 0)
     return restart(prepare(workload, CompileSettings.parse(settings), device)).first_step_s
 

@@ -1,4 +1,4 @@
-"""Artifacts of compile caches as files and bundles, how hits are counted, and what torch's configuration says."""
+"""Artifacts of compile caches as files and bundles, the counting of hits, and facts about torch's configuration."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_was_restored_is_not_read_again(tmp_path: Path) -> None:
 
 
 def choices(place: Path, timings: dict[str, float], inputs: str = "16x64") -> list[Artifact]:
-    """What max-autotune leaves behind in a process of its own."""
+    """Returns what max-autotune leaves behind in a process of its own."""
     folders = CacheFolders(inductor=place, triton=place / "triton")
     (place / "cache").mkdir(parents=True)
     file = {"system": {"hash": "abc"}, "cache": {"addmm": {inputs: {"highest": timings}}, "pad_mm": True}}
@@ -101,7 +101,7 @@ def test_choices_of_two_trials_are_merged_and_own_measurements_stay(tmp_path: Pa
 
 
 class SeveralConfigurations:
-    """A kernel of Triton's that came with a graph, as far as its tuning is concerned."""
+    """A Triton kernel from a graph, as far as its tuning is concerned."""
 
     def __init__(self, filename: str, compile_results: list[str]) -> None:
         self.filename, self.compile_results = filename, compile_results

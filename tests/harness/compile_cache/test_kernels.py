@@ -1,4 +1,4 @@
-"""What Triton kernels cost that a graph has to wait for, and what they save a graph that finds them ready."""
+"""Cost of Triton kernels that a graph has to wait for, and savings of a graph that finds them ready."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 HASHES = ("aa" * 32, "bb" * 32, "cc" * 32)
 WAITED_S = 0.06
 AT_MOST_S = 1.0
-"""By which a busy machine may stretch that."""
+"""Factor by which a busy machine may stretch that."""
 
 
 def kernel(*hashes: str) -> Any:
-    """As torch has one from its compilers, with so many configurations."""
+    """Returns a kernel like torch's compilers do, with this many configurations."""
     results = [SimpleNamespace(kernel=SimpleNamespace(hash=each)) for each in hashes]
     return SimpleNamespace(compile_results=results, launchers=())
 
 
 def name(hashed: str) -> tuple[str, str]:
-    """Triton names a kernel's folder by its hash in base 32."""
+    """Returns a kernel's folder name, its hash in base 32, as Triton names it."""
     return str(ArtifactKind.TRITON), base64.b32encode(bytes.fromhex(hashed)).decode().rstrip("=")
 
 
@@ -40,18 +40,18 @@ def restored(hashed: str, cost_s: float) -> Artifact:
 
 
 class Compilers:
-    """torch's, of which graphs in these tests need nothing but kernels."""
+    """Simulates torch's compilers for graphs that consist only of kernels."""
 
     def wait(self, kernels: Sequence[Any], waited_s: float = 0.0) -> None:
-        """A graph is compiled, and waits for its kernels."""
+        """Compiles a graph, which waits for its kernels."""
         AsyncCompile.wait(AsyncCompile(), {"kernels": kernels, "waited_s": waited_s})
 
     def tune(self, kernel: Any, best: str) -> None:
-        """A kernel is called for the first time, and one of its configurations is found best."""
+        """Calls a kernel for the first time, choosing one of its configurations as best."""
         CachingAutotuner.autotune_to_one_config(kernel, best)
 
     def load(self, kernels: Sequence[Any]) -> None:
-        """A graph is found, and with it its kernels."""
+        """Loads a graph together with its kernels."""
         FxGraphCache.load_with_key("key", kernels)  # type: ignore[call-arg, arg-type]
 
 

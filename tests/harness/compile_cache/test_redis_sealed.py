@@ -1,4 +1,4 @@
-"""What Inductor's remote caches hold reaches torch only if this project's key has signed it, for that very key."""
+"""Values of Inductor's remote caches reach torch only if this project's key has signed them, for that very key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS, THEIRS = SigningKey(b"k" * 32), SigningKey(b"t" * 32)
 
 
 class Server:
-    """As much of Redis' client as torch uses."""
+    """The part of Redis' client that torch uses."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Compile caches carried from process to process: nothing lost, everything hit, and what hits save said rightly."""
+"""Compile caches moved between processes: nothing is lost, everything is hit, and savings are reported correctly."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def other(compiler: Compiler) -> Ran:
 
 @pytest.fixture(scope="module")
 def warm(compiler: Compiler, cold: Ran, other: Ran) -> Ran:
-    """Compiles both models of two trials whose artifacts it was given."""
+    """Compiles both models of two trials, given their artifacts."""
     return compiler("relu", "tanh", restored=(cold, other))
 
 
@@ -198,7 +198,7 @@ def test_a_traced_update_of_the_executed_source_is_found_where_strings_hash_othe
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_graph_that_missed_saves_what_kernels_it_finds_ready_took(compiler: Compiler) -> None:
-    """Another mode is another graph of the same kernels."""
+    """Another mode gives another graph with the same kernels."""
     cold, direct = compiler("norm", device="cuda"), compiler("norm", device="cuda", mode="reduce-overhead")
     waited_for = [artifact for artifact in cold.artifacts if artifact.kind == ArtifactKind.TRITON and artifact.cost_s > 0]
     assert waited_for

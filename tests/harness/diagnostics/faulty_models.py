@@ -1,4 +1,4 @@
-"""A small model that shows one fault by its forward, and what the compiler makes of it."""
+"""A small model whose forward has one fault, and what the compiler makes of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 
 
 class Net(nn.Module):
-    """One layer, and what models keep beside it."""
+    """One layer, and what models keep besides it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def with_break_in_loop(net: Net, x: Tensor) -> Tensor:
 
 
 def run(forward: Forward, *, dynamic: bool | None = None, around: Callable[[Net, int], Any] | None = None) -> Diagnostics:
-    """Ten training steps of a model with this forward, compiled."""
+    """Runs ten training steps of a compiled model with this forward."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     net = type("Model", (Net,), {"forward": forward})()

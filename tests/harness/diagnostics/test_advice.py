@@ -1,4 +1,4 @@
-"""Findings in words a person can act on; guards are those that the installed torch writes."""
+"""Findings in words that a person can act on; guards are those of the installed torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lengths(spelled: str) -> KnownSizes:
 
 
 def failed_guard(function: Callable[..., Any], *calls: tuple[Any, ...]) -> str:
-    """The guard for which the last of these calls compiles the function again."""
+    """Returns the guard because of which the last of these calls recompiles the function."""
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager", dynamic=False)
     with capture_diagnostics() as found:

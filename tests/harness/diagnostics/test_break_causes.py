@@ -1,4 +1,4 @@
-"""Every cause of graph breaks is recognised in a model that shows it, and its advice fixes that model: run before and after."""
+"""Every cause of graph breaks is recognized in a model that has it, and its advice fixes that model: run before and after."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Cleared(torch.autograd.Function):
 
 
 class Doubled(torch.autograd.Function):
-    """The same from torch operators alone."""
+    """The same operation, from torch operators alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -330,7 +330,7 @@ def with_copy(net: Net, x: Tensor) -> Tensor:
 
 
 class Wrapped(torch.Tensor):
-    """Another tensor, held inside; nothing says what is inside."""
+    """Contains another tensor, without declaring it."""
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:
@@ -345,7 +345,7 @@ class Wrapped(torch.Tensor):
 
 
 class Flattened(Wrapped):
-    """The same, and what is inside."""
+    """Contains another tensor, and declares it."""
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["inner"], None

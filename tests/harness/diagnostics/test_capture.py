@@ -1,4 +1,4 @@
-"""What the compiler did, read off real compiles on the CPU and off torch's own functions where they need no GPU."""
+"""What the compiler did, from real compiles on the CPU and from torch's own functions that need no GPU."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from workloads.captioning import Captioning
 
 CPU = torch.device("cpu")
 QUICK = "backend=aot_eager"
-"""Everything of torch.compile but Inductor."""
+"""Everything in torch.compile except Inductor."""
 
 
 def watched(workload: Workload, spelled: str) -> Diagnostics:
-    """One step on each batch of the pool."""
+    """Runs one step on each batch of the pool."""
     torch._dynamo.reset()
     settings = CompileSettings.parse(spelled)
     prepared = prepare(workload, settings, CPU)

@@ -1,4 +1,4 @@
-"""The table of causes: each has its test and its line in the documentation, and labels draw on it."""
+"""The table of causes: each has a test and a line in the documentation, and labels use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What modular settings mean to compile."""
+"""What modular settings should compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What limits a step on its device: what is counted, how kernels are told apart, and what is said of it."""
+"""What limits a step on its device: counts, kinds of kernels, and the resulting advice."""
 
 from __future__ import annotations
 

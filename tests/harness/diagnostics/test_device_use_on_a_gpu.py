@@ -1,4 +1,4 @@
-"""What a measured step makes of a GPU: counts, rates and a profile, each within what is possible."""
+"""How a measured step uses a GPU: counts, rates and a profile, each within its possible range."""
 
 from __future__ import annotations
 

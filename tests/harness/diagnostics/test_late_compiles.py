@@ -1,4 +1,4 @@
-"""What is compiled after the warm-up is told, and does not hide in the figures as an ordinary step."""
+"""Compiles after the warm-up are reported, and do not hide in the figures as ordinary steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS = Limits(min_passes=4, max_passes=4, min_window_s=0.0, target_width=0.0)
 
 
 class Switching(nn.Module):
-    """Leaves its deeper layers out at first, by a counter of its own; `limit` is the step from which on it does not."""
+    """Leaves out its deeper layers at first, by a counter of its own; from step `limit` on it includes them."""
 
     limit = 1
 

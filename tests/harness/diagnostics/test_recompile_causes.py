@@ -1,4 +1,4 @@
-"""Every cause of recompiles is recognised in a model that shows it, and its advice fixes that model: run before and after."""
+"""Every cause of recompiles is recognized in a model that has it, and its advice fixes that model: run before and after."""
 
 from __future__ import annotations
 

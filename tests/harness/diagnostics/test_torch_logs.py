@@ -1,4 +1,4 @@
-"""torch's messages in few words: whose line it is, without this machine's folders, and never too long."""
+"""Summaries of torch's messages: the right line, no folders of this machine, and limited length."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLED = [
     Frame("compile_settings_1a2b.py", 30, "step"),
     Frame(f"{TORCH}/nn/modules/module.py", 1778, "_call_impl"),
 ]
-"""How every model comes to be called in a trial."""
+"""The stack above every model call in a trial."""
 
 OWN = Frame("/home/person/project/model.py", 12, "forward")
 BUILT_IN = Frame(f"{PROJECT}/workloads/captioning/model.py", 40, "forward")

@@ -1,4 +1,4 @@
-"""`--bisect` names the module whose compiled code is wrong, and no other."""
+"""`--bisect` names the module whose compiled code is wrong, and no other one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class WrongInBackward(Layer):
-    """Where it is compiled, its value is right and its gradient is half of what it should be."""
+    """When compiled, its value is right and its gradient is half of what it should be."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)

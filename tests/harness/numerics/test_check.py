@@ -1,4 +1,4 @@
-"""The numerics check's judgement, on made-up runs: what is called right, what wrong, and how often wrongly so."""
+"""The numerics check on made-up runs: what it calls right or wrong, and how often it is mistaken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOSSES = [4.0 - 0.1 * step for step in range(STEPS)]
 
 
 def run(seed: int, scatter: float, *, draws: bool = False, late: float = 1.0) -> Trajectory:
-    """A right run: what every run has, each number off by a relative error of its own, `late` times that from step 5 on."""
+    """A right run: common values, each with a relative error of its own, which is multiplied by `late` from step 5 on."""
     source = random.Random(seed)
 
     def off(values: Sequence[float]) -> list[float]:
@@ -228,7 +228,7 @@ def test_where_timed_eager_steps_are_not_finite_either_it_is_not_the_compiler() 
 
 
 def test_one_element_that_goes_the_other_way_is_no_divergence() -> None:
-    """Adam moves an element without a gradient to speak of either way."""
+    """Adam moves an element with a negligible gradient by a whole step either way."""
     moved = RIGHT.movement["decoder"].clone()
     moved[:3] *= -1
     assert judged(replace(RIGHT, movement={**RIGHT.movement, "decoder": moved})).status is NumericsStatus.OK

@@ -1,4 +1,4 @@
-"""The check of what inference gives, on models that are unusual by right."""
+"""The check of inference outputs, on models with unusual but valid outputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 
 def inferred(model_fn: Callable[[], nn.Module], spelled: str = "scope=full,backend=aot_eager") -> dict[str, Any]:
-    """The verdict on a model that is given 4 rows of 8 numbers."""
+    """Returns the verdict on a model given 4 rows of 8 numbers."""
     workload = WorkloadFromModel(model_fn, lambda number: {"x": torch.randn(4, 8)}, trains=False, num_batches=3)("only", 0)
     torch._dynamo.reset()
     return measure(prepare(workload, CompileSettings.parse(spelled), CPU), protocol=SHORT).numerics
 
 
 class Doubled(nn.Module):
-    """No parameters; wrong when compiled, if it is told so."""
+    """Has no parameters; optionally wrong when compiled."""
 
     def __init__(self, wrong: float = 1.0) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_a_model_that_has_nothing_to_train_is_refused() -> None:
 
 
 class Masked(nn.Module):
-    """Scores of which some are -inf; when compiled, something may be otherwise."""
+    """Scores of which some are -inf, optionally changed when compiled."""
 
     def __init__(self, faulty: Callable[[Tensor, Tensor], Tensor] = lambda scores, x: scores) -> None:
         super().__init__()

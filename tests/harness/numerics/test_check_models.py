@@ -1,4 +1,4 @@
-"""The numerics check on real models: faults put into one run are found, right runs with and without dropout are not."""
+"""The numerics check on real models: injected faults are found, and right runs with and without dropout pass."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Overflowing(ToyModel):
 
 
 class Overflowing(Toy):
-    """Not finite, eagerly."""
+    """Not finite in eager."""
 
     model_class = _Overflowing
 
@@ -68,7 +68,7 @@ def trained(
     seed: int = 0,
     settings: CompileSettings = EAGER,
 ) -> Trajectory:
-    """A run that stands for a compiled one, with a fault put in."""
+    """A run in place of a compiled one, with an injected fault."""
     model = workload.build_model()
     optimizer = workload.optimizer(model, settings.optimizer)
     spoil(model, optimizer)
@@ -79,7 +79,7 @@ def trained(
 
 @cache
 def references_of(workload_class: type[Toy]) -> References:
-    """The eager runs under default settings; the same for every run of a workload."""
+    """The eager runs under default settings, the same for every run of a workload."""
     workload = workload_class("only", 0)
     return run_references(prepare(workload, EAGER, CPU), batches_of(workload))
 
@@ -107,7 +107,7 @@ def a_wrong_learning_rate(model: nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def after_each_step(model: nn.Module, optimizer: torch.optim.Optimizer, spoil: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Puts what `spoil` makes of before and after in the place of one module's parameters."""
+    """Replaces one module's parameters by what `spoil` makes of their values before and after a step."""
     parameters = list(model.get_submodule("body.blocks.1").parameters())
     before: list[Tensor] = []
 
@@ -128,7 +128,7 @@ def a_step_that_forgets_a_module(model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def a_step_the_wrong_way(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Moves one module as far as it should, and exactly back to front."""
+    """Moves one module by the right distance in the opposite direction."""
     after_each_step(model, optimizer, lambda before, after: 2 * before - after)
 
 
@@ -177,7 +177,7 @@ def test_a_fault_of_one_per_cent_or_of_one_module_is_found_in_a_deterministic_mo
 
 
 class _WithStatistics(ToyModel):
-    """Keeps running statistics, which training never reads, a mask, and a mean that each step puts in a new tensor."""
+    """Keeps running statistics that training never reads, a mask, and a mean that each step stores as a new tensor."""
 
     def __init__(self) -> None:
         super().__init__()

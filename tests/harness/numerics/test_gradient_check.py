@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """An embedding, two blocks, a norm that counts, a head; `spoiled` layers have too large a gradient where compiled."""
+    """An embedding, two blocks, a norm that counts, a head; the gradients of `spoiled` layers are too large when compiled."""
 
     def __init__(self, dropout: float = 0.0, spoiled: float = 1.0) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Net(nn.Module):
 
 
 class Subject:
-    """A step in plain Python whose gradients of one layer are wrong, except eagerly."""
+    """A step in plain Python with wrong gradients in one layer, except when eager."""
 
     def __init__(self, model: nn.Module, *, layer: str = "", factor: float = 1.0, autocast: bool = False) -> None:
         seed_all(0)
@@ -166,7 +166,7 @@ def test_with_autocast_twenty_per_cent_are_found_and_right_gradients_are_never_c
 
 COMPILED_RESNET = {1e-3: (0.108, 1.561), 3e-3: (1.371, 2.826), 1e-2: (2.473, 4.729)}
 EAGER_RESNET = {1e-3: (0.166, 1.771), 3e-3: (1.214, 2.933), 1e-2: (2.370, 4.647)}
-"""What was left over of a ResNet-50 in bfloat16 on an H100, torch 2.11, scope=full with channels_last."""
+"""Residuals of a ResNet-50 in bfloat16 on an H100, torch 2.11, scope=full with channels_last."""
 
 
 @pytest.mark.parametrize(

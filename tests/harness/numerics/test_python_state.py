@@ -1,4 +1,4 @@
-"""What modules keep in Python is put back, so that the same function is evaluated again."""
+"""What modules keep in Python is restored, so that the same function is evaluated again."""
 
 from __future__ import annotations
 

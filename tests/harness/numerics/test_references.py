@@ -1,4 +1,4 @@
-"""The eager runs that a setting is judged by: batches whose rows may not be shuffled, and numbers of more than one precision."""
+"""The eager runs that a setting is judged by: batches whose rows must keep their order, and numbers of several precisions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batches_of(workload: Toy) -> list[Batch]:
 
 
 def trained(workload: Toy, spoil: Callable[[nn.Module], object] = lambda model: None, *, seed: int = 0) -> Trajectory:
-    """A run that stands for a compiled one, with a fault put in."""
+    """A run in place of a compiled one, with an injected fault."""
     with eager_reference(prepare(workload, EAGER, CPU), seed=seed) as (model, step):
         spoil(model)
         return record_run(workload, model, step, batches_of(workload))
@@ -38,7 +38,7 @@ def trained(workload: Toy, spoil: Callable[[nn.Module], object] = lambda model: 
 
 @cache
 def references_of(workload_class: type[Toy]) -> References:
-    """The eager runs; the same for every run of a workload."""
+    """The eager runs, the same for every run of a workload."""
     workload = workload_class("only", 0)
     return run_references(prepare(workload, EAGER, CPU), batches_of(workload))
 
@@ -60,7 +60,7 @@ class _DropsWhileItTrains(ToyModel):
 
 
 class DropsWhileItTrains(Toy):
-    """Draws random numbers in every step, and none when it is evaluated."""
+    """Draws random numbers in every training step, and none in evaluation."""
 
     model_class = _DropsWhileItTrains
 
@@ -72,7 +72,7 @@ class _Double(ToyModel):
 
 
 class Double(Toy):
-    """In float64."""
+    """Computes in float64."""
 
     model_class = _Double
 
@@ -89,7 +89,7 @@ def test_a_model_in_float64_is_compared_with_nothing_coarser() -> None:
 
 
 class _Rotated(ToyModel):
-    """Turns what it embeds by complex numbers, as rotary position embeddings do; one kept in the model, one in the batch."""
+    """Rotates embeddings by complex numbers, like rotary position embeddings; one is in the model, one in the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Rotated(ToyModel):
 
 
 class Rotated(Toy):
-    """Holds complex numbers."""
+    """Contains complex numbers."""
 
     model_class = _Rotated
 
@@ -127,7 +127,7 @@ def test_complex_numbers_keep_both_parts_in_the_more_precise_run_so_that_faults_
 
 
 class _Weighted(ToyModel):
-    """Classes have weights, and there are as many classes as rows; dropout only where the class says so."""
+    """Classes have weights, and there are as many classes as rows; dropout only if the class says so."""
 
     dropout = 0.0
 
@@ -149,7 +149,7 @@ class _WeightedWithDropout(_Weighted):
 
 
 class Weighted(Toy):
-    """Batches of as many rows as a tensor has elements that is none of rows."""
+    """Batches with as many rows as a tensor without rows has elements."""
 
     model_class = _Weighted
 
@@ -159,7 +159,7 @@ class Weighted(Toy):
 
 
 class WeightedWithDropout(Weighted):
-    """Random besides."""
+    """Also draws random numbers."""
 
     model_class = _WeightedWithDropout
 
@@ -178,7 +178,7 @@ def test_a_tensor_that_is_as_long_as_the_batch_by_chance_is_not_shuffled_with_th
 
 
 def trained_alike(kind: type[Toy], found: References) -> list[Trajectory]:
-    """Runs with the seeds of the permuted ones, on batches whose rows are where they were."""
+    """Runs with the seeds of the permuted ones, on batches with unchanged rows."""
     return [trained(kind("only", 0), seed=1 + number) for number in range(len(found.permuted))]
 
 

@@ -1,4 +1,4 @@
-"""Models that a trial trains begin alike, are built once where they can be copied, and are nobody else's."""
+"""The models that a trial trains start alike, are built only once if they can be copied, and share nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Counted(Toy):
-    """Says how often it was built, and what else is done to each model."""
+    """Counts how often it was built, and what else is done to each model."""
 
     also: Callable[[nn.Module], object] = staticmethod(lambda model: None)
 
@@ -34,7 +34,7 @@ class Counted(Toy):
 
 @pytest.fixture
 def model_of() -> Callable[[Toy], nn.Module]:
-    """As `build_model_on` does on a GPU."""
+    """Builds models as `build_model_on` does on a GPU."""
     original = OriginalModel()
     return lambda workload: original.copied(workload, CPU)
 

@@ -1,4 +1,4 @@
-"""Stores for the tests: a folder, fsspec, a real S3-compatible server on the loopback, and a cluster's memory before a folder."""
+"""Stores for the tests: a folder, fsspec, a real S3-compatible server on the loopback, and a cluster's memory with a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUCKET = "artifacts"
 
 @pytest.fixture(scope="session")
 def s3_port() -> Iterator[int]:
-    """Port of a moto server with a bucket. Nothing checks its credentials, but a client must have some."""
+    """Port of a moto server with a bucket. It does not check credentials, but a client must have some."""
     from moto.server import ThreadedMotoServer
     from pyarrow.fs import S3FileSystem
 
@@ -40,7 +40,7 @@ def s3_port() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def s3_uri(s3_port: int) -> Callable[..., str]:
-    """Makes the URI of an empty store in the bucket, by another port if a proxy stands before the server."""
+    """Makes the URI of an empty store in the bucket, with another port if a proxy is in front of the server."""
 
     def uri(port: int | None = None, prefix: str | None = None) -> str:
         prefix = prefix or uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""The in-cluster tier on a real Ray: what it holds outlives those who published it, and it comes back after it died."""
+"""The in-cluster tier on a real Ray session: contents outlive their publishers, and the actor restarts after a crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MB = 1_000_000
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[ClusterShelf]:
-    """One that holds 5 MB at most."""
+    """A shelf that holds at most 5 MB."""
     shelf = ClusterShelf(str(tmp_path / "store"), memory_bytes=5 * MB)
     yield shelf
     ray.kill(shelf.holder())
@@ -52,7 +52,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_what_a_trial_published_outlives_it(key: SigningKey, tmp_path: Path) -> None:
-    """Its worker is in a placement group, full, and carries a marker. What it starts belongs to both, and would end with them."""
+    """The worker is in a full placement group and carries a marker. Its children would inherit both, and end with them."""
     location = str(tmp_path / "store")
 
     @ray.remote(num_cpus=0.5, max_calls=1)  # its process ends with it
@@ -134,7 +134,7 @@ def test_a_durable_shelf_that_cannot_be_written_is_one_sentence(tmp_path: Path, 
 
 
 def test_35_mb_are_put_and_got_within_a_second(tmp_path: Path, key: SigningKey) -> None:
-    """A bound far above what it takes, which `benchmarks/` measures; up to three times, since other tests may have the cores."""
+    """The bound is far above the actual time, which `benchmarks/` measures; three tries, since other tests may use the cores."""
     shelf = ClusterShelf(str(tmp_path / "large"))
     store = ArtifactStore(shelf, key)
     store.manifests()  # the actor is up

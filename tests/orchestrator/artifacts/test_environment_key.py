@@ -1,4 +1,4 @@
-"""What the key of an environment is made of."""
+"""The components of an environment's key."""
 
 from __future__ import annotations
 

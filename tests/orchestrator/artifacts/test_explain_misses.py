@@ -1,4 +1,4 @@
-"""`explain` names what was changed: perturbations are really injected into the process or the host's description."""
+"""`explain` names what was changed: changes are really injected into the process or the host's description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests as text: the same in, the same out, and whatever else is in a file is not a manifest."""
+"""Manifests as text: they survive a round trip, and no other text is a manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a shelf in a folder can show: whole files, whoever is killed when, and what those leave behind."""
+"""What only a shelf in a folder can show: whole files, whenever a writer is killed, and what killed writers leave behind."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_manifests_in_folders_of_their_own_are_none(tmp_path: Path, key: Signing
 def test_a_manifest_that_was_read_badly_once_is_read_again(
     tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A holder of the cluster reads for weeks, and `verify --remove` would remove it."""
+    """An actor of the cluster reads for weeks, and `verify --remove` would remove the manifest."""
     published = ArtifactStore(DurableShelf(str(tmp_path)), key).publish(manifest(), [artifact()]).manifest
     shelf = DurableShelf(str(tmp_path))
     store = ArtifactStore(shelf, key)
@@ -126,7 +126,7 @@ def test_manifests_that_are_gone_are_forgotten(tmp_path: Path, key: SigningKey) 
 def test_a_content_that_was_published_again_meanwhile_is_not_collected(
     tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bytes, after the collection's last look at manifests. S3, which tells whole seconds, cannot show it."""
+    """The same bytes, published after the collection's last look at manifests. S3 times are too coarse to show this."""
     shelf = DurableShelf(str(tmp_path))
     store = ArtifactStore(shelf, key)
     store.publish(manifest(), [artifact()])
@@ -157,7 +157,7 @@ def test_requests_that_hang_keep_no_process(tmp_path: Path, key: SigningKey, mon
 
 
 class OddFileSystem(MemoryFileSystem):
-    """One whose client has errors of its own, as those of https, Azure and Google have."""
+    """A file system whose client has errors of its own, like those of https, Azure and Google."""
 
     protocol = "odd"
 
@@ -176,7 +176,7 @@ def test_whatever_a_file_system_of_fsspec_raises_is_one_sentence(key: SigningKey
 
 
 class BusyFileSystem(MemoryFileSystem):
-    """One in which somebody makes a folder between two questions about it."""
+    """A file system in which somebody creates a folder between two queries about it."""
 
     protocol = "busy"
     store, pseudo_dirs = {}, [""]
@@ -189,7 +189,7 @@ class BusyFileSystem(MemoryFileSystem):
 
 
 def test_a_folder_made_while_it_is_listed_is_a_folder_and_a_file_is_none(key: SigningKey) -> None:
-    """As when several trials publish first: who lists manifests then must not fail."""
+    """This happens when several trials publish first: a process that lists manifests then must not fail."""
     fsspec.register_implementation("busy", BusyFileSystem, clobber=True)
     filesystem, root = places.opened("fsspec+busy://host/store")
     assert [info.base_name for info in places.files(filesystem, root)] == ["file"]

@@ -44,7 +44,7 @@ seal.__enter__()
 
 
 class Bomb:
-    """Leaves a mark where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -90,7 +90,7 @@ def _wait_for(port: int) -> None:
 
 
 def compiled(folder: Path, url: str, program: str = COMPILES) -> dict[str, int]:
-    """What a fresh process with empty caches of its own counts."""
+    """Returns the counts of a fresh process with empty caches."""
     own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     run = subprocess.run(
         [sys.executable, "-c", program],
@@ -117,13 +117,13 @@ def test_a_process_finds_in_redis_what_another_compiled(redis_url: str, tmp_path
 
 @pytest.fixture
 def sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes sign what they leave, and torch's keys are this test's own."""
+    """Makes processes sign what they store, with keys of this test only."""
     monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
     monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "sealed")
 
 
 def poison(redis_url: str, mark: Path) -> None:
-    """Puts a bomb in the place of every value."""
+    """Replaces every value by a bomb."""
     client = redis.Redis.from_url(redis_url)
     names = list(client.keys())
     assert names

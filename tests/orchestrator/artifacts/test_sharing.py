@@ -1,4 +1,4 @@
-"""What a worker does with a store that is good, damaged, foreign, slow or away: it restores what is ours and never fails."""
+"""What a worker does with a store that is good, damaged, foreign, slow or down: it restores what is ours and never fails."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 FULL, REGIONAL = "scope=full", "scope=regional"
 TUNED = "ab/cab1.best_config"
-"""A file of Inductor's folder that is an artifact by itself."""
+"""A file in Inductor's folder that is an artifact by itself."""
 
 START = Start(device="cpu", load_s=0.5, first_step_s=1.0, warmup_s=2.0, warmup_steps=3, compile_phases_s={})
 
 
 class Measured:
-    """As much of a measurement as caches have to do with."""
+    """The part of a measurement that caches concern."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"compile_s": 10.0}
@@ -39,7 +39,7 @@ class Measured:
 
 @pytest.fixture(autouse=True)
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A worker's environment, with empty caches, and nothing that earlier tests compiled in this process."""
+    """A worker's environment, with empty caches, and without anything that earlier tests compiled in this process."""
     monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
     fresh(tmp_path / "first", monkeypatch)
     with CacheArtifactManager.with_fresh_cache():
@@ -54,7 +54,7 @@ def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(tmp_path: Path, name: str = TUNED, content: bytes = b"{}") -> None:
-    """Leaves an artifact in the first process's caches."""
+    """Writes an artifact to the first process's caches."""
     path = tmp_path / "first" / "inductor" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -80,7 +80,7 @@ def sharing_of(tmp_path: Path, settings: str = FULL, *, rank: int = 0, trial_id:
 
 
 def worked(one: Sharing, seconds_left: float = 60.0) -> dict[str, Any]:
-    """All that a worker does with it, and the record's figures."""
+    """Does everything that a worker does with it; returns the record's figures."""
     one.restore(seconds_left)
     with one.watching():
         pass
@@ -170,7 +170,7 @@ def test_only_the_first_worker_publishes_and_every_one_restores(tmp_path: Path, 
 def test_of_several_workers_one_that_could_not_restore_is_not_called_cold(
     tmp_path: Path, num_workers: int, caches: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a host share its caches, and another of them may have restored there."""
+    """The workers of a host share its caches, and another one may have restored artifacts there."""
     made(tmp_path)
     worked(sharing_of(tmp_path))
     fresh(tmp_path / "second", monkeypatch)

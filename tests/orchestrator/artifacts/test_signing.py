@@ -1,4 +1,4 @@
-"""The signing key: whence it comes, who may read it, and what it does not take for its own."""
+"""The signing key: where it comes from, who may read it, and which signatures it rejects."""
 
 from __future__ import annotations
 

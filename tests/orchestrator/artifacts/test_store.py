@@ -224,7 +224,7 @@ def test_while_a_manifest_cannot_be_read_every_content_stays(store: ArtifactStor
 def test_what_a_collection_takes_from_a_publisher_is_put_back(
     store: ArtifactStore, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    """Also where another trial's content was to serve, whose bytes this publisher does not have."""
+    """This includes reusing another trial's content, whose bytes this publisher does not have."""
     store.publish(manifest(), [artifact("a", b"took 1.5 s"), artifact("b", b"kept")])
     put, collections = shelf.put_manifest, []
 
@@ -246,7 +246,7 @@ def test_what_a_collection_takes_from_a_publisher_is_put_back(
 def test_what_a_collection_is_about_to_take_is_not_relied_on(
     store: ArtifactStore, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks for the last time before the publisher's manifest is there, and takes contents once the publisher has ended."""
+    """The collection looks last before the publisher's manifest exists, and removes contents after the publisher has ended."""
     store.publish(manifest(), [artifact("a", b"took 1.5 s")])
     put, drop, about_to_go = shelf.put_manifest, shelf.drop_blobs, list[str]()
 

@@ -1,4 +1,4 @@
-"""A store that goes wrong: whatever it does, one sentence, soon, and nothing that was not published comes out of it."""
+"""A faulty store: whatever it does, the result is one prompt sentence, and nothing that was not published comes out of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def proxy(s3_port: int) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def store(proxy: FaultyProxy, s3_uri: Callable[..., str], key: SigningKey) -> ArtifactStore:
-    """A store through the proxy, with one trial's artifacts in it, and nothing remembered by the process that reads."""
+    """A store through the proxy, with one trial's artifacts in it, and nothing cached by the reading process."""
     uri = s3_uri(proxy.port)
     ArtifactStore(DurableShelf(uri), key).publish(manifest(), MADE)
     return ArtifactStore(DurableShelf(uri, timeout_s=5), key)

@@ -1,4 +1,4 @@
-"""Which host a packed trial goes to."""
+"""The host that a packed trial is placed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial's workers claim of a cluster, and into how many shares a host's cores are divided."""
+"""What a trial's workers claim from a cluster, and the number of shares that a host's cores are divided into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of a host's cores: disjoint, contiguous, held by a process while it lives, and inherited by what it starts."""
+"""Shares of a host's cores: disjoint, contiguous, held by a process while it lives, and inherited by its children."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(json.dumps([seen(), old, subprocess.check_output([sys.executable, "-c", co
 
 
 def places(cpus: int, *, nodes: int = 1, threads: int = 1) -> dict[int, CpuLocation]:
-    """A host as Linux numbers it: second hyperthreads come after all first ones; cores are dealt to nodes in order."""
+    """A host as numbered by Linux: second hyperthreads come after all first ones; cores are assigned to nodes in order."""
     num_cores = cpus // threads
     return {cpu: ((cpu % num_cores) * nodes // num_cores, cpu % num_cores) for cpu in range(cpus)}
 

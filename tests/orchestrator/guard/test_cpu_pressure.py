@@ -1,4 +1,4 @@
-"""CPU pressure: its definition, on real processes, and where the kernel does not tell."""
+"""CPU pressure: its definition, on real processes, and on a kernel that does not report it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_process_that_sleeps_waits_for_no_core() -> None:
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kernel that keeps no account of threads."""
+    """A kernel that does not report threads' times."""
     (tmp_path / str(os.getpid()) / "task" / str(os.getpid())).mkdir(parents=True)
     (tmp_path / str(os.getpid()) / "stat").write_text(f"{os.getpid()} (a (b) c) S 1 0")
     monkeypatch.setattr(module, "_PROC", tmp_path)

@@ -1,4 +1,4 @@
-"""What a dead worker's log says of its end."""
+"""What a dead worker's log says about its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ watchdog.log_crashes(log)
 
 
 def left_by(folder: Path, how: str) -> CrashReport:
-    """What a real process that dies leaves behind what was there."""
+    """Returns the report of a real process that dies, ignoring what was in its log before."""
     before = watchdog.log_sizes(folder)
     command = [sys.executable, "-c", DIES.format(how=how), str(folder / "worker-0.log")]
     subprocess.run(command, timeout=60, cwd=REPOSITORY, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Who else is on a GPU, by an NVML that says what real ones say in and out of containers."""
+"""Other processes on a GPU, with an NVML that answers like real ones inside and outside containers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def child() -> Iterator[int]:
-    """A process that this one started."""
+    """A process started by this one."""
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     yield process.pid
     process.communicate()

@@ -1,4 +1,4 @@
-"""Logs of trials stay bounded: while a trial runs, by holes in its log, and once it has ended, by what the log keeps."""
+"""Logs of trials stay bounded: by holes while a trial runs, and by shortening when it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep says of a machine that is not idle, before its first trial."""
+"""What a sweep says before its first trial about a machine that is not idle."""
 
 from __future__ import annotations
 

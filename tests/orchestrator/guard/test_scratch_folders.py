@@ -1,4 +1,4 @@
-"""Folders for what a sweep needs only while it runs: removed at its end, and by the next driver if its own was killed."""
+"""Folders that a sweep needs only while it runs: removed at its end, or by the next driver if its own was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan must know of a workload comes from a fresh process, and the driver imports neither torch nor the user's code."""
+"""A fresh process provides facts about a workload for a plan; the driver imports neither torch nor the user's code."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from compile_sweep.schema.errors import WorkloadError
 from orchestrator.plan.describer import Describer
 
 FIRST_LINE_S = 2.0
-"""Within which the command says what it does."""
+"""Seconds within which the command must say what it does."""
 
 
 @pytest.fixture(autouse=True)
 def describes_in_this_process() -> None:
-    """Not here: these tests are about the other process."""
+    """Disables the shared fixture, because these tests are about the other process."""
 
 
 @pytest.fixture
 def describer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Describer]:
-    """One that imports the user's code from an empty folder."""
+    """A describer that imports the user's code from an empty folder."""
     monkeypatch.chdir(tmp_path)
     with Describer(with_current_folder=True) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Expected durations: a prior, then what like trials of the folder took."""
+"""Estimated durations: a prior, then what similar trials in the folder took."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.plan.space import Target, choose, every_candidate
 
 
 def took(text: str, wall_s: float, compile_s: float | None = None) -> TrialRecord:
-    """The record of a trial of these settings."""
+    """A trial's record with these settings."""
     made = CompileSettings.parse(text)
     return TrialRecord(
         trial_id=text, settings=made.to_dict(), settings_key=made.key, status=Status.OK, wall_s=wall_s, compile_s=compile_s

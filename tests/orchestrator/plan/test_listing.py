@@ -1,4 +1,4 @@
-"""What there is, by name."""
+"""Lists of workloads, recipes and settings."""
 
 from __future__ import annotations
 

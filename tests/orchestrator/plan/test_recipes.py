@@ -1,4 +1,4 @@
-"""Recipes: what each would like to try, on which machine."""
+"""Recipes: the candidates of each, by machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARGETS = [BASE_ON_GPU, TINY_ON_CPU]
 
 
 def settings_of(recipe: str, target: Target) -> list[CompileSettings]:
-    """What the recipe leaves to try."""
+    """Returns the settings that the recipe's candidates become."""
     return list(choose(find_recipe(recipe)(target), target).settings)
 
 
@@ -170,7 +170,7 @@ def test_grid_holds_whatever_the_other_recipes_hold_in_the_fields_it_varies() ->
 
 
 def fields_of(found: list[CompileSettings]) -> set[str]:
-    """Names of the fields that any of them sets."""
+    """Returns names of the fields that any of them sets."""
     return {name for setting in found for name in setting.fields_that_apply()}
 
 

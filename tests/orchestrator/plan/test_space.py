@@ -1,4 +1,4 @@
-"""The search space: what is proposed, in which order, and what is left out with which reason."""
+"""The search space: its candidates, their order, and what is left out for which reason."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_options_of_the_right_type_are_torchs_own(options: str) -> None:
 
 
 class ByName(Toy):
-    """Its optimizer looks for a module of its model's."""
+    """Its optimizer looks up a module of its model."""
 
     def optimizer(self, model: torch.nn.Module, kind: OptimizerKind) -> torch.optim.Optimizer | None:
         return super().optimizer(model.get_submodule("body"), kind)

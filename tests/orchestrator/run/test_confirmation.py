@@ -1,4 +1,4 @@
-"""Which members of a front are measured again, and what is said of it."""
+"""Which members of a front are measured again, and what is printed about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stages of a sweep, and its check, take trials to take, by which budgets are kept."""
+"""Estimated durations of trials in a sweep's stages and in its check, which budgets depend on."""
 
 from __future__ import annotations
 

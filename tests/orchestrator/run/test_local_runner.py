@@ -1,4 +1,4 @@
-"""Attempts in a fresh process of this host, without Ray: what they come to, however the process ends."""
+"""Attempts in a fresh process of this host, without Ray: their results, however the process ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def servers() -> Iterator[Servers]:
 def tried(
     folder: Path, workload: str, servers: Servers | None, spelled: str = "scope=eager", deadline_s: float = 120.0
 ) -> tuple[Assignment, Attempt, list[str]]:
-    """One attempt, and the phases that it said it had reached."""
+    """Returns one attempt, and the phases that it reported."""
     plan = plan_alone(
         folder, workload, "only", 0, use_gpu=False, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s, protocol=SHORT
     )

@@ -1,4 +1,4 @@
-"""A Ray that does not start, or a cluster that does not answer, is one sentence; what Ray and a worker are told of GPUs."""
+"""If Ray does not start, or a cluster does not answer, there is one sentence; also what Ray and a worker learn about GPUs."""
 
 from __future__ import annotations
 

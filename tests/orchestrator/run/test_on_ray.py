@@ -1,4 +1,4 @@
-"""Parts that need a Ray, on one real local Ray for all tests of this file."""
+"""Parts that need Ray, on one real local session for all tests of this file."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def assignment_in(folder: Path, **plan: Any) -> Assignment:
 
 
 def died(folder: Path, assignment: Assignment) -> None:
-    """Tells twice that the trial's own process died."""
+    """Reports twice that the trial's own process died."""
     import ray
 
     from orchestrator.guard.progress import start_progress_actor

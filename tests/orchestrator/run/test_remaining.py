@@ -1,4 +1,4 @@
-"""What a sweep has yet to run, by its records."""
+"""What a sweep still has to run, according to its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep's own Ray session leaves behind: nothing of Ray, whatever its processes do, and all that is not Ray's."""
+"""What a sweep's own Ray session leaves behind: none of Ray's processes, whatever they do, and all others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_process_of_ray_that_does_not_end_with_its_session_is_ended_and_no_oth
 
 
 def test_a_home_that_cannot_be_written_is_said_to_be_what_is_wrong() -> None:
-    """In a process of its own: this one may have the token already."""
+    """Runs in a process of its own, because this one may have the token already."""
     done = subprocess.run(
         [sys.executable, "-c", "from orchestrator.run.session import ray_session\nwith ray_session(): pass"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "HOME": "/proc/nowhere"},
@@ -59,7 +59,7 @@ def test_a_home_that_cannot_be_written_is_said_to_be_what_is_wrong() -> None:
 
 
 def _runs(process: int) -> bool:
-    """Not so if only its number is left, because nobody asked how it ended."""
+    """Tells whether a process runs; false for a zombie, whose exit status nobody has read."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     return False

@@ -1,4 +1,4 @@
-"""What follows the main stage of a sweep, with trials that take no time and say that they did."""
+"""What follows the main stage of a sweep, with trials that take no time and report durations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def recorded(setting: CompileSettings, **fields: Any) -> TrialRecord:
 
 
 class InstantRunner:
-    """In the place of a real one: trials take no time and say that they did."""
+    """A runner whose trials take no time and report durations."""
 
     def __init__(self, config: SweepConfig, environment: Environment, output: Path, tracking: Tracking) -> None:
         self._output = output
@@ -66,7 +66,7 @@ def instant_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> Stages:
-    """The stages of a sweep whose settings all have records, with these fields, and are all on the front."""
+    """Returns the stages of a sweep, with these fields, whose settings all have records and are all on the front."""
     config = SweepConfig(
         recipe="given",
         workload="captioning",

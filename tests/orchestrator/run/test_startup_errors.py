@@ -1,4 +1,4 @@
-"""A worker that dies before its first line: the record's reason says what Ray's log says."""
+"""A worker that dies before its first line: the record's reason quotes Ray's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a trial hears that it is to stop, and what its record makes of it."""
+"""How a trial receives a request to stop, and what it records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Group:
 
 
 def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrialRecord:
-    """The record of a trial that was told to stop and ended with this error."""
+    """Returns the record of a trial that was asked to stop and ended with this error."""
     told = Progress(
         trial_id="1", settings_key="scope=full", phase="warming-up", in_phase_s=70, elapsed_s=90, neighbors=0, stop_request=ENDING
     )

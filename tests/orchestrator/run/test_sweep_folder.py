@@ -1,4 +1,4 @@
-"""The sweep's folder: begun, taken up again, or refused."""
+"""The sweep's folder: created, reopened, or refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EAGER, FULL = CompileSettings.parse("scope=eager"), CompileSettings.parse("scope
 
 
 def config(**fields: Any) -> SweepConfig:
-    """A sweep of two settings, apart from these fields."""
+    """A sweep of two settings, with these fields changed."""
     usual: dict[str, Any] = {"recipe": "quickstart", "workload": "captioning", "size": "tiny", "device": Device.CPU}
     return SweepConfig(**{**usual, "settings": (EAGER, FULL), **fields})
 
@@ -35,7 +35,7 @@ def eager_done() -> TrialRecord:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder."""
+    """Returns every file below the folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -46,7 +46,7 @@ def sweep_json(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """A folder with a sweep of which one trial is recorded."""
+    """A folder with a sweep that has one recorded trial."""
     begin(tmp_path / "sweep", config(), H200, "c0ffee")
     append(tmp_path / "sweep", eager_done())
     return tmp_path / "sweep"

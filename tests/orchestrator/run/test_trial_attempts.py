@@ -1,4 +1,4 @@
-"""A trial's attempts: repeated with back-off where the machines are at fault, and its record written when there is room."""
+"""A trial's attempts: repeated with back-off if the machines are at fault, and recorded when there is disk space."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OUT_OF_MEMORY = Verdict(status=Status.INFEASIBLE, label=Label.OUT_OF_MEMORY, rea
 
 
 class Clock:
-    """Time that passes when slept."""
+    """Time that passes only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ class Clock:
 
 
 class Board:
-    """What was asked of the board, and attempts it knows of."""
+    """Records calls of the progress tracker, and knows earlier attempts."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -93,7 +93,7 @@ def assignment_in(folder: Path, *, settings_key: str = "scope=eager", precompile
 def ran(
     folder: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, *verdicts: Verdict, waits_s: float = 0.0, **changed: Any
 ) -> Mapping[str, Any]:
-    """Runs a trial whose attempts each wait for a host, take 10 s and end like this, and returns what Tune is told."""
+    """Runs a trial whose attempts each wait for a host, take 10 s and end like this; returns the result for Tune."""
     coming = iter(verdicts)
 
     def attempt(assignment: Assignment) -> Any:
@@ -261,7 +261,7 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
 
 
 def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts this process where a train worker is."""
+    """Simulates a train worker in this process."""
     monkeypatch.setattr(worker_group.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
     monkeypatch.setattr(ray_parent.remote_logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
@@ -302,7 +302,7 @@ def test_a_workload_that_exits_or_raises_is_told_of_alike(
 
 
 class GroupFailed(Exception):
-    """As Ray Train's error."""
+    """Resembles Ray Train's error."""
 
     def __init__(self, *failures: Exception) -> None:
         super().__init__("Training failed due to worker errors:")

@@ -1,4 +1,4 @@
-"""The guard beside a trial counts from its start, or, where its workers may have to wait for a host, from when they are up."""
+"""The second guard of a trial counts from its start or, if its workers may wait for a host, from when they have started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch) -> ProgressTracker:
-    """One that the trial "7" has begun on."""
+    """A tracker on which the trial "7" has begun."""
     board = ProgressTracker()
     monkeypatch.setattr(worker_group, "_ask", lambda method, *arguments: getattr(board, method)(*arguments))
     board.begin("7", "scope=eager")
@@ -29,7 +29,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> ProgressTracker:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the guard ends, in order; it waits for tenths of a second."""
+    """Lists what the guard ends, in order; it waits for tenths of a second."""
     done: list[str] = []
     monkeypatch.setattr(worker_group, "kill_marked", lambda marker: done.append(marker))
     monkeypatch.setattr(os, "_exit", lambda code: done.append("itself"))

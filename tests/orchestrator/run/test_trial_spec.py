@@ -1,4 +1,4 @@
-"""What a trial is told, and the record it ends with."""
+"""What a trial is asked to do, and the record it ends with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 
 def assignment(settings: str = "scope=full", **plan: Any) -> Assignment:
-    """A trial on a CPU, apart from these fields of its plan."""
+    """A trial on a CPU, with these fields of its plan changed."""
     usual: dict[str, Any] = {
         "folder": "/sweep",
         "workload": "toy",

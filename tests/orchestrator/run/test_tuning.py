@@ -1,4 +1,4 @@
-"""The Tune searcher on a real Ray: trials that only write the record of a recorded table."""
+"""The Tune searcher on a real Ray session: trials that only write the record of a recorded table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan(folder: Path) -> TrialPlan:
 
 
 class Log:
-    """What `records.follow` does, in small: the records of a list that are new."""
+    """A small version of `records.follow`: the new records of a list."""
 
     def __init__(self) -> None:
         self.written: list[TrialRecord] = []
@@ -95,7 +95,7 @@ def test_a_setting_that_may_not_start_is_passed_over_and_enough_ends_it() -> Non
 
 
 def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Made here, so that it travels by value: workers cannot import a test."""
+    """Defined here so that it is pickled by value, since workers cannot import a test."""
     lines = {record.settings_key: record.to_json() for record in DONE}
 
     def write_record(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A setting during which the sweep died twice is recorded and not met again; one that was in flight at an orderly end is."""
+"""A setting during which the sweep died twice is recorded and skipped; one that was running at an orderly end runs again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = SweepConfig(workload="captioning", size="tiny")
 
 
 def died(folder: Path, trial_id: str, settings: CompileSettings = POISON) -> None:
-    """A trial starts, and what would record it goes with it."""
+    """Starts a trial and loses it together with what would record it."""
     note_start(folder, trial_id, settings.key)
 
 

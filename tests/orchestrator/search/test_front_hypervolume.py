@@ -10,7 +10,7 @@ from orchestrator.search.hypervolume import Cells
 
 
 def counted(points: list[tuple[float, ...]], size: int) -> int:
-    """The hypervolume of whole-numbered points below (size, …, size), by counting unit cells."""
+    """Returns the hypervolume of integer points below (size, …, size), by counting unit cells."""
     dimensions = len(points[0])
     return sum(any(all(p <= c for p, c in zip(point, cell, strict=True)) for point in points)
                for cell in product(range(size), repeat=dimensions))  # fmt: skip

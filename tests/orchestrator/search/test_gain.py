@@ -1,4 +1,4 @@
-"""The project's own proposer, and what it expects."""
+"""The project's own proposer, and its predictions."""
 
 from __future__ import annotations
 

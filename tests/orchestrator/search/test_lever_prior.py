@@ -1,4 +1,4 @@
-"""Settings as levers, and what recorded sweeps say of each."""
+"""Settings as levers, and what recorded sweeps say about each."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ GAINS = {
 
 
 def elsewhere(gains: Mapping[str, float]) -> Prior:
-    """A prior in which each lever gained this on two workloads."""
+    """A prior in which each lever gained this much on two workloads."""
     own = {"size": "base", "device": "cuda", "pairs": 3, "failed": 0}
     return Prior(
         LeverGain(lever=lever, compiled=not lever.startswith("scope"), workload=workload, log_gain=worth, **own)  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def elsewhere(gains: Mapping[str, float]) -> Prior:
 
 
 def row(setting: CompileSettings, gains: Mapping[str, float], broken: str | None = None) -> dict[str, Any]:
-    """What a setting comes to whose levers gain this; one with the broken lever fails."""
+    """Returns the record of a setting whose levers gain this much; one with the broken lever fails."""
     pulled = [f"{name}={value}" for name, value in levers_of(setting).items()]
     compile_s = {"eager": 1.0, "regional": 20.0, "full": 60.0}[setting.scope]
     common = {"settings_key": setting.key, "wall_s": 20.0 + compile_s}
@@ -62,7 +62,7 @@ def search(prior: Prior, **options: Any) -> LeverSearch:
 
 
 def run(searching: LeverSearch, gains: Mapping[str, float], broken: str | None = None) -> list[Step]:
-    """The steps of a whole search."""
+    """Returns the steps of a whole search."""
     steps = []
     while (step := searching.next_step()) is not None:
         steps.append(step)

@@ -1,4 +1,4 @@
-"""What docs/search.md says of searches and early stopping, on the tables that were recorded."""
+"""The claims of docs/search.md about searches and early stopping, on the recorded tables."""
 
 from __future__ import annotations
 

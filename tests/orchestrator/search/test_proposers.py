@@ -1,4 +1,4 @@
-"""What every proposer keeps to, whoever it asks."""
+"""The contract of every proposer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def searched(proposer: Proposer, at_once: int = 1, seed: int = 0) -> list[str]:
-    """Keys in the order they were proposed, results coming back in any order."""
+    """Returns keys in the order they were proposed, with results coming back in any order."""
     order, chance = [], random.Random(seed)
     under_way: list[str] = []
     while True:

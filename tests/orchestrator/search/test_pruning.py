@@ -1,4 +1,4 @@
-"""When a running trial is stopped, and that it is not while it may still come to something."""
+"""When a running trial is stopped, and that it is not while it may still be good."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SLOW_TO_COMPILE = [
     )
     for optimizer, gain in (("foreach", 0), ("fused", 20))
 ]
-"""Whole graphs, of any length, are slow to compile and little faster than regions, which leaves little hope for slower ones."""
+"""Whole graphs are slow to compile and little faster than regions, which leaves little hope for slower ones."""
 
 CANDIDATES = Candidates(
     [

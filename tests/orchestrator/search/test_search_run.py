@@ -1,4 +1,4 @@
-"""A search while it runs: what its proposer is told, what it may spend, and when it has enough."""
+"""A running search: what its proposer sees, what it may spend, and when it has enough."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def search(
 
 
 def step(asked: Search, folder: Path, samples_per_s: float | None, **fields: Any) -> None:
-    """What one trial after another makes of a search."""
+    """Runs one trial of a search."""
     setting = asked.proposer.propose()
     assert setting is not None
     assert asked.may_start(setting)

@@ -1,4 +1,4 @@
-"""Results at a URI: copied while a sweep runs, brought back where it goes on."""
+"""Results at a URI: copied while a sweep runs, and copied back when it is resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.storage.mirror import Storage, below, chosen, normalized
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sweep's folder with a record, a log and what is nobody's business."""
+    """A sweep's folder with a record, a log and files that are not copied."""
     made = tmp_path / "sweep"
     (made / "logs" / "001-a").mkdir(parents=True)
     (made / "sweep.json").write_text("{}")
@@ -57,7 +57,7 @@ def test_what_changed_is_copied_and_nothing_else(folder: Path, place: Path) -> N
 
 
 def test_whatever_a_library_raises_disturbs_no_sweep(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of fsspec have errors of their own, which are not OSError."""
+    """File systems of fsspec have errors of their own, which are not OSError."""
 
     def fails(*arguments: object) -> None:
         raise RuntimeError("the server said 500")

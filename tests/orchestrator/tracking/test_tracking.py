@@ -1,4 +1,4 @@
-"""Logging to trackers: real MLflow and TensorBoard stores hold what the records do, and a tracker that fails costs nothing."""
+"""Logging to trackers: real MLflow and TensorBoard stores hold what the records hold, and a tracker that fails costs nothing."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_tensorboard_shows_figures_steps_and_the_setting(sweep: Path, tmp_path: 
 
 
 class Failing:
-    """Takes the first entry, refuses the second, and hangs over the third."""
+    """Takes the first entry, refuses the second, and hangs at the third."""
 
     def __init__(self, release: threading.Event) -> None:
         self.release, self.count = release, 0

@@ -1,4 +1,4 @@
-"""What a sweep says at its end."""
+"""What a sweep prints at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captions and the batches made of them."""
+"""Captions and the batches made from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiny() -> Captioning:
 
 
 def captions_of(batch: Batch) -> list[list[int]]:
-    """The rows of a batch without their padding."""
+    """Returns the rows of a batch without their padding."""
     return [[token for token in row if token != IGNORED_TOKEN] for row in batch.inputs["labels"].tolist()]
 
 
