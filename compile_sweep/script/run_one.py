@@ -197,6 +197,11 @@ def _ended_early(session: Session, code: Any) -> ScriptError:
         said = f"exit code {code}" if isinstance(code, int) else f"the message {str(code).strip()[:200]!r}"
         hint = "; it may not know one of its arguments, which stand behind --" if code == 2 else ""
         return ScriptError(f"the script ended with {said} after {steps} steps{hint}; the end of its output says why")
+    if session.other_steps:
+        return ScriptError(
+            f"the script trained one model for {steps} steps and then others for {session.other_steps}, as cross-validation "
+            "does; a figure takes some 50 steps of the first, more if they are short: have it train that for longer"
+        )
     if steps:
         return ScriptError(
             f"the script ended after {steps} steps, and a figure takes some 50, more if they are short; have it train for longer"

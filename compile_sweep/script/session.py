@@ -24,6 +24,8 @@ import torch.multiprocessing
 from torch import Tensor
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.utils import counters
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness import memory
@@ -72,6 +74,9 @@ NO_MODULE = (
     "no module with trained parameters is called with gradients on, so there is nothing to compile; call the model itself, "
     "model(x), not its forward or functions of its parameters"
 )
+
+TAKES_OVER_AFTER = 2
+"""Steps of a new optimizer without one of the anchor's in between, after which it has taken the anchor's place."""
 
 MAX_RESTARTS = 3
 """Maximum number of restarts of the timing because something compiled."""
@@ -140,11 +145,17 @@ class Session:
         self.restarts = 0
         self.num_losses = 0
         """Number of backward passes."""
+        self.other_steps = 0
+        """Steps, since the discovery, of optimizers that train modules other than the measured ones."""
         self.own_processes = 0
         """Processes that the script started for training."""
         self._on_phase, self._on_first_pass, self._on_over = on_phase, on_first_pass, on_over
         self._watch = Watch(self._watched_step, self._discovered)
-        self._undo = ExitStack()
+        self._undo, self._hooks = ExitStack(), ExitStack()
+        self._anchor: Optimizer | None = None
+        """The optimizer whose step ends a step."""
+        self._stepped_since: list[Optimizer] = []
+        """Optimizers that were not there during the discovery, a step each, since the anchor's last one."""
         self._clock: StepClock | None = None
         self._recorder: numbers.StepRecorder | None = None
         self._inner: dict[Target, Callable[..., Any]] = {}
@@ -182,6 +193,7 @@ class Session:
             around.enter_context(replaced(BaseProcess, "start", self._noting_processes))
             around.enter_context(replaced(torch.multiprocessing, "spawn", _refusing))
             around.callback(self._undo.close)
+            around.callback(self._hooks.close)  # not earlier: torch allows no hook to be removed while hooks run
             around.callback(self._watch.end)
             process_wide(self.settings)
             self._on_phase(Phase.BUILDING)
@@ -228,7 +240,8 @@ class Session:
         name_targets(found.targets, vars(sys.modules["__main__"]))
         self.device = found.primary.device
         if found.anchor is not None:
-            found.anchor.register_step_post_hook(lambda optimizer, args, kwargs: self._step())
+            self._anchor = found.anchor
+            self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
         if self.kind is Kind.PERTURBED:
             numbers.perturb(found.targets, numbers.rounding_of(found.primary))
         if self.kind is Kind.MEASURED:
@@ -312,6 +325,31 @@ class Session:
             save(*args, **kwargs)
 
         return noted
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped: the anchor, or one that the script made later, as when it unfreezes layers."""
+        if self._is_over:  # the script caught what was to end it
+            leave()
+        if optimizer is not self._anchor:
+            if any(optimizer is known for known in self.found.optimizers):
+                return
+            self._stepped_since.append(optimizer)
+            if not self._trains_targets(optimizer):
+                self.other_steps += 1
+                return
+            if sum(optimizer is other for other in self._stepped_since) < TAKES_OVER_AFTER:
+                return
+            self._anchor = optimizer
+            self.found.optimizers.append(optimizer)
+            if self.kind is Kind.MEASURED:
+                self.missed += apply_to_optimizers(self.settings, [optimizer])
+            self._interrupt()
+        self._stepped_since.clear()
+        self._step()
+
+    def _trains_targets(self, optimizer: Optimizer) -> bool:
+        trained = {id(weights) for target in self.found.targets for weights in target.module.parameters()}
+        return any(id(weights) in trained for group in optimizer.param_groups for weights in group["params"])
 
     def _step(self) -> None:
         if self._is_over:  # the script caught the exception that should have ended it

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_sweep.schema.causes import advice_on_error
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
@@ -65,9 +66,14 @@ class RunFailed(Exception):
 
     @property
     def sentence(self) -> str:
-        """Returns the message; for an exception that is not ours, says that the script raised it."""
+        """The error's text. An exception that is not ours is attributed to the script or, with what helps, to the compiler."""
         name = (self.error_type or "").rpartition(".")[2]
-        return self.text if name in ("", "ScriptError") else f"the script raised {name}: {self.text}"
+        if name in ("", "ScriptError"):
+            return self.text
+        if not self.from_compiler:
+            return f"the script raised {name}: {self.text}"
+        advice = advice_on_error(self.text)
+        return f"the compiler raised {name}: {self.text}{f'; {advice}' if advice else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,6 +264,40 @@ def test_a_script_that_cannot_be_measured_is_told_what_to_do(run: Run, folder: P
     assert said in str(error or session.error)
 
 
+STAGES = """
+import torch
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+
+"""
+
+
+def test_an_optimizer_that_is_made_anew_for_a_second_stage_takes_over(run: Run, folder: Path) -> None:
+    (folder / "stages.py").write_text(
+        f"{STAGES}model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))\n"
+        "train(model, torch.optim.SGD(model[1].parameters(), lr=0.1), 12)\n"
+        "train(model, torch.optim.AdamW(model.parameters(), lr=0.01), 3000)\n"
+    )
+    session, error = run("stages.py", "scope=eager,optimizer=fused")
+    assert error is session.error is None
+    assert [type(one).__name__ for one in session.found.optimizers] == ["SGD", "AdamW"]
+    assert session.found.optimizers[1].param_groups[0]["fused"]
+    assert not _global_optimizer_post_hooks
+
+
+def test_models_that_are_trained_one_after_another_are_told_apart(run: Run, folder: Path) -> None:
+    (folder / "folds.py").write_text(
+        f"{STAGES}for _ in range(4):\n    model = torch.nn.Linear(8, 1)\n"
+        "    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 15)\n"
+    )
+    _, error = run("folds.py", "scope=eager")
+    assert "trained one model for 15 steps and then others for 45" in str(error)
+
+
 def test_an_error_in_applying_is_not_the_scripts_to_catch(run: Run, folder: Path) -> None:
     (folder / "catches.py").write_text(
         "import torch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"

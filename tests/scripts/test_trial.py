@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -46,6 +47,14 @@ def test_a_trial_measures_judges_and_leaves_the_persons_folder_as_it_was(folder:
     assert sorted(path.name for path in trial.references.iterdir()) == ["again-0", "eager-0", "lock", "perturbed-0"]
     assert list(trial.base.iterdir()) == []
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("from_compiler", "said"), [(True, "the compiler raised RuntimeError: .*take its first"), (False, "script")]
+)
+def test_an_error_of_the_compilers_is_told_as_that_with_what_helps(from_compiler: bool, said: str) -> None:
+    text = "torch.compile with aot_autograd does not currently support double backward"
+    assert re.search(said, RunFailed("builtins.RuntimeError", text, from_compiler).sentence)
 
 
 @pytest.mark.slow
