@@ -108,12 +108,7 @@ def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str
 
 
 def on_batches(trial: pd.Series, today: pd.Series | None) -> str:
-    """What a setting does to the batches that are trained on; empty where they are those of today.
-
-    Args:
-        trial: the setting's row of the frame `load` returns.
-        today: the row of what is run today.
-    """
+    """Says how a setting changes the training batches; empty if they are those of today."""
     setting = CompileSettings.parse(str(trial["settings_key"]))
     if today is None:
         return ""

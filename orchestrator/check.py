@@ -180,7 +180,7 @@ def _show_largest_batch(
 
 
 def batch_lines(tried: Sequence[Mapping[str, Any]], usual: int) -> tuple[list[str], int]:
-    """What was found of the largest batch that fits, as lines, and that batch; 0 if none fits.
+    """Returns the findings about the largest batch that fits, as lines, and that batch; 0 if none fits.
 
     Args:
         tried: Sizes, as `TriedBatch` holds them.

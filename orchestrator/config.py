@@ -416,10 +416,10 @@ class SweepCommand:
 
 
 def expanded(option: str, folder: str | Path) -> Path:
-    """The folder with `~` as a shell would have it, which leaves the one in `--output=~/x` as it is.
+    """Expands `~` like a shell, which leaves the one in `--output=~/x` unchanged.
 
     Raises:
-        ConfigError: no user is called so.
+        ConfigError: There is no such user.
     """
     try:
         return Path(folder).expanduser()
@@ -428,11 +428,11 @@ def expanded(option: str, folder: str | Path) -> Path:
 
 
 def _read(name: str, kind: Any, value: Any) -> Any:
-    """A field's value from what JSON holds for it.
+    """Returns a field's value from its JSON form.
 
     Raises:
-        TypeError: it is of another kind.
-        ConfigError, SettingsError: it is one that does not work.
+        TypeError: The value has the wrong type.
+        ConfigError, SettingsError: The value does not work.
     """
     misfit = TypeError(f"{name} is {quote_value(value)}")
     if kind is CompileSettings and isinstance(value, str):
@@ -448,7 +448,7 @@ def _read(name: str, kind: Any, value: Any) -> Any:
         return tuple(_read(name, get_args(kind)[0], member) for member in value)
     if isinstance(kind, type) and issubclass(kind, StrEnum) and isinstance(value, str) and value in list(kind):
         return kind(value)
-    if kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # JSON's numbers end nowhere
+    if kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # JSON does not limit numbers
         return float(value)
     if type(value) is not kind:
         raise misfit

@@ -1,7 +1,6 @@
 """`python -m orchestrator.simulate TABLE`: replays recorded tables through searchers, without Ray and without a GPU.
 
-Each setting costs what its record says it took and brings what its record says it brought, so what differs between replays is
-only what was tried in which order.
+Each setting has the cost and the figures of its record, so replays differ only in which settings were tried in which order.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ PROG = "python -m orchestrator.simulate"
 
 
 class Step(NamedTuple):
-    """A trial of a replay has finished."""
+    """A finished trial of a replay."""
 
     settings_key: str
     gpu_s: float
-    """GPU-seconds spent so far, by trials that have finished."""
+    """GPU-seconds of all finished trials so far."""
     volume: float
-    """Hypervolume so far, as a share of that of the whole table."""
+    """Hypervolume so far, as a fraction of the whole table's."""
     was_pruned: bool
 
 
@@ -51,28 +50,28 @@ class Replay:
 
     steps: tuple[Step, ...]
     grid_gpu_s: float
-    """What trying the whole table takes."""
+    """GPU-seconds for trying the whole table."""
     why_stopped: str | None = None
     """None if nothing was left to try."""
 
     def share_to(self, volume: float) -> float:
-        """Share of the grid's cost until so much of its hypervolume was reached; infinite if it was not."""
+        """Returns the fraction of the grid's cost until this fraction of its hypervolume was reached; infinite if it was not."""
         return next((step.gpu_s / self.grid_gpu_s for step in self.steps if step.volume >= volume), float("inf"))
 
     def volume_at(self, share: float) -> float:
-        """Share of the grid's hypervolume that a share of its cost had bought."""
+        """Returns the fraction of the grid's hypervolume reached with this fraction of its cost."""
         return max((step.volume for step in self.steps if step.gpu_s <= share * self.grid_gpu_s), default=0.0)
 
 
 class Ground:
-    """A table as some aims see it: the front there is to find, and the point it is measured from.
+    """A table with objectives and constraints: its front, and the reference point of hypervolumes.
 
     Args:
-        table: what was recorded.
-        aims: the objectives and constraints.
+        table: The recorded table.
+        aims: The objectives and constraints.
 
     Raises:
-        ConfigError: no record of the table is of use, or none took any time.
+        ConfigError: No record of the table is usable, or none took any time.
     """
 
     def __init__(self, table: Table, aims: Aims) -> None:
@@ -82,14 +81,14 @@ class Ground:
         self.table = table
         self.aims = aims
         self.reference = reference_point(usable)
-        """From where hypervolumes are measured; see `objectives.reference_point`."""
+        """Reference point of hypervolumes; see `objectives.reference_point`."""
         self._whole = hypervolume(front(usable), self.reference)
         self._gpu_s = table.gpu_s
         if not self._gpu_s > 0:
             raise ConfigError(f"no trial of {table.name} took any time, so there is no cost to compare; give another table")
 
     def pruning(self, patience: Patience) -> Prune:
-        """Early stopping over the table's settings, for `replay`."""
+        """Returns early stopping over the table's settings, for `replay`."""
         return replayed(self.table.candidates, self.aims, max_length=self.table.max_length, patience=patience)
 
     def replay(
@@ -105,12 +104,12 @@ class Ground:
         """Searches the table.
 
         Args:
-            proposer: at its beginning, and with the table's candidates.
-            budget: as a live search's; a trial that is under way when it is spent still counts.
-            rule: when to stop for want of news.
-            prune: a policy that stops trials.
-            at_once: trials under way at a time.
-            enough: share of the hypervolume at which to stop; None goes on.
+            proposer: A new proposer with the table's candidates.
+            budget: Budget as in a live search; a trial that is running when it is spent still counts.
+            rule: When to stop for lack of news.
+            prune: A policy that stops trials.
+            at_once: Number of concurrent trials.
+            enough: Fraction of the hypervolume at which to stop; None continues.
         """
         spending = Spending(self.aims, rule=rule, budget=budget)
         steps: list[Step] = []
@@ -153,7 +152,7 @@ def replays(
     prune: Prune | None = None,
     known_good: Sequence[CompileSettings] = (),
 ) -> list[Replay]:
-    """A searcher's replays, with the seeds from 0 on."""
+    """Returns a searcher's replays, with seeds from 0."""
     table = ground.table
     return [
         ground.replay(
@@ -195,7 +194,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     return command_line.run_with(Options, _simulate, PROG, arguments)
 
 
@@ -252,7 +251,7 @@ def _summary(found: Sequence[Replay], target: float) -> list[str]:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile, each one of the values: none lies between a number and infinity."""
+    """Returns lower quartile, median and upper quartile, each one of the values, since infinity cannot be interpolated."""
     ascending = sorted(values)
     low, middle, high = (ascending[round(share * (len(ascending) - 1))] for share in (0.25, 0.5, 0.75))
     return low, middle, high

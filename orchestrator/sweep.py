@@ -45,23 +45,23 @@ PROG = "python -m orchestrator.sweep"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """The command; returns its exit code.
+    """Runs the command; returns its exit code.
 
     Args:
-        arguments: of the command line, by default this process's.
-        prog: how a person calls it.
+        arguments: Words of the command line; by default this process's.
+        prog: How a person calls the command.
     """
     find_own_packages("analysis")
 
     def swept() -> int:
-        with command_line.optional_output():  # what counts is in the sweep's folder
+        with command_line.optional_output():  # the results are in the sweep's folder
             return _sweep(prog, *split_arguments(command_line.words_of(arguments)))
 
     return command_line.run(swept)
 
 
 def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> int:
-    console = Console(emoji=False)  # a path is printed as it is, whatever stands between two colons
+    console = Console(emoji=False)  # prints paths unchanged, whatever is between two colons
     begun = (
         _begun(command_line.parse_known(Run, prog, words))
         if "--resume" in words and not set(command_help.WORDS).intersection(words)
@@ -81,7 +81,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         if run.script is not None:
             raise ConfigError(f"--{_asked(run)} looks at a workload; orchestrator.check --script looks at a script")
         return _one_setting(console, command, environment)
-    if not os.environ.get("RAY_ADDRESS"):  # elsewhere workers look at those of their hosts
+    if not os.environ.get("RAY_ADDRESS"):  # in a cluster, workers check those of their hosts
         scratch_folders.check_temp_folder()
     output = begun.output if begun else folder_of(config, run)
     kept = begun.storage if begun else _storage(run.storage, output)
@@ -120,7 +120,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         (folder.resume if run.resume else folder.begin)(output, config, environment, commit)
         for line in (*record.recover(output), *record_poison(output, config)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        if not os.environ.get("RAY_ADDRESS"):  # elsewhere trials run on other hosts
+        if not os.environ.get("RAY_ADDRESS"):  # in a cluster, trials run on other hosts
             printed.show_warnings(console, machine_state(output, use_gpu=device is Device.CUDA).warnings())
         stages = Stages(
             config=config,
@@ -142,10 +142,10 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
 
 
 def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> Describer:
-    """The process that is asked about the workload, already at work; the console says so, because that takes seconds.
+    """Starts the process that answers questions about the workload, and says so, because it takes seconds.
 
     Raises:
-        WorkloadError: no workload is called that.
+        WorkloadError: There is no such workload.
     """
     if job:
         console.print(f"planning a sweep of {job.path} …", markup=False, highlight=False, soft_wrap=True)
@@ -158,12 +158,12 @@ def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> 
 
 
 def _pads(settings: CompileSettings, target: Target) -> bool:
-    """Whether the settings pad the shortest batch."""
+    """Tells whether the settings pad the shortest batch."""
     return settings.shape_policy(target.max_length).padded(target.min_length) > target.min_length
 
 
 def _target(describer: Describer, config: SweepConfig, device: Device, job: ScriptJob | None) -> Target:
-    """What settings must fit."""
+    """Returns what settings must fit."""
     has_gpu = device is Device.CUDA
     machine: dict[str, Any] = {"has_gpu": has_gpu, "num_workers": config.workers_per_trial, "torch": describer}
     if job:
@@ -194,17 +194,17 @@ def _job(command: SweepCommand, arguments: Sequence[str] | None, before: SweepCo
 
 
 class _Begun(NamedTuple):
-    """A sweep to go on with."""
+    """A sweep to continue."""
 
     output: Path
     storage: Storage | None
-    """The copy of its folder, from which what the folder lacked has been brought back."""
+    """The copy of its folder, from which missing files have been copied back."""
     config: SweepConfig | None
     """None if neither the folder nor its copy has a sweep yet."""
 
 
 def _begun(run: Run) -> _Begun | None:
-    if _asked(run) is not None or run.list:  # which go on with none
+    if _asked(run) is not None or run.list:  # these start no sweep
         return None
     output = folder_of(SweepConfig(), run)
     before = folder.stored_config(output)
@@ -213,7 +213,7 @@ def _begun(run: Run) -> _Begun | None:
     if kept is not None:
         kept.bring_back()
         before = folder.stored_config(output)
-    elif before is None:  # a job whose results are copied may be started again before it had any
+    elif before is None:  # a job that copies its results may be restarted before it had any
         raise SweepFolderError(
             f"--resume goes on with the sweep in {output}, and there is none; name its folder with --output, or leave --resume "
             "out to begin one"
@@ -222,13 +222,13 @@ def _begun(run: Run) -> _Begun | None:
 
 
 def _storage(location: str | None, output: Path) -> Storage | None:
-    """The copy of the sweep's folder; None for none."""
+    """Returns the copy of the sweep's folder; None if there is none."""
     chosen = mirror.chosen(location, output)
     return None if chosen is None else Storage(chosen, output)
 
 
 def _to_go_on(prog: str, asked: SweepConfig, output: Path) -> str:
-    """The command that takes the sweep up again: with what is each run's own, but a budget of time, which did not suffice."""
+    """Returns the command that resumes the sweep, with the options of this run except a time budget, which did not suffice."""
     words = ["--resume", "--output", str(output)]
     if asked.max_concurrent:
         words += ["--max-concurrent", str(asked.max_concurrent)]
@@ -237,14 +237,14 @@ def _to_go_on(prog: str, asked: SweepConfig, output: Path) -> str:
 
 
 def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, again: str) -> bool:
-    """Runs the sweep, writes its report and tells how it went; returns whether a person stopped it."""
+    """Runs the sweep, writes its report and prints the results; returns whether a person stopped it."""
     search = stages.search()
     try:
         interrupted = stages.run(console, search)
     except Exception:
         printed.show_warnings(console, stages.tracking.finish())
         raise
-    import analysis  # by now the user's package of that name, if there is one, is out of the way
+    import analysis  # a user's package of that name no longer hides it
     from analysis.ending import ending
 
     report = analysis.write_report(output)
@@ -254,7 +254,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     printed.show_ending(console, ended.sentences, ended.named, analysis.summary(trials).counts, remarks=remarks)
     if search is not None:
         printed.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
-    say = partial(console.print, markup=False, soft_wrap=True)  # a path may hold brackets
+    say = partial(console.print, markup=False, soft_wrap=True)  # a path may contain brackets
     if config.script is not None:
         for line in findings_lines([list(row) for row in trials["findings"]]):
             say(line)
@@ -267,7 +267,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
 
 
 def _next(config: SweepConfig, output: Path, settings_key: str | None) -> dict[str, str]:
-    """Commands to go on with, by what each is for."""
+    """Returns commands for the next steps, by purpose."""
     folder = shlex.quote(str(output))
     commands = {
         "for another length of the job": f"python -m analysis.recommend {folder} --steps 1M",
@@ -282,10 +282,10 @@ def _next(config: SweepConfig, output: Path, settings_key: str | None) -> dict[s
 
 
 def _check_cache(config: SweepConfig) -> None:
-    """Refuses a store that does not answer, where trials are to begin with what is in it; others only lose what they made.
+    """Refuses a store that does not answer if trials start from its contents; other trials only lose what they made.
 
     Raises:
-        CacheError: it does not, or there is no key to tell by what is ours.
+        CacheError: The store does not answer, or there is no key to verify its contents.
     """
     if config.caches is CachePolicy.COLD or config.cache is None:
         return
@@ -300,16 +300,16 @@ def _check_cache(config: SweepConfig) -> None:
 
 
 _ALSO_WITH = {"explain": (), "bisect": (), "source": ("workers_per_trial",)}
-"""Options that look at one setting, and further ones that go with each."""
+"""Options that look at one setting, and the other options allowed with each."""
 
 
 def _asked(run: Run) -> str | None:
-    """Which option asks to look at one setting; None if a sweep is asked for."""
+    """Returns the option that asks to look at one setting; None if a sweep is requested."""
     return next((option for option in _ALSO_WITH if getattr(run, option) is not None), None)
 
 
 def _one_setting(console: Console, command: SweepCommand, environment: Environment) -> int:
-    """What `--explain`, `--bisect` and `--source` do instead of a sweep."""
+    """Runs `--explain`, `--bisect` or `--source` instead of a sweep."""
     config, run = command.sweep, command.run
     asked = _asked(run) or ""
     spelled = getattr(run, asked)
@@ -323,7 +323,7 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
     refuse_misspelled(f"--{asked}", [str(spelled)], ())
     if asked != "source":
         scratch_folders.check_temp_folder()
-    else:  # what it prints is to be pasted, so only a person is told of the wait
+    else:  # the output is to be pasted, so only a person at a terminal sees the wait
         console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with _describer(config, None, console) as describer:
         target = _target(describer, config, device, None)
@@ -333,7 +333,7 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
             spelled_out = {"settings": setting.key, "device": str(device), "num_workers": config.workers_per_trial}
             print(describer.ask("source", **about, **spelled_out), end="")
             return 0
-    from orchestrator.view.bisect import bisect  # only here: a sweep does without
+    from orchestrator.view.bisect import bisect  # imported here, because a sweep does not need it
     from orchestrator.view.explain import explain
 
     look = bisect if asked == "bisect" else explain
@@ -341,7 +341,7 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
 
 
 def _fronts(config: SweepConfig) -> Fronts:
-    """A sweep whose trials share artifacts takes estimates of cold compile times for what they stand for."""
+    """Returns front functions; a sweep whose trials share artifacts trusts estimates of cold compile times."""
     import analysis
 
     front_of = analysis.pareto_front if config.caches is CachePolicy.COLD else analysis.expected_front

@@ -189,10 +189,10 @@ def samples_per_step(df: pd.DataFrame) -> int:
 
 
 def batch_size_of(trial: pd.Series) -> int | None:
-    """Samples of a worker's step under a trial's setting; None where neither the setting nor its figures say.
+    """Returns the samples in a worker's step of a trial; None if neither the setting nor its figures say.
 
     Args:
-        trial: a row of the frame `load` returns.
+        trial: A row of the frame that `load` returns.
     """
     if (asked := CompileSettings.parse(str(trial["settings_key"])).batch_size) is not None:
         return asked

@@ -56,7 +56,7 @@ class JobSetting(NamedTuple):
     is_plain: bool
     """Whether it is plain `torch.compile(model)`."""
     on_batches: str
-    """What it does to the batches that are trained on, a sentence; empty where they are those of today."""
+    """A sentence about how it changes the training batches; empty if they are those of today."""
 
 
 class BreakEvenInfo(NamedTuple):

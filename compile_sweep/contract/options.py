@@ -104,8 +104,8 @@ def check_accumulation(
     Args:
         workload: Name of the workload, for the message.
         settings: The settings under test.
-        batch_size: Samples of a step and worker under these settings.
-        num_workers: That train together.
+        batch_size: Samples per step and worker under these settings.
+        num_workers: Number of workers that train together.
         unpadded_reason: Why its batches are not padded; None if they are.
 
     Raises:

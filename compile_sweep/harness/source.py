@@ -69,7 +69,7 @@ class Facts:
     num_workers: int = 1
     """Number of workers that train together."""
     batch_size: int = 1
-    """Samples of a step and worker."""
+    """Samples per step and worker."""
     one_shape: bool = False
     """Whether every batch has the same shape, so that none is padded."""
     process_statements: Sequence[str] = ()
@@ -348,7 +348,7 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 
 def _forward(settings: CompileSettings, facts: Facts, statement: str, inputs: str = "inputs") -> Iterator[str]:
-    """The statement that calls the model, and what stands before each call."""
+    """Yields the statement that calls the model, and what precedes each call."""
     if settings.compiles_whole and settings.marks:
         yield f"        mark({inputs}, DIMS{_bounds(settings, facts)})"
     if settings.claims_cudagraphs:
@@ -357,7 +357,7 @@ def _forward(settings: CompileSettings, facts: Facts, statement: str, inputs: st
 
 
 def _within_contexts(settings: CompileSettings, facts: Facts, statement: str) -> Iterator[str]:
-    """The statement under autocast and with the chosen attention kernel. They hold for it alone: eager steps run in between."""
+    """Yields the statement under autocast and the attention kernel, which apply to it alone: eager steps run in between."""
     contexts = []
     if dtype := autocast_of(settings, facts):
         contexts.append(f'torch.autocast("{facts.device_type}", dtype=torch.{dtype})')

@@ -450,7 +450,7 @@ def cause_of_series(series: RecompileSeries) -> Cause | None:
 
 
 def _cause_of_values(values: Sequence[str]) -> Cause | None:
-    """The cause of recompiles for something that held nothing at first, by what it held later."""
+    """Returns the cause of recompiles for something that was None at first, from its later values."""
     if len(values) > 1 and all(value.startswith(("(", "[", "{")) for value in values):
         return _NAMED["list or dictionary that grows"]
     return cause_of_guard(f"value == {values[0]}")

@@ -379,7 +379,7 @@ class CompileSettings:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a step and worker; None for the workload's own."""
+        """Samples per step and worker; None for the workload's own batch size."""
         value = dict(self.workload or ()).get("batch_size")
         return value if type(value) is int else None
 

@@ -90,7 +90,7 @@ class ScriptJob:
         return {**asdict(self), "arguments": list(self.arguments)}
 
     def under(self, settings: CompileSettings) -> ScriptJob:
-        """The job with the batch size that the settings ask for among the script's arguments; itself where they ask for none.
+        """Returns the job with the settings' batch size among the script's arguments; itself if they have none.
 
         Raises:
             ScriptError: nobody said by which option the script takes it.

@@ -92,7 +92,7 @@ def source(session: Session) -> str:
 
 
 def other_batch_size(session: Session) -> str | None:
-    """Says that the script does not train on batches of the size that it was given; None if it does."""
+    """Says that the script does not train with the batch size it was given; None if it does."""
     asked = session.settings.batch_size
     samples = statistics.median(size[0] for size in session.sizes) if asked else 0
     if asked is None or (samples and samples % asked == 0):

@@ -211,7 +211,7 @@ class ScriptTrial:
 
     @property
     def _eager_runs(self) -> Path:
-        """The folder of the eager runs on batches of this size."""
+        """Returns the folder of the eager runs with this batch size."""
         size = self.settings.batch_size
         return self.references if size is None else self.references / f"batch-size-{size}"
 

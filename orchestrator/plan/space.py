@@ -183,7 +183,7 @@ def _best_buckets(row_lengths: tuple[int, ...], batch_size: int, window: int, co
 
 
 def _without_usual_batch_size(settings: CompileSettings, target: Target) -> CompileSettings:
-    """The same settings, where they name the workload's own batch size, without it: one setting has one key."""
+    """Returns the settings without a batch size equal to the workload's own, so that one setting has one key."""
     if target.is_script or settings.batch_size != target.batch_size or "batch_size" not in target.options:
         return settings
     return replace(settings, workload=tuple(one for one in settings.workload or () if one[0] != "batch_size") or None)

@@ -190,8 +190,8 @@ class _LocalTrainer(DataParallelTrainer):
     """A trainer in a session of this host, without actors of Ray Train that only data sets or a cluster need.
 
     Each is a process that takes over 2 s of CPU time to start, one after the other, before the first trial. They serve data sets,
-    tell an autoscaler of workers, and free a dead controller's resources, which `DeadTrials` does. A Ray that has other names for
-    them than 2.60 starts them all the same.
+    send requests to an autoscaler, and free a dead controller's resources, which `DeadTrials` does. A version of Ray with other
+    names for them than 2.60 starts them anyway.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
@@ -204,7 +204,7 @@ class _LocalTrainer(DataParallelTrainer):
 
 
 class _Fixed(FixedScalingPolicy):
-    """A number of workers that stays, of which no autoscaler hears."""
+    """A fixed number of workers, without requests to an autoscaler."""
 
     def _send_resource_request(self) -> None:
         pass

@@ -1,8 +1,8 @@
-"""The largest batch that fits the device's memory, by bisection in one process, with the memory that each size took.
+"""Finds the largest batch that fits the device's memory, by bisection in one process, and the memory of each size tried.
 
-Background: compiled code keeps fewer activations than eager, so the batch that fits is a figure of a setting, not of a model. A
-size is tried with two training steps on batches of the longest length: the optimizer's state is there from the second one on.
-Output: the sizes that were tried, in order, each with its peak memory or without one where it did not fit.
+Background: compiled code keeps fewer activations than eager, so the largest batch depends on the setting, not only on the model.
+A size is tried with two training steps on batches of the longest length: the optimizer's state exists from the second one on.
+Output: the sizes that were tried, in order, each with its peak memory, or None if it did not fit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import CompileSettings
 
 MOST_TIMES = 64
-"""Times the workload's own batch size, above which nothing is tried."""
+"""Maximum size, as a multiple of the workload's own batch size."""
 
 RESOLUTION = 32
-"""Sizes are told apart to this part of themselves."""
+"""Bisection stops when sizes differ by less than one part in this many."""
 
 _OUT_OF_MEMORY = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
-"""In the text of a RuntimeError of a library, or of the allocator for CPUs, that had no memory left."""
+"""Text in a RuntimeError of a library, or of the allocator for CPUs, that ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +36,19 @@ class TriedBatch:
 
     batch_size: int
     peak_memory_bytes: int | None
-    """None where it did not fit."""
+    """None if it did not fit."""
 
 
 def largest_batch(workload: Workload, settings: CompileSettings, device: torch.device | str) -> list[TriedBatch]:
-    """Tries batch sizes under a setting, from the workload's own on.
+    """Tries batch sizes under a setting, starting with the workload's own.
 
     Args:
-        workload: In its usual form.
-        settings: How to compile it; their batch size is where the search begins.
-        device: Whose memory is the limit.
+        workload: The workload in its default form.
+        settings: How to compile it; the search begins with their batch size.
+        device: The device whose memory is the limit.
 
     Raises:
-        SettingsError: the workload takes no batch size, or the settings do not fit it.
+        SettingsError: The workload does not accept a batch size, or the settings do not fit it.
     """
     where = torch.device(device)
     start = settings.batch_size or workload.batch_size
@@ -62,10 +62,10 @@ def with_batch_size(settings: CompileSettings, size: int) -> CompileSettings:
 
 
 def bisected(peak_of: Callable[[int], int | None], *, start: int) -> list[TriedBatch]:
-    """Tries sizes: twice as many until one does not fit, half as many until one does, then between these two.
+    """Tries sizes by doubling until one does not fit, or halving until one does, then by bisection.
 
     Args:
-        peak_of: Bytes that a size takes; None if it does not fit.
+        peak_of: Returns the bytes that a size takes; None if it does not fit.
         start: The size to begin with.
     """
     tried: list[TriedBatch] = []
@@ -95,7 +95,7 @@ def largest_of(tried: Sequence[TriedBatch]) -> TriedBatch | None:
 
 
 def peak_memory(workload: Workload, settings: CompileSettings, device: torch.device) -> int | None:
-    """Returns the bytes that two steps take at their peak; None if they do not fit."""
+    """Returns the peak memory of two steps in bytes; None if they do not fit."""
     try:
         return _peak_memory(workload, settings, device)
     except torch.OutOfMemoryError:

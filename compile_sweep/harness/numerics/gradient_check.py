@@ -346,7 +346,7 @@ class _Search:
         return None
 
     def _group_errors(self, groups: Sequence[Sequence[str]], width: float) -> list[float]:
-        """Of each group; all its layers go the same way, so that errors of several add up."""
+        """Returns the error of each group; all its layers move the same way, so that their errors add up."""
         moves = self._moves(width)
         return [self._error({name: moves[name] for name in group}, dict.fromkeys(group, 1.0), width) for group in groups]
 
