@@ -52,16 +52,16 @@ class Options:
     """Time one setting's cold compile alone and side by side, before and after each trial got its own cores."""
 
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     setting: str = "scope=full"
-    """As in a sweep's --settings."""
+    """The setting, written as in a sweep's --settings."""
     workload: str = "captioning"
     size: str = "base"
     device: Device = Device.CUDA
     side_by_side: int | None = None
-    """Trials at once; by default one a GPU, 4 at most."""
+    """Trials at once; by default one per GPU, at most 4."""
     budget_s: float = 350.0
-    """Seconds after which what runs is stopped and what is missing is left out."""
+    """Stop after this many seconds, and leave out what was not measured by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

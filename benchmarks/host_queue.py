@@ -50,15 +50,15 @@ class Options:
     """Run a list of benchmarks on this host's GPUs."""
 
     jobs: Annotated[Path, tyro.conf.Positional]
-    """The list."""
+    """The file that lists the benchmarks."""
     output: Path
-    """Where jobs write, and what tells a later call what is done."""
+    """The folder that jobs write to. A later call finds there which jobs are done."""
     only: tuple[str, ...] = ()
-    """Not all jobs, but these, in this order. A job that needs more GPUs than are free is overtaken by those behind it."""
+    """Run only these jobs, in this order. A job that needs more GPUs than are free is overtaken by those behind it."""
     for_s: float | None = None
-    """Seconds after which what runs is stopped, to be gone on with by the next call."""
+    """Stop running jobs after this many seconds; the next call continues."""
     places: int | None = None
-    """Into how many parts the host is divided; by default one a GPU, or one."""
+    """Number of parts to divide the host into; by default one per GPU, or one without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,16 +44,16 @@ _ALIKE = ("workload", "size", "time_budget_s", "workers_per_trial", "device", "p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Compare sweeps that searched one space live."""
+    """Compare live searches of the same space."""
 
     sweeps: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """Their folders."""
+    """The folders of the sweeps."""
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     figure: Path | None = None
-    """Where the picture goes, a PNG or an SVG; none is drawn without it."""
+    """The PNG or SVG file to draw a chart to; by default there is no chart."""
     goal: float = 0.98
-    """Share of the common hypervolume whose time is printed."""
+    """Print the time it took to reach this share of the common hypervolume."""
 
 
 def main(words: Sequence[str]) -> int:

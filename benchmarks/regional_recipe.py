@@ -50,7 +50,7 @@ class Options:
     """Time the regional recipe."""
 
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     num_layers: int = NUM_LAYERS["base"]
 
 

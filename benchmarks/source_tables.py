@@ -29,10 +29,10 @@ _NOT_OPTIONS = ("scope=", "mode=", "cudagraphs=", "dynamic=static", "padding=", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Print the tables of two sources, as Markdown."""
+    """Print sweeps in the form of two sources' tables, as Markdown."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRAIN [INFERENCE]")] = ()
-    """The folder of a sweep, or those of training and of inference."""
+    """A sweep's folder, or one folder for training and one for inference."""
 
 
 def good(folder: Path) -> dict[str, TrialRecord]:
@@ -119,7 +119,7 @@ def main(words: Sequence[str]) -> int:
 
 def _print(folders: Sequence[Path]) -> int:
     if len(folders) not in (1, 2):
-        raise ConfigError("give the folder of a sweep, or those of training and of inference")
+        raise ConfigError("give a sweep's folder, or one folder for training and one for inference")
     found = [good(folder) for folder in folders]
     for folder, records in zip(folders, found, strict=True):
         if not records:

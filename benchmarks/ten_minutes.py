@@ -54,7 +54,7 @@ class Options:
     size: str | None = None
     """Its size; by default as a sweep has it."""
     output: Path
-    """Where the JSON goes; the sweeps' folders are made beside it."""
+    """The JSON file to write; the sweeps' folders go beside it."""
     by_hand: str | None = None
     """The job of benchmarks.by_hand.best to compare with."""
     lines: Path | None = None

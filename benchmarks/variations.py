@@ -37,10 +37,10 @@ Table = Mapping[tuple[str, str], TrialRecord]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Print what each varied thing does to eager and compiled steps, as Markdown."""
+    """Print how each variation affects eager and compiled steps, as Markdown."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER [FOLDER …]")] = ()
-    """Of sweeps of one workload and machine."""
+    """Folders of sweeps of one workload on one machine."""
 
 
 def table_of(records: Sequence[TrialRecord], *, num_workers: int | None = None) -> Table:

@@ -51,10 +51,10 @@ TOLD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Compile for two workers that share a GPU, and tell what became of it."""
+    """Compile for two workers that share a GPU, and report the outcome."""
 
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     workload: str = "segmentation"
     size: str = "b0"
     device: Device = Device.CUDA

@@ -44,14 +44,14 @@ class Place:
     """What every command takes."""
 
     cache: str = DEFAULT
-    """A folder, s3://bucket/prefix, gs://…, or another URI that pyarrow knows, or fsspec behind fsspec+."""
+    """A folder, s3://bucket/prefix, gs://…, another URI that pyarrow supports, or fsspec+ and a URI that fsspec supports."""
     key_file: Path | None = None
-    """The file of the signing key; by default COMPILE_SWEEP_CACHE_KEY, or else ~/.config/compile-sweep/cache.key."""
+    """The file with the signing key; by default COMPILE_SWEEP_CACHE_KEY, or else ~/.config/compile-sweep/cache.key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions(Place):
-    """Lists who published what, how much, and how often it was hit."""
+    """Lists what each trial published, how large it is, and how often it was hit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +59,25 @@ class ShowOptions(Place):
     """Shows one trial's artifacts by kind, and the environment they were made in."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
-    """A trial's id, or the beginning of a manifest's."""
+    """A trial's id, or the first digits of a manifest's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions(Place):
-    """Reads every artifact and checks signatures and contents; damaged contents are removed, to be published again."""
+    """Reads every artifact, checks signatures and contents, and removes damaged contents, which can be published again."""
 
     remove: Flag = False
-    """Remove manifests that are refused too, those signed with other people's keys included."""
+    """Also remove manifests that are refused, including those signed with other people's keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcOptions(Place):
-    """Removes what nobody used for long, or what is too much."""
+    """Removes artifacts that have not been used for long, or that exceed a size limit."""
 
     max_age_days: float | None = None
-    """Manifests neither made nor hit for longer go."""
+    """Remove manifests that were neither made nor hit in this many days."""
     max_gb: float | None = None
-    """The longest unused go until the rest is no more than this many GB (10⁹ bytes)."""
+    """Remove the least recently used until the rest fits into this many GB (10⁹ bytes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,33 +85,33 @@ class ExportOptions(Place):
     """Writes one trial's artifacts as a file that a production job restores with torch alone."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
-    """A trial's id, or the beginning of a manifest's."""
+    """A trial's id, or the first digits of a manifest's id."""
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Where to."""
+    """The file to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions(Place):
-    """Signs and publishes a file that `export` or torch.compiler.save_cache_artifacts wrote. It holds code: know its origin."""
+    """Signs and publishes a file of `export` or torch.compiler.save_cache_artifacts. It holds code: import only what you trust."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """What to read; it must have been made in an environment like this one."""
+    """The file to import; it must have been made in an environment like this one."""
     workload: str = "captioning"
-    """Whose graphs they are."""
+    """The workload that was compiled."""
     size: str | None = None
-    """One of the workload's sizes; by default its first with a GPU and its last without."""
+    """One of the workload's sizes; by default the first one with a GPU and the last one without."""
     settings: str = "scope=full"
-    """Compile settings they were made with, like scope=regional,dynamic=auto."""
+    """The compile settings it was compiled with, like scope=regional,dynamic=auto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainOptions(Place):
-    """Names what keeps the artifacts of one trial or environment from serving another."""
+    """Explains why the artifacts of one trial or environment cannot serve another."""
 
     a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
-    """A trial's id, the beginning of a manifest's, `here`, or a JSON file of components and values."""
+    """A trial's id, the first digits of a manifest's id, `here`, or a JSON file of components and values."""
     b: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="B")] = None
-    """The same; by default the trial in the store that differs least from A."""
+    """What to compare A with, in the same form; by default the trial in the store that differs least from A."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:

@@ -58,21 +58,21 @@ class Options:
     workload: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")] = None
     """A built-in workload's name, or package.module:Class for your own."""
     script: str | None = None
-    """A training script to look at in place of a workload; its own arguments follow after --."""
+    """A training script to check instead of a workload; its own arguments follow after --."""
     in_place: Flag = False
-    """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
+    """Run the script in its own folder, where its files then stay, instead of in a copy made of links."""
     size: str | None = None
-    """One of the workload's sizes; by default its first with a GPU and its last without."""
+    """One of the workload's sizes; by default the first one with a GPU and the last one without."""
     device: Device | None = None
     """cpu or cuda; by default cuda if this machine has a GPU."""
     scopes: tuple[Scope, ...] = (Scope.EAGER, Scope.FULL, Scope.REGIONAL, Scope.MODULAR)
     """Scopes to try."""
     backend: str | None = None
-    """A back-end of torch.compile other than Inductor; aot_eager is quick and finds breaks and recompiles all the same."""
+    """A torch.compile backend other than Inductor; aot_eager is quick and still finds breaks and recompiles."""
     largest_batch: Flag = False
     """Only look for the largest batch that fits the GPU's memory, eagerly and with scope=full, or under the scopes named."""
     seed: int = 0
-    """Decides weights and data."""
+    """Seed for weights and data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,11 +47,11 @@ class ExplainOptions:
     workload: str = "captioning"
     """captioning, another that `sweep --list` names, or package.module:Class for your own."""
     size: str = "auto"
-    """One of the workload's sizes; auto is its first with a GPU and its last without."""
+    """One of the workload's sizes; auto is the first one with a GPU and the last one without."""
     device: Device | None = None
     """cpu or cuda; by default cuda if this machine has a GPU."""
     seed: int = 0
-    """Decides weights and data."""
+    """Seed for weights and data."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

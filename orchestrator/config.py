@@ -122,7 +122,7 @@ def check_seed(seed: int) -> None:
         ConfigError: The seed is negative or has more than 32 bits.
     """
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"--seed {seed} is none; use a whole number from 0 to {2**32 - 1}")
+        raise ConfigError(f"--seed {seed} is not a seed; use a whole number from 0 to {2**32 - 1}")
 
 
 def shown(cache: str) -> str:
@@ -170,23 +170,23 @@ class SearchConfig:
     """How settings are chosen among those of the recipe, and when enough were tried."""
 
     searcher: Searcher | None = None
-    """Choose what to try next among the settings, of the recipe grid if none is named; by default all of them, in order. gain
-    expects hypervolume gained for each second."""
+    """Let a searcher choose which setting to try next, from recipe grid unless another is named; by default all settings run, in
+    order. gain maximizes the hypervolume it expects to gain per second."""
     objectives: Annotated[tuple[str, ...], tyro.conf.arg(name="objective", metavar="FIELD:GOAL …"), _OBJECTIVES] = ()
-    """What is searched for, like samples_per_s:max; by default throughput, compile time and memory."""
+    """What to optimize, like samples_per_s:max; by default throughput, compile time and memory."""
     constraints: Annotated[tuple[str, ...], tyro.conf.arg(name="constraint", metavar="BOUND …"), _BOUNDS] = ()
     """Bounds to keep, like compile_s<=120 or peak_memory_bytes<=40GiB."""
     stop: str | None = None
-    """When to end for want of news, like "front stable for 6 trials"."""
+    """When to stop because nothing new turns up, like "front stable for 6 trials"."""
     num_trials: int | None = None
-    """At most this many trials, those of earlier runs included: the first settings of the recipe, or what a searcher proposes."""
+    """Run at most this many trials, including earlier runs': the first settings of the recipe, or what a searcher proposes."""
     gpu_budget_s: float | None = None
-    """Start no trial with which all trials, those of earlier runs included, would probably take more than this many GPU-seconds,
-    compile time included."""
+    """Start no trial that would probably bring all trials, including earlier runs' and compile time, above this many
+    GPU-seconds."""
     learn_from: Annotated[tuple[str, ...], _FOLDERS, tyro.conf.arg(metavar="DIR …")] = ()
-    """Folders of earlier sweeps whose results the searcher is told of; what they tried is not tried again."""
+    """Folders of earlier sweeps for the searcher to learn from; settings they tried are not tried again."""
     learn_anyway: bool = False
-    """Take also sweeps of another workload or environment: their best settings are tried first."""
+    """Also learn from sweeps of another workload or environment: their best settings are tried first."""
     prune: _OnOff = None
     """Stop trials that can no longer keep a constraint or add to the front; auto is on with --searcher or --constraint."""
 
@@ -219,7 +219,7 @@ class SweepConfig:
     workload: str = "captioning"
     """captioning, another that --list names, or package.module:Class for your own."""
     size: str = AUTO
-    """One of the workload's sizes; auto is its first with a GPU and its last without."""
+    """One of the workload's sizes; auto is the first one with a GPU and the last one without."""
     settings: Annotated[tuple[CompileSettings, ...], tyro.conf.Suppress] = ()
     """What to try, in order, or to choose from: what the recipe or `--settings` comes to."""
     excluded: Annotated[tuple[Excluded, ...], tyro.conf.Suppress] = ()
@@ -227,46 +227,46 @@ class SweepConfig:
     script: Annotated[Mapping[str, Any] | None, tyro.conf.Suppress] = None
     """A person's script in place of a workload, as `ScriptJob.to_dict` writes it."""
     seed: int = 0
-    """Decides weights and data."""
+    """Seed for weights and data."""
     device: Device | None = None
-    """cpu or cuda; by default cuda if this machine has a GPU. Say cuda on a cluster whose head has none."""
+    """cpu or cuda; by default cuda if this machine has a GPU. Write cuda on a cluster whose head has no GPU."""
     pipeline: Pipeline = Pipeline.RESIDENT
     """resident times the compute on prepared batches; real times it with the workload's own loader."""
     workers_per_trial: int = 1
-    """Train workers of each trial, one GPU each where there are GPUs."""
+    """Ray Train workers per trial, each with a GPU of its own if there are GPUs."""
     max_concurrent: int = 0
-    """Trials at once; 0 is one a GPU, or one. They divide a host's cores among themselves."""
+    """Trials at once; 0 is one per GPU, or one without a GPU. Trials on a host share its cores evenly."""
     runner: RunnerKind = RunnerKind.RAY
-    """ray runs trials on this host or in a cluster. local runs them here one after the other, each in a fresh process, without
-    Ray, so that a trial starts seconds earlier; one worker a trial."""
+    """ray runs trials on this host or in a cluster. local runs them here one after another, each in a fresh process, without
+    Ray, so that a trial starts seconds earlier; one worker per trial."""
     placement: Placement = Placement.PACK
-    """pack fills a cluster's hosts one after the other; spread gives each trial a host to itself."""
+    """pack fills a cluster's hosts one after another; spread gives each trial a host to itself."""
     confirm: bool = True
-    """Measure members of the front that other trials disturbed again, alone, at the end."""
+    """At the end, measure again, alone, the members of the front that other trials disturbed."""
     cache: str | None = AUTO
     """Where compiled artifacts are kept: a folder, s3://…, gs://…, redis://host:port, or none; auto is the folder `cache` beside
     the sweep's own."""
     caches: CachePolicy = CachePolicy.COLD
-    """cold: trials begin with nothing. shared: with what others left; cold compile times are then estimated. auto: the same, and
-    the front is measured again cold."""
+    """cold: every trial starts with empty caches. shared: with what earlier trials compiled; cold compile times are then
+    estimated. auto: as shared, and the front is measured again cold."""
     precompile: bool = False
-    """Keep what Dynamo traced as well, so that a warm start does not trace. It checks fewer guards then."""
+    """Also store Dynamo's traces, so that a warm start need not trace again. Fewer guards are checked then."""
     warm_starts: Annotated[bool, tyro.conf.arg(name="warm-start")] = True
-    """Start members of the front again from their own artifacts, at the end."""
+    """At the end, start the members of the front again from their own artifacts."""
     effort: Effort | None = None
     """How long recipe auto may take: quick is 5 minutes (the default on a CPU), standard 10 (on a GPU), thorough an hour."""
     time_budget_s: float | None = None
-    """Start no trial that would probably end later than this many seconds from now."""
+    """Start no trial that would probably end more than this many seconds from now."""
     compile_deadline_s: float = 600.0
     """Kill a trial that is still compiling or warming up after this many seconds."""
     trial_deadline_s: float = 0.0
-    """Kill a trial that is not done after this many seconds; 0 is the compile deadline and 300 s."""
+    """Kill a trial that is not done after this many seconds; 0 is 300 s more than the compile deadline."""
     storage: Annotated[str | None, tyro.conf.Suppress] = None
     """Where the folder is copied while the sweep runs; None for nowhere."""
     search: SearchConfig = SearchConfig()
     """How settings are chosen among `settings`."""
     log_to: Annotated[tuple[str, ...], _PLACES, tyro.conf.arg(metavar="PLACE …")] = ()
-    """Log trials there as well, as they finish: mlflow:URI, mlflow:DIR, tensorboard:DIR or wandb:PROJECT."""
+    """Also log each trial as it finishes: mlflow:URI, mlflow:DIR, tensorboard:DIR or wandb:PROJECT."""
 
     def __post_init__(self) -> None:
         check_count("workers_per_trial", self.workers_per_trial)
@@ -298,7 +298,7 @@ class SweepConfig:
         if self.runner is RunnerKind.RAY:
             return
         if self.workers_per_trial > 1:
-            raise ConfigError(f"--runner local has one worker a trial; leave it out to train with {self.workers_per_trial}")
+            raise ConfigError(f"--runner local has one worker per trial; leave it out to train with {self.workers_per_trial}")
         if self.max_concurrent > 1:
             raise ConfigError(f"--runner local runs one trial at a time; leave it out to run {self.max_concurrent} at once")
 
@@ -356,11 +356,11 @@ class Run:
     settings: Annotated[tuple[str, ...], _SETTINGS, tyro.conf.arg(metavar="SETTING …")] = ()
     """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
     vary: Annotated[tuple[str, ...], _SETTINGS, tyro.conf.arg(metavar="FIELD=VALUES …")] = ()
-    """Further values of any field to cross the settings with, like group_window=1,100."""
+    """Values of any field to combine with every setting, like group_window=1,100."""
     script: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """A training script to run unchanged in place of a workload; its own arguments follow after --."""
+    """A training script to run unchanged instead of a workload; its own arguments follow after --."""
     in_place: Flag = False
-    """Run the script in its own folder, where what it writes stays, and not in a copy made of links."""
+    """Run the script in its own folder, where its files then stay, instead of in a copy made of links."""
     compile_loss: Flag = False
     """In trials of a script with scope=full, also compile the loss functions that it calls outside its modules."""
     batch_arg: Annotated[str | None, tyro.conf.arg(metavar="OPTION")] = None
@@ -369,20 +369,20 @@ class Run:
     output: Path | None = None
     """The sweep's folder; by default a new one under results/."""
     storage: str | None = AUTO
-    """Where the folder is copied while the sweep runs, and brought back from by --resume: s3://bucket/sweep, gs://…, another
-    folder, or none; auto is $COMPILE_SWEEP_STORAGE with the folder's name behind it, if that is set."""
+    """Where the folder is copied to while the sweep runs, and where --resume restores it from: s3://bucket/sweep, gs://…, another
+    folder, or none; auto appends the folder's name to $COMPILE_SWEEP_STORAGE, if that is set."""
     resume: Flag = False
-    """Go on with the sweep in --output: what is recorded there is not repeated."""
+    """Continue the sweep in --output; what is recorded there is not repeated."""
     dry_run: Flag = False
     """Print what would run, what would not and why, and how long it would take; start nothing."""
     explain: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
     bisect: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
-    """Compile the model part after part under one setting, until the first part that does not follow eager; name it."""
+    """Find the first part of the model that does not follow eager under one setting, by compiling part after part."""
     source: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Print one setting as Python to paste into a training script; run nothing."""
     list: Flag = False
-    """Name workloads, recipes and settings, a line each; run nothing."""
+    """List workloads, recipes and settings, one per line; run nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,7 +424,7 @@ def expanded(option: str, folder: str | Path) -> Path:
     try:
         return Path(folder).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{option} {folder} is not a folder, for no user is called so; name another") from None
+        raise ConfigError(f"{option} {folder} is not a folder: there is no such user; name another") from None
 
 
 def _read(name: str, kind: Any, value: Any) -> Any:

@@ -169,14 +169,14 @@ def replays(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Replay a recorded table through searchers: what share of the grid's cost they need for its front."""
+    """Replay searchers on a recorded table, and print what share of the grid's cost each needs to find its front."""
 
     table: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
     """A sweep's folder, or a table of benchmarks/tables."""
     searcher: tuple[Searcher, ...] = (Searcher.GRID, Searcher.RANDOM, Searcher.GAIN)
     """Which searchers to compare."""
     seeds: int = 20
-    """Replays of each."""
+    """Replays per searcher."""
     objective: tuple[str, ...] = ()
     """Like samples_per_s:max; by default throughput, compile time and memory."""
     constraint: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class Options:
     gpu_budget_s: float | None = None
     """GPU-seconds after which no further trial starts."""
     at_once: int = 1
-    """Trials under way at a time."""
+    """Trials that run at a time."""
     prune: Flag = False
     """Stop trials early, as a sweep does."""
 

@@ -215,8 +215,8 @@ def _begun(run: Run) -> _Begun | None:
         before = folder.stored_config(output)
     elif before is None:  # a job that copies its results may be restarted before it had any
         raise SweepFolderError(
-            f"--resume goes on with the sweep in {output}, and there is none; name its folder with --output, or leave --resume "
-            "out to begin one"
+            f"--resume continues the sweep in {output}, and there is none; name its folder with --output, or leave --resume "
+            "out to start one"
         )
     return _Begun(output, kept, before)
 

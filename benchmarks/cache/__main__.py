@@ -38,35 +38,35 @@ WIDTH = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartOptions:
-    """Times the first step in a process with empty caches, and in one that restores what that one left."""
+    """Times the first step in a process with empty caches, and in one that restores what the first one compiled."""
 
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     settings: tuple[str, ...] = ("scope=full", "scope=regional")
     """Compile settings, like scope=regional,dynamic=auto."""
     precompile: Flag = False
-    """Do each again with what Dynamo traced kept too."""
+    """Repeat each with Dynamo's traces stored as well."""
     profile: Flag = True
-    """Find out where the rest of the warm first step goes, in a process or two more."""
+    """Profile the rest of the warm first step, in one or two more processes."""
     workload: str = "captioning"
     size: str = "base"
     device: Device = Device.CUDA
     steps: int = 20
     """Steps that the cold process and the warm one take."""
     budget_s: float = 560.0
-    """Seconds after which what runs is stopped and what is missing is left out."""
+    """Stop after this many seconds, and leave out what was not measured by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepsOptions:
-    """Compares a sweep whose trials began cold with one over the same settings whose trials shared what they compiled."""
+    """Compares a sweep whose trials started cold with one of the same settings whose trials shared compiled artifacts."""
 
     cold: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="COLD")]
     """Folder of the one run with --caches cold."""
     shared: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SHARED")]
     """Folder of the one run with --caches shared."""
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,11 @@ class TransferOptions:
     """Times publishing and fetching a bundle's worth of artifacts, on one node and across two Ray nodes on this host."""
 
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     mb: float = 35.0
-    """Of all artifacts together, in 10⁶ bytes."""
+    """Total size of the artifacts, in 10⁶ bytes."""
     artifacts: int = 350
-    """How many they are."""
+    """Number of artifacts."""
     rounds: int = 5
     """Of each route; the median counts."""
 

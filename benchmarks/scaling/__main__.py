@@ -59,7 +59,7 @@ MAX_AUTOTUNE = "scope=full,mode=max-autotune,optimizer=compiled,inductor.coordin
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Common:
     output: Path
-    """Where the JSON goes; the sweeps' folders are beside it, in one that is called like it."""
+    """The JSON file to write; the sweeps' folders go beside it, in a folder of the same name."""
     workload: str = "captioning"
     size: str = "base"
     device: Device = Device.CUDA
@@ -69,7 +69,7 @@ class _Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersOptions(_Common):
-    """Trains with 1, 2, 4, … workers under the same settings and tells how the throughput grows."""
+    """Trains with 1, 2, 4, … workers under the same settings and reports how throughput scales."""
 
     counts: tuple[int, ...] = ()
     """Workers a trial; by default the powers of two up to the number of GPUs."""

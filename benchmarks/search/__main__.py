@@ -69,9 +69,9 @@ class Options:
     tables: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")] = ()
     """Folders of tables; by default all of benchmarks/tables."""
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     figures: Path | None = None
-    """Folder for the charts; none are drawn without it."""
+    """The folder to draw charts to; by default there are none."""
     searcher: tuple[Searcher, ...] = tuple(Searcher)
     seeds: int = 20
     objective: tuple[str, ...] = ()
@@ -79,10 +79,10 @@ class Options:
     constraint: tuple[str, ...] = ()
     goal: float = 0.98
     until: float = 0.6
-    """Share of the grid's cost at which a search ends; GP takes about a second a trial."""
+    """Share of the grid's cost at which a search ends; GP takes about a second per trial."""
     processes: int = os.cpu_count() or 1
     same_start: Flag = False
-    """Let every searcher begin with the settings that gain begins with."""
+    """Start every searcher with the settings that gain starts with."""
     flat: Flag = False
     """Time 10,000 trials of one search instead."""
 

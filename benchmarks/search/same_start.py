@@ -61,7 +61,7 @@ class Options:
     tables: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")] = ()
     """Folders of tables; by default those of nine sweeps."""
     output: Path
-    """Where the JSON goes."""
+    """The JSON file to write."""
     searcher: tuple[Searcher, ...] = SEARCHERS
     seeds: int = 20
     target: float = 0.98

@@ -94,7 +94,7 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
             )
     backends = installed.backends() if settings.backend else ()
     if settings.backend and settings.backend not in backends:
-        raise SettingsError(f"torch.compile has no back-end {settings.backend!r}; {suggest(settings.backend, backends)}")
+        raise SettingsError(f"torch.compile has no backend {settings.backend!r}; {suggest(settings.backend, backends)}")
 
 
 def _refuse_unknown_options(

@@ -49,7 +49,7 @@ def normalized(location: str) -> str:
     try:
         return filesystem.normalized(location)
     except ValueError as error:
-        raise CacheError(f"no store {error}") from None
+        raise CacheError(f"no artifacts {error}") from None
 
 
 def refuse_no_folder(location: str) -> None:

@@ -27,7 +27,7 @@ _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
 
 
 def auto(target: Target) -> Iterator[Candidate]:
-    """Within a time budget what won elsewhere, then lever by lever whatever fits the model and the machine."""
+    """Within a time budget, what won elsewhere, then one change at a time whatever fits the model and the machine."""
     for own in _crossed(_levers(target)):
         lengths = {name: own[name] for name in own if name in _LENGTHS}
         shared = {name: value for name, value in own.items() if name not in _LENGTHS}
@@ -156,7 +156,7 @@ def of_script(target: Target) -> Iterator[Candidate]:
 
 
 def captioning(target: Target) -> Iterator[Candidate]:
-    """The captioning source's two tables and what goes beyond them, cheap settings first, those that tune or make graphs last."""
+    """The captioning source's two tables and more: cheap settings first, those that tune or make CUDA graphs last."""
     narrow = _part(target, 8)
     marked: Candidate = {"scope": "full", "dynamic": "mark", "optimizer": "compiled"}
     grouped: Candidate = {"group_window": GROUP_WINDOW, "attention": "unmasked", "optimizer": "fused"}
@@ -207,7 +207,7 @@ def captioning(target: Target) -> Iterator[Candidate]:
 
 
 def regional(target: Target) -> Iterator[Candidate]:
-    """Full against regional compiling, the regional recipe's question: what compiling a repeated block once saves."""
+    """Full against regional compiling: what it saves to compile a repeated block once."""
     yield _EAGER_MAX
     yield {"scope": "full"}
     yield {"scope": "regional"}

@@ -80,7 +80,7 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
     for folder in folders:
         found = list(records.standing(records.read(folder)).values())
         if not found:
-            raise ConfigError(f"--learn-from {folder} holds no trial's record; name a folder that a sweep wrote")
+            raise ConfigError(f"--learn-from {folder} holds no trial records; name a folder that a sweep wrote")
         if Origin.of_all(found).environment_key is None:
             raise ConfigError(f"--learn-from {folder}: no trial of it says in which environment it ran; name another sweep")
         if origin.environment_key is None:

@@ -139,7 +139,7 @@ def _described(path: Path) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Make a table to replay searches on of a sweep's folder."""
+    """Turn a sweep's folder into a table to replay searches on."""
 
     sweep: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SWEEP")]
     """The sweep's folder."""

@@ -32,16 +32,16 @@ def normalized(location: str) -> str:
         ValueError: files cannot be kept there; the message is a sentence without its subject.
     """
     if not location.strip():
-        raise ValueError("can be at an empty place; name a folder or a URI")
+        raise ValueError("can be kept at an empty location; name a folder or a URI")
     scheme, colon, _ = location.partition("://")
     if not colon:
         try:
             return str(Path(location).expanduser().absolute())
         except RuntimeError:
-            raise ValueError(f"can be at {location}, for no user is called so; name a folder or a URI") from None
+            raise ValueError(f"can be kept at {location}: there is no such user; name a folder or a URI") from None
     if scheme in SCHEMES or (scheme.startswith(FSSPEC) and scheme != FSSPEC):
         return location
-    raise ValueError(f"can be at {without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
+    raise ValueError(f"can be kept at {without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
 
 
 def opened(uri: str) -> tuple[FileSystem, str]:

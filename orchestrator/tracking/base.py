@@ -53,7 +53,7 @@ class Destination:
         """
         name, colon, where = text.strip().partition(":")
         if name not in list(Service) or not colon or not where.strip():
-            raise ConfigError(f"--log-to {shown(text)!r} names no place; write it like {_LIKE}")
+            raise ConfigError(f"--log-to {shown(text)!r} is not a place to log to; write it like {_LIKE}")
         if HIDDEN in where:
             raise ConfigError(f"the password of --log-to {shown(text)} was not written down; give --log-to again")
         service, where = Service(name), where.strip()
@@ -64,7 +64,7 @@ class Destination:
             try:
                 where = str(Path(where).expanduser().absolute())
             except RuntimeError:
-                raise ConfigError(f"--log-to {shown(text)} is not a folder, for no user is called so; name another") from None
+                raise ConfigError(f"--log-to {shown(text)} is not a folder: there is no such user; name another") from None
         elif service is Service.TENSORBOARD:
             raise ConfigError(f"--log-to {shown(text)} is not a folder, and TensorBoard's event files go to one")
         return cls(service, where)

@@ -150,7 +150,7 @@ def test_names_that_torch_does_not_know_are_refused_before_anything_is_executed(
             said(error)
             continue
         if settings.options or settings.backend:
-            with nothing_runs(), pytest.raises(SettingsError, match=r"no option|no back-end"):
+            with nothing_runs(), pytest.raises(SettingsError, match=r"no option|no backend"):
                 refuse_unknown_names(settings, LoadedTorch())
 
 

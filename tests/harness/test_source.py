@@ -198,7 +198,7 @@ def test_a_part_the_workload_lacks_is_refused_with_those_it_has(model: torch.nn.
             "inductor.coordinate_descent_tunning=on",
             "no option 'coordinate_descent_tunning'; did you mean coordinate_descent_tuning",
         ),
-        ("backend=inductr", "no back-end 'inductr'; did you mean inductor"),
+        ("backend=inductr", "no backend 'inductr'; did you mean inductor"),
     ],
 )
 def test_a_name_torch_does_not_know_is_refused_with_the_nearest(spelled: str, complaint: str, model: torch.nn.Module) -> None:

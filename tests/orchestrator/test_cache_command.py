@@ -203,7 +203,7 @@ def test_facts_that_cannot_be_printed_are_none(command: Command, tmp_path: Path)
     [
         ("x" * 300, "no folder"),
         ("no/such/folder", "no folder"),
-        ("ftp://host/x", "no store can be at"),
+        ("ftp://host/x", "no artifacts can be kept at"),
         ("redis://host:6379", "Inductor's"),
         ("", "no"),
     ],

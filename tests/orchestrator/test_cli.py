@@ -97,5 +97,5 @@ def test_no_recipe_looks_like_a_value_of_such_an_option() -> None:
 @pytest.mark.usefixtures("nothing_starts", "no_gpu")
 def test_a_sweep_that_is_not_there_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep.main(["--resume", "--output", "nowhere"]) == 2
-    assert "--resume goes on with the sweep in nowhere, and there is none; name its folder" in capsys.readouterr().err
+    assert "--resume continues the sweep in nowhere, and there is none; name its folder" in capsys.readouterr().err
     assert not Path("nowhere").exists()

@@ -47,7 +47,7 @@ def test_a_folder_is_the_users_where_no_shell_has_said_so(
     assert sweep.main(["quickstart", "--dry-run", "--size", "tiny", "--output=~/deep/sweep"]) == 0
     assert f"artifacts in {tmp_path}/home/deep/cache" in capsys.readouterr().out
     assert sweep.main(["--dry-run", "--searcher", "gain", "--learn-from=~/earlier"]) == 2
-    assert f"{tmp_path}/home/earlier holds no trial's record" in capsys.readouterr().err
+    assert f"{tmp_path}/home/earlier holds no trial records" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +246,7 @@ def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Pa
         (["--output", "{theirs}"], "holds a sweep already; add --resume"),
         (["--output", "file/new"], "cannot be written (Not a directory)"),
         (["--resume", "--output", "{theirs}", "--seed", "7"], "holds another sweep: its seed is 0, not 7"),
-        (["--searcher", "gain", "--learn-from", "nowhere"], "--learn-from {here}/nowhere holds no trial's record"),
+        (["--searcher", "gain", "--learn-from", "nowhere"], "--learn-from {here}/nowhere holds no trial records"),
     ],
 )
 def test_a_dry_run_refuses_what_the_sweep_would_and_changes_nothing(

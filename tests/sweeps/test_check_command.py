@@ -81,10 +81,10 @@ def test_temporary_files_where_nothing_compiles_are_refused(
         (["toy_workloads:Toyy"], "is not a subclass of compile_sweep.Workload"),
         (["captoning"], "did you mean captioning?"),
         (["toy_workloads:Toy", "--size", "huge"], "has no size 'huge'"),
-        (["toy_workloads:Toy", "--backend", "inductr"], "no back-end 'inductr'"),
+        (["toy_workloads:Toy", "--backend", "inductr"], "no backend 'inductr'"),
         (["toy_workloads:Toy", "--device", "cuda"], "needs a GPU"),
         (["toy_workloads:Toy", "--scopes", "fulll"], "--scopes"),
-        (["toy_workloads:Toy", "--seed", "-1"], "--seed -1 is none; use a whole number from 0 to 4294967295"),
+        (["toy_workloads:Toy", "--seed", "-1"], "--seed -1 is not a seed; use a whole number from 0 to 4294967295"),
         (["captioning", "--seed", "9" * 30], f"--seed {'9' * 30} is none"),
     ],
 )

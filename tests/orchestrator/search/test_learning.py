@@ -58,7 +58,7 @@ def test_what_is_of_another_origin_is_refused_with_the_reason_unless_forced(
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no trial's record"):
+    with pytest.raises(ConfigError, match="holds no trial records"):
         learn_from([tmp_path], HERE, AIMS)
 
 

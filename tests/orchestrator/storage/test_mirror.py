@@ -176,7 +176,10 @@ def test_a_name_that_leaves_the_folder_is_told_from_others(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("location", "complaint"),
-    [("", "no results can be at an empty place"), ("ftp://u:secret@host/x", "no results can be at ftp://host/x; use a folder")],
+    [
+        ("", "no results can be kept at an empty place"),
+        ("ftp://u:secret@host/x", "no results can be kept at ftp://host/x; use a folder"),
+    ],
 )
 def test_a_place_that_is_none_is_refused_in_one_sentence(location: str, complaint: str) -> None:
     with pytest.raises(StorageError, match=complaint) as caught:
