@@ -92,7 +92,7 @@ class ExportOptions(Place):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions(Place):
-    """Signs and publishes a file of `export` or torch.compiler.save_cache_artifacts. It holds code: import only what you trust."""
+    """Signs and publishes a file of `export` or torch.compiler.save_cache_artifacts. It holds code: import only trusted files."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """The file to import; it must have been made in an environment like this one."""

@@ -101,7 +101,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--output=~nobody-at-all/x"], "--output ~nobody-at-all/x is not a folder: there is no such user; name another"),
         (
             ["--searcher", "gain", "--learn-from=~nobody-at-all/x"],
-            "--learn-from ~nobody-at-all/x is not a folder, for no user is",
+            "--learn-from ~nobody-at-all/x is not a folder: there is no such user",
         ),
         (["--output", "a\0b"], r"'a\x00b' is not UTF-8 text"),
         (["--output", "caf\udce9"], r"'caf\udce9' is not UTF-8 text; encode it as UTF-8, and rename the file"),
@@ -295,7 +295,7 @@ def test_a_damaged_description_stops_a_resume_and_is_kept(theirs: Path, text: st
 def test_a_seed_of_a_description_is_held_to_the_same(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     described = json.loads((theirs / SWEEP_FILE).read_text())
     (theirs / SWEEP_FILE).write_text(json.dumps({**described, "config": {**described["config"], "seed": 10**30}}))
-    assert f"--seed {10**30} is none" in refused(capsys, "--resume", "--output", str(theirs))
+    assert f"--seed {10**30} is not a seed" in refused(capsys, "--resume", "--output", str(theirs))
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,7 @@ def test_a_name_that_leaves_the_folder_is_told_from_others(name: str) -> None:
 @pytest.mark.parametrize(
     ("location", "complaint"),
     [
-        ("", "no results can be kept at an empty place"),
+        ("", "no results can be kept at an empty location"),
         ("ftp://u:secret@host/x", "no results can be kept at ftp://host/x; use a folder"),
     ],
 )
