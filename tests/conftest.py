@@ -148,7 +148,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
     """Assigns whole files to processes, and all tests of a group to one process, with `--dist loadgroup`."""
     if config.getoption("dist") != "loadgroup":
         return None
-    from xdist.scheduler import LoadGroupScheduling  # not everywhere: a host with a GPU may have pytest alone
+    from xdist.scheduler import LoadGroupScheduling  # not always installed: a host with a GPU may have only pytest
 
     class Files(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -223,7 +223,7 @@ def _leave(session: pytest.Session) -> None:
 
 
 def _has_gpu() -> bool:
-    import torch  # seconds, and only if a test asks
+    import torch  # takes seconds, so only if a test asks
 
     return torch.cuda.is_available()
 

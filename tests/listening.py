@@ -44,5 +44,5 @@ def _sockets(pid: int) -> Iterator[str]:
             target = os.readlink(descriptor)
             if target.startswith("socket:["):
                 yield target[len("socket:[") : -1]
-    except OSError:  # gone meanwhile
+    except OSError:  # ended in the meantime
         return

@@ -45,7 +45,7 @@ def trial(
     chosen = CompileSettings.parse(settings)
     if samples_per_s is not None:
         usual = measured(samples_per_s, compile_s or 0.0)
-        if chosen.scope is Scope.EAGER:  # which is not compared with itself
+        if chosen.scope is Scope.EAGER:  # eager is not compared with itself
             usual |= {"speedup_eager": None, "speedup_eager_ci95": None, "clock_drift": None, "eager_step_ms": []}
         fields = usual | fields
     return TrialRecord(

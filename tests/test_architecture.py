@@ -197,7 +197,7 @@ def test_every_module_is_in_the_tree_of_the_docs(repository: Path) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         page.write_text(f"{before}{start}{mark}\n\n{tree(repository)}\n\n{end}{after}", encoding="utf-8")
         return
-    names = re.compile(r"^\| (`[^`]+`)", re.MULTILINE)  # what a module says of itself may change without the page
+    names = re.compile(r"^\| (`[^`]+`)", re.MULTILINE)  # a module's description may change without the page
     assert names.findall(written) == names.findall(tree(repository)), "UPDATE_GOLDEN=1 writes the tree again"
 
 

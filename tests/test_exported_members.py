@@ -54,7 +54,7 @@ def test_nothing_is_exported_twice() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
     for name in exporting_packages():
         for exported in getattr(import_module(name), "__all__", []):
-            # A submodule may bear a name that another package exports: they are two things.
+            # A submodule may have a name that another package exports: they are different things.
             if not isinstance(getattr(import_module(name), exported, None), ModuleType):
                 homes[exported].append(name)
     assert {name: packages for name, packages in homes.items() if len(packages) > 1} == {}

@@ -88,7 +88,7 @@ class Toy(Workload):
     def process_settings(self) -> Iterator[None]:
         if (
             gc.get_freeze_count() == 0
-        ):  # in a trial: what is imported is no garbage, and a measurement would look at it seven times
+        ):  # in a trial: imported objects are not garbage, and a measurement would scan them seven times
             gc.freeze()
         if self.window_s is None:
             yield

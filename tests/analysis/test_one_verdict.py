@@ -76,7 +76,7 @@ def test_the_end_of_a_sweep_and_its_report_say_what_recommend_does(
     page = html.unescape(analysis.write_report(folder).read_text(encoding="utf-8"))
     assert f'<p class="lead">{first}</p>' in page
     assert f'<p class="finding">{" ".join([why, *others])}</p>' in page
-    if outcome is not Outcome.UNCLEAR:  # which it is for a shorter job
+    if outcome is not Outcome.UNCLEAR:  # it is unclear for a shorter job
         assert first.startswith(BEGINNINGS[outcome])
 
 

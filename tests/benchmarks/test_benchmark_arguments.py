@@ -110,7 +110,7 @@ def test_more_trials_than_gpus_are_not_timed_side_by_side(tmp_path: Path, capsys
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core makes one thread")
 def test_a_process_of_the_search_benchmark_has_one_thread_for_its_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # put back at the end
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # restored at the end
     squares = "__import__('numpy').ones((400, 400)) @ __import__('numpy').ones((400, 400))"
     with search_benchmark._processes(1) as pool:
         assert pool.submit(eval, f"({squares}, len(__import__('os').listdir('/proc/self/task')))[1]").result() == 1

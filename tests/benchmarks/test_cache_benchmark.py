@@ -190,7 +190,7 @@ def test_all_of_it_is_written_and_shown(cold: Path, tmp_path: Path) -> None:
 def test_every_figure_of_the_table_stands_below_its_title(cold: Path, tmp_path: Path) -> None:
     chosen = CompileSettings.parse(FULL)
     usual: dict[str, Any] = {"settings": chosen.to_dict(), "settings_key": chosen.key, "status": Status.OK}
-    for workers in (1, 2):  # of which the cold trial had one
+    for workers in (1, 2):  # the cold trial had one
         append(cold, WarmStart(trial_id="start", warmup_s=11.0, cache_saved_s=100.0 * workers, num_workers=workers, **usual))
     shared = sweep(tmp_path / "shared", warm(FULL, 700, 10, 75, 110))
     table, *_ = sweeps.compare(tmp_path / "found.json", cold, shared)

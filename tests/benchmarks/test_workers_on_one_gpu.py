@@ -20,7 +20,7 @@ def test_two_workers_tell_what_was_compiled(tmp_path: Path, capsys: pytest.Captu
     words = ["--settings", "scope=full,backend=aot_eager,ddp.optimize_ddp=python_reducer"]
     assert workers_on_one_gpu.main(["--output", str(output), *CASE, *words]) == 0
     (row,) = json.loads(output.read_text())["rows"]
-    assert (row["graphs"], row["numerics"]) == (2, "ok")  # of the model, and of the pass that runs its backward
+    assert (row["graphs"], row["numerics"]) == (2, "ok")  # one graph of the model, one of its backward pass
     (reason,) = row["graph_break_reasons"]
     assert "backward" in reason
     assert reason.split()[0] in capsys.readouterr().out

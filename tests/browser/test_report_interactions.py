@@ -234,7 +234,7 @@ def test_paper_is_white_and_holds_everything_and_the_screen_is_dark_again_after(
 def test_a_report_on_500_trials_opens_in_two_seconds(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     report = analysis.write_report(make_sweep(many(500)))
     took = []
-    for _ in range(4):  # the least of some: other tests may have the processor
+    for _ in range(4):  # the minimum of several: other tests may use the processor
         with Visit(browser, report) as visit:
             took.append(int(visit.page.evaluate("document.documentElement.dataset.ready")) / 1e3)
             assert visit.trials_drawn() == 500

@@ -70,7 +70,7 @@ class Arena:
             "PYTHONPATH": PYTHON_PATH,
             "TMPDIR": str(self.temporary),
             "COMPILE_SWEEP_CACHE_KEY": "ab" * 32,
-            "RAY_worker_niceness": "0",  # 15 by default, with which a trial on a busy machine hardly gets on
+            "RAY_worker_niceness": "0",  # 15 by default, with which a trial on a busy machine hardly progresses
             chaos_workload.PLAN: str(self.folder / "plan.json"),
             RUN: self.run_id,
             **self.environment,

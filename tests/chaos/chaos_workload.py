@@ -72,7 +72,7 @@ class Chaotic(Brief):
         if hasattr(self, "_multiple") and str(self._multiple) in plan()["faults"]:
             if self._is_sabotaged:  # built again, for a reference or the check
                 self._break(_phase(), 0)
-            else:  # the first after the pool is the one that is measured
+            else:  # the first model after the pool is the measured one
                 self._is_sabotaged = True
                 model.register_forward_pre_hook(lambda module, inputs: self._break(_phase(), 0))
         return model
@@ -84,7 +84,7 @@ class Chaotic(Brief):
             return
         path = Path(chosen["events"])
         before = self._how_many("fault", path)
-        while rank > 0 and self._how_many("begun", path) <= before:  # the first worker says that all begin, and may be late
+        while rank > 0 and self._how_many("begun", path) <= before:  # the first worker announces the others, and may be late
             time.sleep(0.05)
         if before < fault.get("times", 1_000):
             note(path, "fault", self._multiple)

@@ -68,7 +68,7 @@ def run(arena: Arena, dice: random.Random) -> None:
         running = arena.start("--resume") if has_begun else arena.start(*words)
     done = arena.finish(running, timeout_s=3600)
     assert done.returncode == 0, done.stdout + done.stderr
-    again = arena.sweep("--resume")  # what only the machines failed is run again; usually there is nothing
+    again = arena.sweep("--resume")  # runs what failed only because of the machines; usually nothing
     assert again.returncode == 0, again.stdout + again.stderr
 
 

@@ -80,7 +80,7 @@ def test_faults_of_a_gpu_reach_no_other_trial_and_strangers_are_noticed(arenas: 
     faults = {multiple: {"kind": fault.kind, "phase": fault.phase} for multiple, fault in FAULTS.items()}
     arena = arenas({**faults, SHARED: {"kind": "pause", "phase": "building"}}, further={"pause_s": 30.0})
     before_bytes = used_bytes()
-    multiples = [0, *FAULTS, 1, SHARED]  # 1 comes right after a context that is of no more use
+    multiples = [0, *FAULTS, 1, SHARED]  # 1 comes right after an unusable context
     words = ("--device", "cuda", "--cache", "none", "--no-confirm", "--max-concurrent", "1", "--settings")
     running = arena.start(*words, *map(setting, multiples))
     when(lambda: arena.has_begun(SHARED) or running.poll() is not None)

@@ -79,7 +79,7 @@ class Host:
         try:
             yield
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # what it started, such as an ssh that holds a tunnel open, as well
+            os.killpg(process.pid, signal.SIGKILL)  # including what it started, such as an ssh that holds a tunnel open
             process.wait(timeout=60)
 
     def _login(self, script: str, environ: dict[str, str]) -> list[str]:
@@ -194,8 +194,8 @@ ip link set lo up
 touch {HOME}/ready
 $(command -v sshd) -f {HOME}/.sshd/sshd_config
 sleep infinity &
-wait"""  # a shell that waits collects orphans, which otherwise would look like processes that are left
-    words = ["setpriv", "--pdeathsig", "KILL"]  # a test run that is killed takes its hosts along
+wait"""  # a waiting shell reaps orphans, which would otherwise look like remaining processes
+    words = ["setpriv", "--pdeathsig", "KILL"]  # a killed test run also kills its hosts
     words += ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "PATH": _IN_PATH})
     try:
@@ -205,7 +205,7 @@ wait"""  # a shell that waits collects orphans, which otherwise would look like 
         yield host
     finally:
         with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # with it goes the first process of the namespace, and so all of it
+            os.kill(process.pid, signal.SIGKILL)  # this ends the namespace's first process, and so all of it
         process.wait(timeout=60)
 
 

@@ -36,7 +36,7 @@ _Template.add_multi_constructor("!", lambda loader, name, node: {name: loader.co
 def stack(repository: Path) -> dict[str, Any]:
     """Returns deploy/aws.yaml, which creates what cluster.yaml requires."""
     text = (repository / "deploy" / "aws.yaml").read_text(encoding="utf-8")
-    template: dict[str, Any] = yaml.load(text, Loader=_Template)  # a safe one
+    template: dict[str, Any] = yaml.load(text, Loader=_Template)  # a safe loader
     return template
 
 

@@ -43,7 +43,7 @@ def cluster(temporary: list[Path]) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # otherwise Ray takes this machine's outside address
-        # This user's own token; what this process read of both before, Ray would keep.
+        # This user's own token; Ray would keep what this process read of both before.
         subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"], check=True, capture_output=True
         )
@@ -54,7 +54,7 @@ def cluster(temporary: list[Path]) -> Iterator[Any]:
         from ray._private.authentication_test_utils import reset_auth_token_state
         from ray.cluster_utils import Cluster
 
-        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as read when it was imported
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as read on import
         reset_auth_token_state()
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
         for folder in temporary:
@@ -74,7 +74,7 @@ def swept(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS)))},
-        cwd=REPOSITORY,  # Ray hands it on; PYTHONPATH it does not
+        cwd=REPOSITORY,  # Ray passes it on, unlike PYTHONPATH
         capture_output=True,
         text=True,
         timeout=600,
@@ -217,7 +217,7 @@ def test_logs_of_another_host_reach_the_folder_also_when_their_writer_dies(tmp_p
         with remote_logs.log_file(assignment, 0) as path:
             path.write_text("up\n")
             if dies:
-                for _ in range(100):  # until the log is known of
+                for _ in range(100):  # until the actor knows the log
                     if ray.get(remote_logs._find_log_actor().unfinished.remote(assignment.trial_id)):
                         break
                     threading.Event().wait(0.1)
@@ -250,7 +250,7 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
 
     @ray.remote(resources={"host": 0.1}, max_retries=0)
     def work(assignment: Assignment, dies: bool) -> None:
-        there = assignment.log_folder / "worker-0.log"  # on this machine all hosts are one
+        there = assignment.log_folder / "worker-0.log"  # on this machine all hosts are the same
         book: Any = remote_logs._find_log_actor()
         with remote_logs.log_file(assignment, 0) as path, path.open("a") as log:
             print("up", file=log, flush=True)
@@ -260,7 +260,7 @@ def test_logs_of_another_host_are_whole_though_the_log_book_was_killed(tmp_path:
                 threading.Event().wait(0.1)
             os.kill(ray.get(book.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
             if dies:
-                for _ in range(600):  # until the log is known of again, though nothing is new
+                for _ in range(600):  # until the actor knows the log again, though nothing is new
                     if ray.get(book.unfinished.remote(assignment.trial_id)):
                         break
                     threading.Event().wait(0.1)
@@ -322,10 +322,10 @@ def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_
     for record in (first, second):
         assert record["num_workers"] == 3
         assert record["status"] == "ok", record
-    # There are cores for one of the two, so one waits for the other, and is not charged for it.
+    # Only one of the two has cores, so one waits for the other, which is not counted as its time.
     assert 2 < second["waited_s"] > 2 * first["waited_s"]
     began, later = (datetime.fromisoformat(record["started_at"]) for record in (first, second))
-    assert (later - began).total_seconds() > second["waited_s"] / 2  # and not at once, as it was asked for
+    assert (later - began).total_seconds() > second["waited_s"] / 2  # and not at once, as it was requested
     caches = set()
     for rank in range(3):
         log = (tmp_path / "kept" / "logs" / first["trial_id"] / f"worker-{rank}.log").read_text()

@@ -238,7 +238,7 @@ def test_a_batch_function_that_takes_a_length_makes_the_batches_that_warm_one_up
     batch = workload.batch_of_length(8, rank=0, device=CPU)
     assert (batch.inputs["x"].size(1), batch.inputs["frames"].tolist()) == (8, [8, 8])
     without = made(lambda number: speech(number), lambda model, batch: model(batch["x"]).square().mean())
-    batch = without.batch_of_length(8, rank=0, device=CPU)  # the longest that is not longer, padded
+    batch = without.batch_of_length(8, rank=0, device=CPU)  # the longest batch that fits, padded
     assert (batch.inputs["x"].size(1), batch.inputs["frames"].tolist()) == (8, [7, 7])
     shortest = without.batch_of_length(3, rank=0, device=CPU)  # none is cut
     assert (shortest.length, shortest.inputs["frames"].tolist()) == (5, [5, 5])

@@ -327,6 +327,6 @@ def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
         torch.testing.assert_close(loss, expected)
         loss.backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
-        if scope == "regional":  # what a trainer is given is the model itself, compiled in place
+        if scope == "regional":  # a trainer is given the model itself, compiled in place
             assert all("forward" in vars(block) for block in model.transformer.h)
             torch.testing.assert_close(model(**batch).loss, expected)

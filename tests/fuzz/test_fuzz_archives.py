@@ -104,7 +104,7 @@ def test_a_bundle_of_hostile_names_is_refused_or_can_be_restored(tmp_path: Path,
     writer = bundles.AppendingByteSerializer(serialize_fn=bundles._write_group)
     try:
         writer.extend(groups)
-    except UnicodeEncodeError:  # torch's own format has no such text
+    except UnicodeEncodeError:  # torch's own format cannot represent such text
         return
     with nothing_runs():
         try:

@@ -152,7 +152,7 @@ def test_an_extreme_number_for_an_option_makes_a_plan_or_one_sentence(option: st
 @pytest.mark.parametrize("text", [text for text in HOSTILE if typed(text)])
 def test_a_hostile_workload_is_refused_and_not_run(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (text, f"{text}:Workload", f"toy_workloads:{text}"):
-        if name != "None":  # which stands for the default
+        if name != "None":  # None represents the default
             assert ran(capsys, "--dry-run", f"--workload={name}").startswith("error: ")
 
 
@@ -176,7 +176,7 @@ def took_up(capsys: pytest.CaptureFixture[str], begun: Path, edits: dict[str, An
     if search is not None:
         config["search"] = {**described["config"]["search"], **search}
     if isinstance(config.get("workload"), str) and config["workload"] != WORKLOAD:
-        config["workload"] = f"no_such_module.{config['workload']}"  # to resume is to import what the folder names
+        config["workload"] = f"no_such_module.{config['workload']}"  # resuming imports the module that the folder names
     if "://" in str(config.get("storage")):
         config["storage"] = None
     before = (begun / SWEEP_FILE).read_bytes()
@@ -247,7 +247,7 @@ def test_any_values_are_a_configuration_or_one_sentence(given_fields: dict[str, 
 
 
 def test_nothing_is_left_of_a_password_in_any_complaint(capsys: pytest.CaptureFixture[str]) -> None:
-    sweep.main(["--dry-run"])  # imports what the default workload needs, some of which looks at the network then
+    sweep.main(["--dry-run"])  # imports what the default workload needs, part of which uses the network on import
     for address in ("redis://:planted@h:1", "redis://:pl@nted@h:1", "s3://key:pla/nted@bucket/x", "redis://h:1?password=planted"):
         for given_words in (
             ["--cache", address],

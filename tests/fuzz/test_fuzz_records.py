@@ -173,7 +173,7 @@ def test_a_page_shows_hostile_text_as_text(folder: Path) -> None:
     of_text = ["trial_id", "label", "reason", "phase", "device", "started_at", "environment_key", "source"]
     marked = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>'
     sweep = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
-    names = {"workload": marked, "size": marked}  # as the sweep's, for one of another workload would not be read
+    names = {"workload": marked, "size": marked}  # like the sweep's, since a record of another workload is not read
     (folder / SWEEP_FILE).write_text(json.dumps(sweep | {"config": sweep["config"] | names}), encoding="utf-8")
     lines = []
     for number, hostile in enumerate((*HOSTILE, marked)):

@@ -140,9 +140,7 @@ def test_source_is_python_in_which_settings_are_only_values(given_fields: dict[s
 @given(texts, texts)
 def test_names_that_torch_does_not_know_are_refused_before_anything_is_executed(option: str, backend: str) -> None:
     for known in ("inductor.max_fusion_size=8", "backend=eager"):
-        refuse_unknown_names(
-            CompileSettings.parse(known), LoadedTorch()
-        )  # torch imports what it knows names from at their first use
+        refuse_unknown_names(CompileSettings.parse(known), LoadedTorch())  # torch imports the sources of some names at first use
     for given_fields in ({"options": {option: 1}}, {"backend": backend}):
         try:
             settings = CompileSettings.from_dict(given_fields)

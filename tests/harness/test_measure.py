@@ -186,7 +186,8 @@ def test_an_eager_reference_that_does_not_fit_after_all_is_done_without() -> Non
 @pytest.mark.parametrize(("budget_s", "batches"), [(10.0, 4), (0.2, 3), (0.1, 0)])
 def test_slow_eager_steps_are_few_or_none(clock: Clock, budget_s: float, batches: int) -> None:
     protocol = Protocol(compared_steps=1, min_passes=3, max_passes=3, cpu_window_s=0.0, eager_budget_s=budget_s)
-    found = measured("scope=eager", Paced(clock), protocol)  # 16 ms a step, three blocks, in each one step more that goes untimed
+    # 16 ms per step, three blocks, each with one more step that is not timed.
+    found = measured("scope=eager", Paced(clock), protocol)
     assert len(found.eager_step_ms) == 3 * batches
     assert found.steady_steps == 3 * Toy.pool_batches
 

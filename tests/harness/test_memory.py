@@ -35,7 +35,7 @@ def test_what_a_captured_graph_works_in_counts_though_the_allocator_calls_it_fre
     source = torch.ones(1 << 20, device=device)
     graph, result = torch.cuda.CUDAGraph(), torch.zeros_like(source)
     with torch.cuda.graph(graph):
-        result.copy_(source.repeat(64).sum())  # 256 MiB that are gone when capture ends
+        result.copy_(source.repeat(64).sum())  # 256 MiB that are freed when capture ends
     memory.reset_peaks(device)
     before = torch.cuda.memory_allocated(device)
     graph.replay()

@@ -64,7 +64,7 @@ def test_such_a_workload_is_measured_and_its_precision_is_what_it_was(named: str
         found = measure(prepare(PRODUCTS(), CompileSettings.parse(spelled), CPU), protocol=SHORT)
         assert found.numerics["status"] == "ok", found.numerics
         assert fp32_precisions() == before
-        # float64 is above float32 alone; what is less precise is compared with float32
+        # only float64 is above float32; lower precisions are compared with float32
         is_exact = named == "highest" and spelled == "scope=eager"
         assert found.numerics["reference"] == ("float64" if is_exact else "float32")
 

@@ -83,7 +83,7 @@ def test_the_written_padding_is_that_of_the_measured_batches(spelled: str, model
     namespace: dict[str, Any] = {}
     workload = Captioning("tiny", 0)
     source = prepare(workload, settings, CPU).source(model).replace("torch._dynamo.config.recompile_limit", "_")
-    with workload.process_settings():  # puts back what the source sets for the process
+    with workload.process_settings():  # restores what the source sets for the process
         exec(source, namespace)
     torch.set_float32_matmul_precision("highest")
     policy = settings.shape_policy(64)

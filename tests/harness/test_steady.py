@@ -168,7 +168,7 @@ def test_a_drifting_clock_cancels_in_the_speedup_and_shows_as_drift() -> None:
     assert found.ratio == pytest.approx(2.5)
     assert clock_drift(window) == pytest.approx(1.45 / 1.05 - 1)
     apart = sum(map(math.fsum, window.eager_blocks)) / sum(pass_[index] for pass_ in window.passes for index in window.chosen)
-    assert apart > 1.03 * 2.5  # what two windows one after the other would have said
+    assert apart > 1.03 * 2.5  # the result of two consecutive windows
 
 
 @pytest.mark.parametrize("passes", [3, 6, 8])

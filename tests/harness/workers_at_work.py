@@ -94,7 +94,7 @@ def _work(told: dict[str, Any]) -> None:
         torch._dynamo.reset()
         counters.clear()
         gc.collect()
-        gc.freeze()  # a measurement collects six times, and what was imported is not a garbage
+        gc.freeze()  # a measurement collects six times, and imported objects are not garbage
         try:
             prepared = prepare(workload, CompileSettings.parse(spelled), device)
             measurement = measure(prepared, rank=rank, protocol=protocol, pipeline=told["pipeline"])

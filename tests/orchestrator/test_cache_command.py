@@ -79,7 +79,7 @@ def test_list_shows_names_as_they_are(command: Command, folder: Path) -> None:
 
 def test_a_store_is_found_below_home(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert cache.main(["list", "--cache=~/cache"]) == 0  # no shell expands it there, and a sweep does so itself
+    assert cache.main(["list", "--cache=~/cache"]) == 0  # no shell expands it there, and a sweep expands it itself
     assert "2 manifests" in capsys.readouterr().out
 
 

@@ -138,7 +138,7 @@ class ThreeGpus:
         ("1,2", 2, "NVIDIA H200", "9.0"),
         ("2", 1, "NVIDIA L4", "8.9"),
         ("GPU-c, 0", 2, "NVIDIA L4", "8.9"),
-        ("0,7,1", 1, "NVIDIA H200", "9.0"),  # CUDA ends at the first that there is not
+        ("0,7,1", 1, "NVIDIA H200", "9.0"),  # CUDA ends at the first missing one
         ("", 0, None, ""),
         ("-1", 0, None, ""),
     ],

@@ -30,7 +30,7 @@ from orchestrator.view import printed
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begins a sweep with some fields and returns the configuration with which `--resume` and these words continue."""
     planned: list[SweepConfig] = []
-    monkeypatch.setattr(sweep, "learned_for", lambda *asked: Learned())  # from folders that are none here
+    monkeypatch.setattr(sweep, "learned_for", lambda *asked: Learned())  # the folders do not exist here
     monkeypatch.setattr(printed, "show_plan", lambda console, config, *others, **lengths: planned.append(config))
 
     def again(fields: dict[str, Any], *words: str) -> SweepConfig:

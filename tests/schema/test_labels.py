@@ -164,11 +164,11 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         {"error_type": "builtins.RuntimeError", "error_text": "No CUDA GPUs are available", "phase": "starting"},
         ["the GPU failed in phase starting", "No CUDA GPUs are available"],
     ),
-    # As a worker is set up, before any function of ours runs in it: its exception is all that is known.
+    # While a worker is set up, before any of our functions runs in it, its exception is all that is known.
     (Label.DEVICE_LOST, {"error_text": "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "phase": "starting"}, []),
     (Label.DEVICE_LOST, {"error_text": "CUDA error: uncorrectable ECC error encountered", "phase": "starting"}, ["ECC"]),
     (
-        Label.DEVICE_LOST,  # of others: nothing of the setting is there yet
+        Label.DEVICE_LOST,  # other processes' memory: nothing of the setting is there yet
         {"error_text": "CUDA error: out of memory", "phase": "starting"},
         ["the GPU was full before anything of the setting was on it"],
     ),
@@ -196,7 +196,7 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
     ),
     (Label.NODE_LOST, {"nodes_lost": 1}, ["the host of a worker left the cluster in phase steady"]),
     (
-        Label.NODE_LOST,  # an exception of another worker is but a consequence
+        Label.NODE_LOST,  # another worker's exception is only a consequence
         {"nodes_lost": 2, "error_type": "builtins.RuntimeError", "error_text": "Connection reset by peer"},
         ["2 hosts"],
     ),
@@ -206,7 +206,7 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         ["a worker died without an exception", "another one says", "closed by peer"],
     ),
     (
-        Label.EXCEPTION,  # of a worker alone, it is something else that closed
+        Label.EXCEPTION,  # with a single worker, something else closed
         {"error_type": "builtins.RuntimeError", "error_text": "Connection closed by peer"},
         ["closed by peer"],
     ),

@@ -188,7 +188,7 @@ def test_whichever_system_call_fails_a_record_is_there_once_or_not_at_all(
         if failing.num_calls < fails_at:
             break
         found = [one.trial_id for one in read(folder)]
-        assert found == (["000"] if has_failed else ["000", "001"])  # that a folder cannot be fsynced is no failure
+        assert found == (["000"] if has_failed else ["000", "001"])  # a folder that cannot be fsynced is no failure
         try:
             append(folder, record(1))
         except RecordsError:

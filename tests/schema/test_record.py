@@ -179,7 +179,7 @@ def test_any_figure_is_read_back_as_it_was_or_refused_in_one_line(numbers: list[
     one, low, high, bound = numbers
     written = record(compile_s=one, step_ms_ci95=(low, high), bounds={"compile_s": bound}, wall_s=sum(times[:1]), step_ms=times)
     if why_impossible(written) is not None:
-        with suppress(RecordsError):  # a number that is not finite becomes null, with which the rest may be possible
+        with suppress(RecordsError):  # a number that is not finite becomes null, and the rest may then be possible
             TrialRecord.from_json(written.to_json())
         return
     again = TrialRecord.from_json(written.to_json())
@@ -247,7 +247,7 @@ def test_records_beside_a_damaged_sweep_json_are_read(tmp_path: Path, sweep: str
 
 
 def test_text_that_is_no_unicode_can_be_recorded(tmp_path: Path) -> None:
-    undecodable = b"/data/caf\xe9".decode(errors="surrogateescape")  # how Python gives a file name that is not a UTF-8
+    undecodable = b"/data/caf\xe9".decode(errors="surrogateescape")  # how Python represents a file name that is not UTF-8
     append(tmp_path, record(reason=f"no such file: {undecodable}"))
     (again,) = read(tmp_path)
     assert again.reason is not None
@@ -270,7 +270,7 @@ def test_a_folder_without_a_log_has_no_records(tmp_path: Path) -> None:
 
 def _append_many(folder: Path, writer: int, count: int) -> None:
     for number in range(count):
-        append(folder, record(f"{writer}-{number}", reason="×" * 5_000))  # above a pipe's and a page's atomic size
+        append(folder, record(f"{writer}-{number}", reason="×" * 5_000))  # larger than a pipe's and a page's atomic size
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_processes_that_append_at_once_leave_whole_lines(tmp_path: Path) -> None
     assert [process.exitcode for process in writers] == [0] * 4
     ids = [r.trial_id for r in read(tmp_path)]
     assert sorted(ids) == sorted(f"{writer}-{number}" for writer in range(4) for number in range(25))
-    for writer in range(4):  # each writer's in its order
+    for writer in range(4):  # each writer's records are in order
         assert [i for i in ids if i.startswith(f"{writer}-")] == [f"{writer}-{number}" for number in range(25)]
 
 
@@ -292,7 +292,7 @@ def test_an_append_waits_for_the_one_that_holds_the_lock(tmp_path: Path) -> None
     append(tmp_path, record("1"))
     before = (tmp_path / TRIALS_FILE).read_bytes()
     writer = threading.Thread(target=append, args=(tmp_path, record("2")))
-    with (tmp_path / TRIALS_FILE).open("ab") as held:  # as an append on a full disk does until it has taken its part back
+    with (tmp_path / TRIALS_FILE).open("ab") as held:  # like an append on a full disk until it has removed its part
         fcntl.flock(held, fcntl.LOCK_EX)
         writer.start()
         writer.join(timeout=0.3)

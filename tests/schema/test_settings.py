@@ -233,7 +233,7 @@ def test_more_buckets_than_the_recompile_limit_are_refused_with_a_size_that_work
         suggested = int(str(refusal.value).partition("; use ")[2].partition(" ")[0])
         dataclasses.replace(made, bucket_size=suggested).validate_for(max_length)
     else:
-        assert "padding=max" not in str(refusal.value)  # which dynamic=buckets refuses
+        assert "padding=max" not in str(refusal.value)  # dynamic=buckets refuses it
 
 
 @pytest.mark.parametrize("text", ["scope=eager,padding=longest,pad_multiple=64", "dynamic=mark,pad_multiple=64"])

@@ -24,7 +24,7 @@ from tests.scripts.conftest import SCRIPTS, Run
 COMPILED = "scope=full,dynamic=auto,backend=aot_eager"
 SETTINGS = ["scope=eager,as_written=on", "scope=eager,optimizer=fused", COMPILED]
 
-NAMES = sorted(path.name for path in SCRIPTS.glob("*.py") if path.name != "fsdp.py")  # whose workers need each other
+NAMES = sorted(path.name for path in SCRIPTS.glob("*.py") if path.name != "fsdp.py")  # the workers of these need each other
 
 pytestmark = [
     pytest.mark.slow,

@@ -71,7 +71,7 @@ def test_right_gradients_are_right(dropout: float, autocast: bool, run: Run, fol
     found = session.gradient_check
     assert found is not None
     assert found.outcome is not Outcome.WRONG
-    if not autocast:  # whose rounding may hide what there is to see
+    if not autocast:  # its rounding may hide the fault
         assert (found.outcome, found.reason, found.share_checked) == (Outcome.OK, None, 1.0)
 
 

@@ -45,7 +45,7 @@ def test_a_sound_workload_is_described_run_and_priced() -> None:
         ("faulty_workloads:WrongWhenCompiled", 1, "not to be used: diverges"),
         pytest.param(
             "faulty_workloads:BreaksItsGraph",
-            0,  # a break costs time and is not a fault
+            0,  # a break costs time, but is not a fault
             "graph break: ",
             marks=pytest.mark.nightly("one more process; test_explain.py shows a graph break in `make test`"),
         ),

@@ -43,7 +43,7 @@ def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
     done = explained("faulty_workloads:BreaksItsGraph", spelled)
     assert done.returncode == 0, done.stderr
     assert section(done.stdout, "verdict")[0].strip().startswith("ok")
-    graphs = 2 + 1 + 1  # the half before the break for two lengths, the half behind it, and Adam
+    graphs = 2 + 1 + 1  # the part before the break for two lengths, the part after it, and Adam
     assert section(done.stdout, "compiled") == [f"  {graphs} graphs of the model and its loss as one"]
     breaks = "\n".join(section(done.stdout, "graph breaks"))
     assert "faulty_workloads.py:" in breaks

@@ -91,9 +91,9 @@ def test_cuda_graphs_that_were_claimed_and_skipped_are_no_winner(tmp_path: Path)
     records = swept(
         output, "--device", "cuda", "--workload", "faulty_workloads:CountsItsSteps", "--settings", *settings, runner="ray"
     )
-    latest = {record["settings"]["mode"]: record for record in records}  # a noisy one is measured again where there are more GPUs
+    latest = {record["settings"]["mode"]: record for record in records}  # a noisy one is measured again if there are several GPUs
     plain, graphed = latest["default"], latest["reduce-overhead"]
-    # Without CUDA graphs there is nothing wrong with it; what tests before this one left on the GPU, it says.
+    # Without CUDA graphs it is valid; its message says what earlier tests left on the GPU.
     assert plain["label"] in (None, "gpu-shared")
     assert (graphed["status"], graphed["label"]) == ("infeasible", "cudagraphs-skipped"), graphed["reason"]
     assert "mutated inputs" in graphed["reason"]

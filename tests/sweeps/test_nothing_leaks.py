@@ -68,7 +68,7 @@ def ours() -> list[int]:
 def leaks(folder: Path, *, but: str = "?") -> set[str]:
     """Returns files with a secret in their content or name."""
     found = set()
-    for parent, folders, files in os.walk(folder):  # which does not mind what goes meanwhile
+    for parent, folders, files in os.walk(folder):  # tolerates files that disappear in the meantime
         for name in (*folders, *files):
             path = Path(parent, name)
             relative = str(path.relative_to(folder))
@@ -113,7 +113,7 @@ def test_a_sweep_keeps_its_secrets_and_listens_on_the_loopback_alone(tmp_path: P
     for trial in (failed, ran):
         log = (output / "logs" / trial["trial_id"] / "worker-0.log").read_text()
         assert "'HF_TOKEN': '***'" in log
-        assert "caches are not watched" not in log  # the worker did get the whole address
+        assert "caches are not watched" not in log  # the worker did get the full address
     assert json.loads((output / "sweep.json").read_text())["config"]["cache"] == "redis://***@127.0.0.1:1"
     assert (output / "report.html").stat().st_size > 1_000_000
     assert leaked | leaks(output) == set()

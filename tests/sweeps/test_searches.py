@@ -98,7 +98,7 @@ def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_not
     assert eager["samples_per_s"] > 0
 
     assert (slow["status"], slow["label"]) == ("stopped", "dominated"), slow
-    assert slow["phase"] in ("steady", "checking")  # a window of this size may be over before word of it arrives
+    assert slow["phase"] in ("steady", "checking")  # a window of this size may end before the request arrives
     assert "stopped after the first timed pass: it cannot keep samples_per_s>=1e+06 any more" in slow["reason"]
     assert 0 < slow["bounds"]["samples_per_s"] < 1e6
     assert slow["bounds"]["compile_s"] > 0

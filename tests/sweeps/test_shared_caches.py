@@ -74,7 +74,7 @@ def test_what_was_measured_warm_is_measured_again_cold_if_it_is_on_the_front(run
     best = analysis.summary(frame).best
     assert best is not None
     assert best.trial["compile_s"] == pytest.approx(cold["compile_s"])
-    (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")  # which was put off
+    (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")  # the postponed one
     assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"])
     assert "warm start s" in printed
 
@@ -118,5 +118,5 @@ def cold_and_shared(tmp_path: Path, runner: str) -> tuple[dict[str, Any], dict[s
     assert "≈" in printed
     assert front(tmp_path / "shared") == front(tmp_path / "cold") == [eager["settings_key"], full["settings_key"]]
     known = analysis.pareto_front(analysis.load(tmp_path / "shared"))
-    assert list(known["settings_key"]) == [eager["settings_key"]]  # an estimate is not among cold figures
+    assert list(known["settings_key"]) == [eager["settings_key"]]  # an estimate is not a cold figure
     return full, warm

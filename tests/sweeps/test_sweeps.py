@@ -103,7 +103,7 @@ def test_ctrl_c_lets_the_trial_in_flight_finish_and_another_runner_goes_on_where
     assert first.returncode == 130, complaints
     assert "Ctrl-C again stops now" in printed
     assert f"--resume --output {output}" in printed
-    assert list(map(was_measured, records_of(output))) == [True]  # what was in flight finished, nothing else started
+    assert list(map(was_measured, records_of(output))) == [True]  # the running trial finished, nothing else started
     with Path("/dev/full").open("w") as full:
         check_the_rest_is_measured(output, 2, full)
     assert len(list((output / "logs").iterdir())) == 2
@@ -153,7 +153,8 @@ def test_a_closed_terminal_asks_a_second_signal_stops_at_once_and_neither_it_nor
     runner: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "sweep"
-    first = start(output, "--runner", runner, "--workload", "faulty_workloads:Faulty", "--settings", EAGER_SIX[4])  # which hangs
+    # This one hangs.
+    first = start(output, "--runner", runner, "--workload", "faulty_workloads:Faulty", "--settings", EAGER_SIX[4])
     wait_until(lambda: "warming-up" in log_of_first_trial(output), 240)
     assert processes_of_sweeps()
     first.send_signal(signal.SIGHUP)

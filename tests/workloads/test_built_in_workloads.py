@@ -160,7 +160,7 @@ def test_casts_that_are_kept_are_those_of_the_first_step(cache: str, sees_the_ch
             before = step(batch)
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
-                    if ".h." in name and parameter.dim() == 2:  # what autocast casts; it casts no embedding
+                    if ".h." in name and parameter.dim() == 2:  # autocast casts these; it casts no embedding
                         parameter.mul_(2.0)
             assert (float(step(batch)) != float(before)) is sees_the_change
     assert torch.autocast_increment_nesting() == 1

@@ -207,7 +207,7 @@ def gradients_of(text: str) -> dict[str, torch.Tensor]:
 
     with applied(prepared, model, prepared.optimizer(model)) as step:
         torch.manual_seed(1)
-        Residual.runs = 0  # what the model is has been found out by running it
+        Residual.runs = 0  # the model was run to inspect it
         step(prepared.workload.pool(prepared.policy, rank=0, device=CPU)[0], before_update=look)
     assert not any("forward" in vars(module) for module in model.modules())
     return found

@@ -21,7 +21,7 @@ def test_usable_compiled_trials_have_a_bar_the_quickest_on_top(make_sweep: MakeS
         ("full", False),
         ("buckets", True),
     ]
-    assert info.phases == [phase for phase in COMPILE_PHASES if phase != "autotuning"]  # which took no time
+    assert info.phases == [phase for phase in COMPILE_PHASES if phase != "autotuning"]  # the missing phase took no time
     figure = compile_phases_figure(info)
     assert [trace.name for trace in figure.data] == [COMPILE_PHASES[phase].title for phase in info.phases]
     assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1]  # place 0 is on top

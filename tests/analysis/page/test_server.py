@@ -77,13 +77,13 @@ def test_silent_clients_hold_no_thread_for_ever_and_are_bounded(make_sweep: Make
         try:
             for client in silent:
                 client.settimeout(60)
-                client.sendall(b"GET / HTTP/1.1\r\n")  # and never the end of its headers
-            with suppress(ConnectionError):  # one too many is closed at once, the others after their time
+                client.sendall(b"GET / HTTP/1.1\r\n")  # without the end of the headers
+            with suppress(ConnectionError):  # the last one is closed at once, the others after their time limit
                 assert [client.recv(1) for client in silent] == [b"", b"", b""]
         finally:
             for client in silent:
                 client.close()
-        assert server._free.acquire(timeout=60)  # as a thread has ended
+        assert server._free.acquire(timeout=60)  # when a thread has ended
         server._free.release()
         assert get(server, "/version").status == 200
 
@@ -192,7 +192,7 @@ def test_logs_are_text_and_nothing_outside_them_is_served(make_sweep: MakeSweep)
 
 @pytest.mark.slow
 def test_the_command_says_where_and_ends_when_interrupted(make_sweep: MakeSweep) -> None:
-    # A shell has what it runs in the background ignore SIGINT, and children inherit that.
+    # A shell makes background processes ignore SIGINT, and their children inherit that.
     interruptible = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     run = "runpy.run_module('analysis.report', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", interruptible + run, str(make_sweep()), "--watch", "--port", "0"]
@@ -239,7 +239,7 @@ def test_an_open_page_says_what_cannot_be_read_stays_and_follows_when_it_can_be(
         damage(folder)
         sync_api.expect(note).to_contain_text("not up to date: ", timeout=30_000)
         sync_api.expect(note).to_contain_text("trials.jsonl line 10")
-        page.wait_for_timeout(5_000)  # two more looks
+        page.wait_for_timeout(5_000)  # two more requests
         assert loads == [server.url]
         page.reload()
         sync_api.expect(note).to_contain_text("trials.jsonl line 10")
@@ -265,7 +265,7 @@ def test_an_open_page_shows_a_new_trial_and_keeps_what_was_chosen(chromium: str,
         page.locator("#filter").blur()
         append(folder, trial("scope=full,mode=max-autotune,dynamic=mark", 5000, 1, trial_id="new"))
         sync_api.expect(page.locator("#trials tbody")).to_contain_text("5,000", timeout=20_000)
-        # The rows are in the page before its scripts have run, so what they restore has to be waited for.
+        # The rows are in the page before its scripts have run, so wait for what they restore.
         sync_api.expect(page.locator("#filter")).to_have_value("dynamic=mark", timeout=20_000)
         sync_api.expect(page.get_by_role("radio", name="peak memory")).to_be_checked(timeout=20_000)
         assert errors == []

@@ -188,7 +188,7 @@ def test_what_an_optimizer_or_an_attention_gains_is_no_contradiction(make_sweep:
         trial("scope=eager", 400, 0),
         trial(f"scope=eager,{fused}", 600, 0, speedup_eager=1.5, speedup_eager_ci95=(1.49, 1.51)),
         trial(f"scope=full,{fused}", 900, 50, speedup_eager=2.25, speedup_eager_ci95=(2.24, 2.26)),
-        trial("scope=regional", 600, 9, **wide),  # which its own interval allows
+        trial("scope=regional", 600, 9, **wide),  # the trial's own interval allows it
     ]
     assert cautions(analysis.load(make_sweep(records)), SweepInfo()) == []
 

@@ -123,7 +123,7 @@ def test_warm_compile_time_and_what_was_saved_make_the_cold_one(cold: Ran, other
     ratio = (warm.compile_s + warm.saved_s) / (cold.compile_s + other.compile_s)
     assert (
         0.7 < ratio < 1.4
-    )  # within a few percent on a quiet machine; what a trial pays once, such as imports, is here paid twice
+    )  # within a few percent on a quiet machine; costs that a trial has once, such as imports, occur twice here
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_a_break_that_keeps_a_function_from_being_compiled_is_a_fallback_too() -
     assert found.fallbacks[0].startswith("forward (faulty_workloads.py:")
     assert "graph break in loop" in found.fallbacks[0]
     assert found.fallbacks[0].endswith(f"at {line}")
-    assert found.graphs > 0  # what the loop calls is compiled, so a count of graphs would not show it
+    assert found.graphs > 0  # what the loop calls is compiled, so the number of graphs would not show it
 
 
 def test_a_suppressed_error_of_the_back_end_is_a_fallback() -> None:
@@ -164,7 +164,7 @@ def test_a_hit_recompile_limit_names_the_function_the_limit_and_the_guard() -> N
 
 @pytest.mark.slow
 def test_torchs_performance_hints_are_collected_once_each() -> None:
-    with fresh_cache():  # what is taken from a cache is not compiled, and says nothing
+    with fresh_cache():  # a graph from a cache is not compiled, and logs nothing
         found = watched(Toy("only", 0), "scope=regional")
     assert found.perf_hints == ["Skip comprehensive padding on CPU"]
 

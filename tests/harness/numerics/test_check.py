@@ -60,7 +60,7 @@ def run(seed: int, scatter: float, *, draws: bool = False, late: float = 1.0) ->
 def references(seed: int, scatter: float, *, draws: bool = False, late: float = 1.0) -> References:
     """Eager runs with errors of that size."""
     eager, first, second, third, precise = (run(seed + i, scatter, draws=draws, late=late) for i in range(5))
-    if not draws:  # from the same weights on the same rows
+    if not draws:  # from the same weights, on the same rows
         first = replace(first, losses=[eager.losses[0], *first.losses[1:]])
     return References(
         eager=eager,
@@ -258,7 +258,7 @@ def test_right_runs_are_called_wrong_about_as_seldom_as_is_said(draws: bool) -> 
     checks = 300
     verdicts = [judged(run(7000 + i, 0.01, draws=draws), references(10 * i, 0.01, draws=draws)) for i in range(checks)]
     false_alarms = sum(verdict.status is not NumericsStatus.OK for verdict in verdicts)
-    # 0.3 are expected; that more than 3 come by chance has a probability of 3e-4 were the rate 0.1 %, of 1 were it 10 %.
+    # 0.3 are expected. More than 3 by chance have probability 3e-4 if the rate is 0.1 %, and 1 if it is 10 %.
     assert false_alarms <= 3, FALSE_ALARM_RATE
 
 

@@ -83,9 +83,9 @@ def test_outputs_that_are_infinite_by_right_are_compared() -> None:
         (lambda scores, x: scores * 1.01, "diverges"),
         (lambda scores, x: scores.clamp_min(-5.0), "nan"),  # finite, where eager is not
         (lambda scores, x: scores.abs(), "nan"),  # inf in place of -inf
-        (lambda scores, x: scores.roll(1, 0), "nan"),  # as many, and elsewhere
+        (lambda scores, x: scores.roll(1, 0), "nan"),  # as many, but elsewhere
         (lambda scores, x: scores.masked_fill(x > 1, -torch.inf), "nan"),  # more
-        (lambda scores, x: scores - scores, "nan"),  # no number where eager is infinite
+        (lambda scores, x: scores - scores, "nan"),  # NaN where eager is infinite
     ],
 )
 def test_what_is_wrong_about_infinite_outputs_is_found(faulty: Callable[[Tensor, Tensor], Tensor], status: str) -> None:

@@ -93,7 +93,7 @@ def checked(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,), se
 
 
 def a_wrong_loss(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    # Only the number that is reported: its gradient is right.
+    # Changes only the reported number: its gradient is right.
     model.register_forward_hook(lambda module, inputs, loss: loss + 0.01 * loss.detach())
 
 
@@ -142,7 +142,7 @@ def a_gradient_that_is_no_number(model: nn.Module, optimizer: torch.optim.Optimi
     model.get_submodule("body.blocks.1").linear.bias.register_hook(spoiled)
 
 
-# What is put in, where it is found, and at which step first: parameters that are wrong show at the step after.
+# The injected fault, where it is found, and at which step first: wrong parameters show one step later.
 FAULTS: list[tuple[Callable[[nn.Module, torch.optim.Optimizer], object], Callable[[Numerics], Gap], int]] = [
     (a_wrong_loss, lambda verdict: verdict.loss, 0),
     (a_wrong_gradient, lambda verdict: verdict.gradients["body.blocks.1"], 0),

@@ -158,7 +158,7 @@ def test_with_autocast_twenty_per_cent_are_found_and_right_gradients_are_never_c
         torch.manual_seed(seed)
         assert Subject(model, autocast=True).check(draws=True, rounding=BFLOAT16).outcome is not Outcome.WRONG
     subject = Subject(net(0.1), layer="blocks.1.down", factor=1.2, autocast=True)
-    subject.ids = torch.randint(50, (128, 12))  # of fewer rows the loss rounds too coarsely for twenty per cent
+    subject.ids = torch.randint(50, (128, 12))  # with fewer rows, the loss rounds too coarsely for 20 %
     found = subject.check(draws=True, rounding=BFLOAT16)
     assert found.outcome is Outcome.WRONG
     assert next(iter(found.layers)) == "blocks.1.down"
@@ -363,7 +363,7 @@ def test_eager_reference_runs_do_not_advise_to_compile_flex_attention() -> None:
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     q = torch.ones(1, 1, 16, 8)
     compiled = torch.compile(flex.flex_attention, backend="eager")
-    flex._WARNINGS_SHOWN.clear()  # torch says it once a process
+    flex._WARNINGS_SHOWN.clear()  # torch warns once per process
     with warnings.catch_warnings(record=True) as caught, run_eagerly():
         compiled(q, q, q)
     assert not caught

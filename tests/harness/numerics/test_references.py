@@ -133,7 +133,7 @@ class _Weighted(ToyModel):
 
     def __init__(self) -> None:
         super().__init__()
-        nn.init.zeros_(self.body.output.weight)  # of the loss at the start, then, only the biases say anything
+        nn.init.zeros_(self.body.output.weight)  # so that the loss depends only on the biases at the start
 
     def forward(self, ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
         hidden = nn.functional.dropout(self.body.embedding(ids), self.dropout, training=self.training)

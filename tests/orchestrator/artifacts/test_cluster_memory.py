@@ -137,7 +137,7 @@ def test_35_mb_are_put_and_got_within_a_second(tmp_path: Path, key: SigningKey) 
     """The bound is far above the actual time, which `benchmarks/` measures; three tries, since other tests may use the cores."""
     shelf = ClusterShelf(str(tmp_path / "large"))
     store = ArtifactStore(shelf, key)
-    store.manifests()  # the actor is up
+    store.manifests()  # starts the actor
     took_s = []
     for attempt in range(3):
         made = [artifact(f"{attempt}-{number}", os.urandom(100_000)) for number in range(350)]

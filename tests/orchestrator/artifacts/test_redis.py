@@ -151,7 +151,7 @@ def test_what_was_sealed_is_found_and_torch_alone_would_unpickle_anything(redis_
     assert again["autograd_cache_hit"] >= 1
     assert "fxgraph_cache_miss" not in again
     poison(redis_url, tmp_path / "mark")
-    with suppress(subprocess.CalledProcessError):  # and may trip over what it got
+    with suppress(subprocess.CalledProcessError):  # it may also fail because of what it got
         compiled(tmp_path / "3", redis_url)
     assert (tmp_path / "mark").exists(), "or the test of sealed values tests nothing"
 
@@ -173,7 +173,7 @@ def test_a_server_that_answers_is_found_usable(redis_url: str) -> None:
 def test_a_server_that_is_not_there_or_hangs_is_one_sentence() -> None:
     with pytest.raises(CacheError, match="cannot be used"):
         check(f"redis://127.0.0.1:{free_port()}")
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         began = time.monotonic()
         with pytest.raises(CacheError, match="cannot be used"):
             check(f"redis://127.0.0.1:{silent.getsockname()[1]}?socket_timeout=1")

@@ -190,7 +190,7 @@ def test_collecting_by_age_removes_what_nobody_used_for_so_long(store: ArtifactS
     first = store.publish(manifest(), [artifact("a", b"12345")]).manifest
     assert store.collect(max_age=timedelta(hours=1)).manifests == 0
     store.note_hits({first.id: 1})
-    collected = store.collect(max_age=timedelta(seconds=-2))  # S3 tells whole seconds
+    collected = store.collect(max_age=timedelta(seconds=-2))  # S3 times are in whole seconds
     assert (collected.manifests, collected.freed_bytes, collected.kept_bytes) == (1, 5, 0)
     assert store.manifests().manifests == ()
     assert store.uses() == {}
@@ -200,8 +200,8 @@ def test_contents_of_a_publisher_that_was_killed_go_after_a_while(store: Artifac
     kept = store.publish(manifest(), [artifact("a", b"kept")]).manifest
     orphan = artifact("b", b"orphan")
     shelf.put_blobs({orphan.digest: orphan.content})
-    assert store.collect().blobs == 0  # it may be publishing still
-    collected = store.collect(grace=timedelta(seconds=-2))  # S3 tells whole seconds
+    assert store.collect().blobs == 0  # the publisher may be still running
+    collected = store.collect(grace=timedelta(seconds=-2))  # S3 times are in whole seconds
     assert (collected.manifests, collected.freed_bytes) == (0, 6)
     assert store.fetch(kept.entries, ENVIRONMENT).refused == ()
 

@@ -17,7 +17,7 @@ def free(**gpus: float) -> dict[str, dict[str, float]]:
 def test_the_first_trial_takes_a_host_and_others_follow_until_it_is_full() -> None:
     taken: list[tuple[str, dict[str, float]]] = []
     for _ in range(5):
-        host = best_host(HOSTS, free(), list(taken), ONE)  # Ray has not heard of any yet
+        host = best_host(HOSTS, free(), list(taken), ONE)  # Ray does not know of any yet
         assert host is not None
         taken.append((host, ONE))
     assert [host for host, _ in taken] == ["a", "a", "a", "a", "b"]

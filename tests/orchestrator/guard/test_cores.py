@@ -121,7 +121,7 @@ def test_a_slot_is_held_by_one_process_until_it_dies_however_it_dies(tmp_path: P
 
 def test_the_preferred_slot_is_waited_for_while_its_last_holder_goes(tmp_path: Path) -> None:
     holder = start_holder(tmp_path, 2, preferred=1)
-    holder.kill()  # and is not waited for: it may still be going
+    holder.kill()  # without waiting for it: it may still be ending
     try:
         with hold_slot(2, 1, tmp_path, wait_s=30) as mine:
             assert mine == 1

@@ -36,7 +36,7 @@ print(gauge.stop())
         (0.5, 0.5, 4, 0.5),  # one thread that shares its core evenly
         (2.0, 2.0, 4, 0.5),  # four that do
         (8.0, 8.0, 16, 0.5),
-        (0.1, 0.1, 4, 0.1),  # mostly idle: a share of wall time, not of what it ran
+        (0.1, 0.1, 4, 0.1),  # mostly idle: a fraction of wall time, not of its running time
         (1.0, 1.0, 1, 1.0),  # two threads on one core: one of them waits at any time
         (4.0, 12.0, 4, 1.0),
     ],
@@ -66,7 +66,7 @@ def test_a_process_that_sleeps_waits_for_no_core() -> None:
     time.sleep(1.5)
     found = gauge.stop()
     assert found is not None
-    assert found < 0.3  # what little it does may have to wait on a busy machine
+    assert found < 0.3  # its little work may have to wait on a busy machine
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_what_a_killed_driver_left_is_removed_and_nothing_else(tmp_path: Path, m
         driver.communicate()
         monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 3600.0)
         with scratch_folder("mine-"):
-            assert made.exists()  # it might be one that is being made
+            assert made.exists()  # it may be in the process of being created
         monkeypatch.setattr(scratch_folders, "_ABANDONED_AFTER_S", 0.0)
         with scratch_folder("mine-"):
             assert not made.exists()

@@ -48,7 +48,8 @@ def test_a_fresh_process_answers_as_this_one_would(describer: Describer, reposit
     facts = describer.facts("layers", None, 0, has_gpu=False)
     assert facts == describe(load_workload("layers")("tiny", 0), str(repository / "workloads"))
     assert describer.inductor_options() == LoadedTorch().inductor_options()
-    own = {name for name in LoadedTorch().backends() if not name.startswith("toy_")}  # less what other tests have registered here
+    # Without those that other tests have registered here.
+    own = {name for name in LoadedTorch().backends() if not name.startswith("toy_")}
     assert set(describer.backends()) == own
     assert list(describer.ddp_arguments()) == list(LoadedTorch().ddp_arguments())
 

@@ -117,7 +117,7 @@ def test_a_number_of_buckets_becomes_the_best_ones_for_the_workloads_lengths() -
     )
     assert len(plain) == len(grouped) == 4
     assert plain[-1] == grouped[-1] == 256
-    assert grouped[0] <= 24 < 56 <= plain[0]  # grouped, most batches are short; mixed, half of them hold a long caption
+    assert grouped[0] <= 24 < 56 <= plain[0]  # grouped, most batches are short; mixed, half of them contain a long caption
 
 
 def test_a_number_of_buckets_beside_the_buckets_themselves_is_excluded() -> None:

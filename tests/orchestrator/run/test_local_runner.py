@@ -42,7 +42,7 @@ def tried(
     assignment = Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse(spelled))
     phases: list[str] = []
     with patch.dict(os.environ):
-        del os.environ["PYTEST_CURRENT_TEST"]  # another for each test, and a fork server is for one environment
+        del os.environ["PYTEST_CURRENT_TEST"]  # it differs by test, and a fork server is for one environment
         return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase), servers), phases
 
 
@@ -77,7 +77,7 @@ def test_a_workload_that_empties_the_folder_for_temporary_files_harms_nobody(ser
     assignment, attempt, _ = tried(tmp_path, "faulty_workloads:EmptiesTemporaryFolder", servers, deadline_s=300.0)
     assert attempt.figures is not None, attempt.death
     log = assignment.log_file(0).read_text()
-    headers = cpp_header_folder()  # which no trial makes anew for itself
+    headers = cpp_header_folder()  # no trial builds these itself
     assert f"headers here: {headers}\nheaders of a child: {headers.resolve()}\nemptied" in log
     assert any(headers.iterdir())
 

@@ -112,7 +112,7 @@ def test_a_progress_actor_whose_process_was_killed_answers_again_and_learns_of_r
 
         ray.get(progress_actor.begin.remote("1", "scope=eager"))
         ray.get(progress_actor.record_failure.remote("1", 1, "it was lost"))
-        ray.get(progress_actor.record_failure.remote("1", 1, "it was lost"))  # told twice, as may be when the answer is lost
+        ray.get(progress_actor.record_failure.remote("1", 1, "it was lost"))  # reported twice, as happens if the answer is lost
         assert ray.get(progress_actor.failures.remote("1")) == ["it was lost"]
         killed = process_id()
         ray.kill(progress_actor, no_restart=False)
@@ -123,7 +123,7 @@ def test_a_progress_actor_whose_process_was_killed_answers_again_and_learns_of_r
         assert (progress.settings_key, progress.phase) == ("scope=eager", "steady")
         assert ray.get(progress_actor.failures.remote("1")) == []
         ray.get(progress_actor.end.remote("1"))
-        ray.get(progress_actor.enter_phase.remote("1", "checking", "scope=eager"))  # late, and not to be brought back
+        ray.get(progress_actor.enter_phase.remote("1", "checking", "scope=eager"))  # late, and must not be brought back
         assert ray.get(progress_actor.running.remote()) == []
 
 
@@ -242,7 +242,7 @@ def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path:
     assert records.read(tmp_path) == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own, as a trainer is made in this process
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray warns when a trainer is created in this process
 def test_a_standing_group_makes_every_attempt_in_a_fresh_process_and_outlives_a_crash(tmp_path: Path) -> None:
     import psutil
     from ray.train.v2.api.exceptions import WorkerGroupError

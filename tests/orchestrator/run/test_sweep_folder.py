@@ -160,7 +160,7 @@ def test_a_record_from_another_environment_is_not_counted_as_done(begun: Path, m
     with pytest.raises(SweepFolderError, match=r"line 2 was measured in another environment .*'deadbeef'"):
         resume(begun, config(), H200, None)
     assert contents(begun) == before
-    monkeypatch.setenv("RAY_ADDRESS", "a-cluster:6379")  # whose hosts may differ
+    monkeypatch.setenv("RAY_ADDRESS", "a-cluster:6379")  # a cluster's hosts may differ
     assert len(resume(begun, config(), H200, None)) == 2
 
 

@@ -193,7 +193,7 @@ def test_so_it_is_where_the_trials_process_died_in_between(
     [
         (TRACED, {"settings_key": FULL}),  # nothing is kept
         (TRACED, {"precompile": True}),  # nothing is compiled
-        (OUT_OF_MEMORY, {"settings_key": FULL, "precompile": True}),  # not for that
+        (OUT_OF_MEMORY, {"settings_key": FULL, "precompile": True}),  # it did not fail because of that
     ],
 )
 def test_what_keeping_traced_functions_has_no_part_in_is_a_result(

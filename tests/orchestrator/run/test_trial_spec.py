@@ -55,7 +55,7 @@ def test_only_what_compiles_begins_with_artifacts(settings: str, plan: dict[str,
     assert one.restores is restores
     dead = record(one)
     assert isinstance(dead, TrialRecord)
-    assert dead.caches is (Caches.WARM if restores else Caches.COLD)  # of one that died nobody knows better
+    assert dead.caches is (Caches.WARM if restores else Caches.COLD)  # a dead trial's caches are not known
 
 
 def test_what_was_measured_says_whether_a_trial_was_cold() -> None:

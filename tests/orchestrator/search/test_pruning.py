@@ -121,7 +121,7 @@ def test_while_no_step_of_the_workload_was_timed_nothing_is_known_of_a_compile()
 def test_a_compile_is_stopped_once_it_has_little_left_to_gain() -> None:
     judge = pruning([EAGER, *SLOW_TO_COMPILE], TWO, known_compiled=4)
     asked = "scope=full,dynamic=true,optimizer=compiled"
-    assert judge.decide(compiling(asked, 10)) is None  # were it to end now, it would be among the quickest
+    assert judge.decide(compiling(asked, 10)) is None  # if it ended now, it would be among the fastest to compile
     stop = stopped(judge.decide(compiling(asked, 350)))
     assert stop.label == "dominated"
     assert "expected to add" in stop.reason
@@ -197,7 +197,7 @@ def test_a_compile_far_beyond_its_family_is_given_up_as_endless() -> None:
     family = [row("scope=full,dynamic=buckets,bucket_size=64", 1, 98), row("scope=full,dynamic=buckets,bucket_size=128", 1, 38)]
     judge = pruning(family)
     assert pruning(family[:1]).compile_deadline_s(setting("scope=full,dynamic=buckets,bucket_size=32")) is None
-    # 100 s for 4 graphs are 25 s a graph: four times that for each of 8.
+    # 100 s for 4 graphs are 25 s per graph: four times that for each of 8.
     assert judge.compile_deadline_s(setting("scope=full,dynamic=buckets,bucket_size=32")) == 800
     assert judge.compile_deadline_s(setting("scope=full,dynamic=mark")) is None
     quick = pruning([row("scope=regional", 1, 3), row("scope=regional,optimizer=fused", 1, 4)])
@@ -225,7 +225,7 @@ def test_a_replayed_trial_costs_what_it_took_until_it_was_stopped() -> None:
     assert [prune(one, REPLAYED[:number]) for number, one in enumerate(REPLAYED[:3])] == [None] * 3
     found = prune(REPLAYED[3], REPLAYED[:3])
     assert found is not None
-    # Of 170 s all but the timed steps after the first pass, 20 s, and the eager ones, 10 s.
+    # All of 170 s except the timed steps after the first pass, 20 s, and the eager ones, 10 s.
     assert (found["status"], found["label"], found["wall_s"]) == ("stopped", "dominated", pytest.approx(140))
     assert found["bounds"]["compile_s"] == 90
     assert "samples_per_s" not in found

@@ -263,7 +263,7 @@ def test_what_an_earlier_sweep_tried_is_known_and_not_tried_again(tmp_path: Path
     assert [record["settings_key"] for record in learned.records] == [setting.key for setting in SETTINGS[:3]]
     asked = search(tmp_path, learned=learned, num_trials=9)
     assert asked.proposer.propose() == SETTINGS[3]
-    assert asked.why_enough() is None  # trials of another sweep are none of this one's
+    assert asked.why_enough() is None  # trials of another sweep do not count here
 
 
 def test_a_head_without_a_gpu_learns_from_what_gpus_of_one_kind_measured(tmp_path: Path, earlier: Path) -> None:
