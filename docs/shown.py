@@ -1,7 +1,7 @@
-"""`python docs/shown.py`: makes again what the pages beside it show of committed records: tables, and screens of the report.
+"""`python docs/shown.py`: updates what the pages next to it show of committed records: tables, and screenshots of the report.
 
-`--check` writes nothing and says which tables are not what the records say now (exit code 1). Screens need Playwright, which
-the extra `dev` brings, and a Chromium that is installed.
+`--check` writes nothing and names outdated tables (exit code 1). Screenshots need Playwright, which the extra `dev` installs,
+and an installed Chromium.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from compile_sweep.schema.figure import Figure
 
 DOCS = Path("docs")
-"""From the repository's root, where this goes first: so no path of this machine gets onto a page."""
+"""Relative to the repository's root, which is the working directory, so that no path of this machine gets onto a page."""
 SWEEP = DOCS / "results" / "h200-captioning"
 ALONE, SIDE_BY_SIDE = (DOCS / "results" / "h200-scaling" / "sweep" / name for name in ("one", "all"))
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 PATIENCE_MS = 150_000
-"""For a page to be drawn, also on a machine that does much else."""
+"""Milliseconds for a page to be drawn, also on a busy machine."""
 
 SCREENS: Mapping[str, tuple[int, str, str, str]] = {
     "top": (1280, "light", "header", "#front"),
@@ -41,28 +41,28 @@ SCREENS: Mapping[str, tuple[int, str, str, str]] = {
     "narrow": (390, "light", "header", "#verdict"),
     "compare": (1280, "light", "h1", ".scrolls"),
 }
-"""`report-NAME.png` → width of the window in pixels, colours, and the first and last part of the page that is on it."""
+"""`report-NAME.png` → width of the window in pixels, color scheme, and the first and last part of the page in it."""
 
 COMPARED = "compare"
-"""The screen that is of the comparison's page instead of the report's."""
+"""The screenshot of the comparison's page instead of the report's."""
 
 
 def recommended() -> str:
-    """The setting for each length of a job, and where it flips."""
+    """Returns the setting for each length of a job, and where it changes."""
     from analysis import recommend
 
     return _printed(lambda: recommend.main([str(SWEEP), "--restarts", "10", "--price-per-gpu-hour", "4", "--markdown"]))
 
 
 def measured() -> str:
-    """Every trial with its figures."""
+    """Returns every trial with its figures."""
     from analysis import table
 
     return _printed(lambda: table.main([str(SWEEP)]))
 
 
 def compared() -> str:
-    """A sweep of one trial at a time beside one of four."""
+    """Returns the comparison of a sweep of one trial at a time with one of four."""
     from analysis import compare
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -71,7 +71,7 @@ def compared() -> str:
 
 
 def labels() -> str:
-    """Every label of a trial that is not ok."""
+    """Returns every label of a trial that is not ok."""
     from compile_sweep.schema.outcome import Label
 
     rows = [(f"`{label}`", label.status, label.fault.value, label.tries, label.meaning) for label in Label]
@@ -79,14 +79,14 @@ def labels() -> str:
 
 
 def trial_fields() -> str:
-    """Every field of a trial's record."""
+    """Returns every field of a trial's record."""
     from compile_sweep.schema.record import TrialRecord, figures
 
     return _fields(figures(TrialRecord))
 
 
 def warm_start_fields() -> str:
-    """The fields of a warm start's record that a trial's record does not have."""
+    """Returns the fields of a warm start's record that a trial's record lacks."""
     from compile_sweep.schema.record import TrialRecord, WarmStart, figures
 
     shared = figures(TrialRecord)
@@ -106,14 +106,14 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "trial fields": ("records.md", trial_fields),
     "warm-start fields": ("records.md", warm_start_fields),
 }
-"""Name of a block → the page it stands on, between `<!-- NAME -->` and `<!-- end -->`, and what makes it."""
+"""By name of a block, between `<!-- NAME -->` and `<!-- end -->`: its page, and the function that makes it."""
 
 
 def renewed(text: str, name: str, block: str) -> str:
-    """The page with the block's contents replaced.
+    """Returns the page with the block's contents replaced.
 
     Raises:
-        LookupError: the page has no such block.
+        LookupError: The page has no such block.
     """
     whole, count = re.subn(
         rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{block}{found[2]}", text, flags=re.DOTALL
@@ -124,7 +124,7 @@ def renewed(text: str, name: str, block: str) -> str:
 
 
 def write_screens() -> list[Path]:
-    """Draws the screens; returns their paths."""
+    """Takes the screenshots; returns their paths."""
     from playwright import sync_api
 
     from analysis import compare, write_report
@@ -161,7 +161,7 @@ def write_screens() -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 1 if `--check` found a table that is not as it should be."""
+    """Runs the command; returns its exit code: 0, or 1 if `--check` found an outdated table."""
     parser = argparse.ArgumentParser(
         prog="python docs/shown.py", description="Makes again what docs/ shows of committed records."
     )
@@ -186,16 +186,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rows(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
 
 
 def _printed(command: Callable[[], int]) -> str:
-    """What a command prints.
+    """Returns the output of a command.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: The command failed.
     """
     words = io.StringIO()
     with redirect_stdout(words):

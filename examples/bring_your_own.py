@@ -1,7 +1,7 @@
-"""Two models of one's own under a sweep: `python -m orchestrator.sweep --workload examples.bring_your_own:Reviews`.
+"""Two models of your own in a sweep: `python -m orchestrator.sweep --workload examples.bring_your_own:Reviews`.
 
-`python -m orchestrator.check examples.bring_your_own:Reviews` says beforehand what a sweep would find and cost. How the winner
-gets into a training script is in docs/workloads.md.
+`python -m orchestrator.check examples.bring_your_own:Reviews` says beforehand what a sweep would find and cost. docs/workloads.md
+says how to use the winner in a training script.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReviewModel(nn.Module):
         self.classifier = nn.Linear(64, CLASSES)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Scores, (batch, classes), of words, (batch, length). Word 0 is padding, which must not change them."""
+        """Returns scores, (batch, classes), for words, (batch, length). Word 0 is padding, which must not change them."""
         is_word = words != 0
         hidden = self.embedding(words)
         for layer in self.layers:
@@ -57,7 +57,7 @@ def gpt2() -> GPT2LMHeadModel:
 
 
 def texts(number: int) -> dict[str, Tensor]:
-    """A batch as a collator would give it; with labels in it the model computes its loss itself."""
+    """Returns a batch like a collator's; since it contains labels, the model computes its loss itself."""
     ids = torch.randint(WORDS, (4, int(torch.randint(16, 65, ()))))
     return {"input_ids": ids, "labels": ids}
 
@@ -65,4 +65,4 @@ def texts(number: int) -> dict[str, Tensor]:
 Texts = WorkloadFromModel(gpt2, texts, max_length=64)
 
 TextScores = WorkloadFromModel(gpt2, lambda number: {"input_ids": texts(number)["input_ids"]}, trains=False)
-"""Inference alone: no loss and no optimizer."""
+"""Inference only: no loss and no optimizer."""

@@ -1,12 +1,12 @@
-"""A training loop of one's own under the winner of a sweep of `examples.bring_your_own:Texts`.
+"""A training loop of your own with the winner of a sweep of `examples.bring_your_own:Texts`.
 
-Run it where the `best.py` of that sweep is: `python -m examples.plain_loop`.
+Run it in the folder of that sweep's `best.py`: `python -m examples.plain_loop`.
 """
 
 from __future__ import annotations
 
 import torch
-from best import OPTIMIZER_OPTIONS, make_step, padded_length  # the sweep's
+from best import OPTIMIZER_OPTIONS, make_step, padded_length  # written by the sweep
 
 from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from examples.bring_your_own import Texts, gpt2, texts
@@ -22,14 +22,14 @@ def main(steps: int = 20) -> list[float]:
     pad = Texts().padded
     losses = []
     for number in range(steps):
-        batch = pad(texts(number), padded_length)  # as a collator would: to the lengths that were measured, and no others
+        batch = pad(texts(number), padded_length)  # like a collator: to the lengths that were measured, and no others
         loss = step({name: tensor.to(device) for name, tensor in batch.items()}, before_update=lambda: clip(model))
         losses.append(float(loss))
     return losses
 
 
 def clip(model: torch.nn.Module) -> None:
-    """What a loop does with gradients before they are used."""
+    """Clips gradients between the backward pass and the update."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 

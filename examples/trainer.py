@@ -1,7 +1,7 @@
-"""Hugging Face's `Trainer` under the winner of a sweep of `examples.bring_your_own:Texts`.
+"""Hugging Face's `Trainer` with the winner of a sweep of `examples.bring_your_own:Texts`.
 
-Run it where the `best.py` of that sweep is: `python -m examples.trainer`. It needs accelerate, which the extra `trainer` brings.
-What of the settings reaches a `Trainer`, and what does not, is in docs/workloads.md.
+Run it in the folder of that sweep's `best.py`: `python -m examples.trainer`. It needs accelerate, which the extra `trainer`
+installs. docs/workloads.md says which settings reach a `Trainer`, and which do not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
-import best  # the sweep's
+import best  # written by the sweep
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -28,7 +28,7 @@ class SweptTrainer(Trainer):
         super().__init__(**arguments)
         whole = ModelAndLoss(self.model, model_loss)
         self.compiled = best.compile_model(whole)
-        self.in_place = self.compiled is whole  # scope regional or modular: the model itself is what is compiled
+        self.in_place = self.compiled is whole  # scope regional or modular: the model itself is compiled
         if not self.in_place and self.args.world_size > 1:  # its gradients would not be averaged
             raise ValueError("scope=full compiles past what a Trainer puts around the model for several workers; use regional")
 
@@ -39,7 +39,7 @@ class SweptTrainer(Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if hasattr(best, "DIMS"):
             best.mark(inputs, best.DIMS)
-        if num_items_in_batch is not None:  # what a `Trainer` divides by, so that accumulated gradients are of one mean
+        if num_items_in_batch is not None:  # a `Trainer` divides by it, so that accumulated gradients have one mean
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         torch.compiler.cudagraph_mark_step_begin()
         return self.compiled(**inputs)
@@ -50,16 +50,16 @@ class SweptTrainer(Trainer):
         rate: Any = self.args.learning_rate
         options = dict(best.OPTIMIZER_OPTIONS)
         compiled = "optimizer=compiled" in (best.__doc__ or "")
-        if compiled:  # a schedule changes the rate: a number would be a constant of the graph, and compile again at each step
+        if compiled:  # a schedule changes the rate, and a number would be a constant of the graph, which recompiles at each step
             rate, options["capturable"] = torch.tensor(rate), True
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate, **options)
-        if compiled:  # as a method, which is what schedulers wrap
+        if compiled:  # as a method, which schedulers wrap
             self.optimizer.step = MethodType(torch.compile(type(self.optimizer).step, dynamic=False), self.optimizer)
         return self.optimizer
 
 
 def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The rows as one batch, padded to the lengths that were measured."""
+    """Returns the rows as one batch, padded to the lengths that were measured."""
     ids = [row["input_ids"] for row in rows]
     batch = {
         "input_ids": pad_sequence(ids, batch_first=True),
@@ -69,7 +69,7 @@ def collate(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def rows(count: int) -> list[dict[str, Tensor]]:
-    """A data set: texts of many lengths."""
+    """Returns a data set with texts of many lengths."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(16, 65, (count,), generator=generator).tolist()
     return [{"input_ids": torch.randint(WORDS, (length,), generator=generator)} for length in lengths]
@@ -83,7 +83,7 @@ def main(kind: type[Trainer] = SweptTrainer, steps: int = 20) -> list[float]:
         max_steps=steps,
         per_device_train_batch_size=4,
         learning_rate=1e-3,
-        bf16=on_gpu,  # as the workload has it
+        bf16=on_gpu,  # like the workload
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
         dataloader_drop_last=True,  # a smaller last batch would compile again
