@@ -116,7 +116,7 @@ def answer(question: Mapping[str, Any]) -> Any:
             and `largest_batch` also take `settings`, a key, and `device`, `source` also `num_workers`.
 
     Raises:
-        WorkloadError: no such workload, or its own code failed.
+        WorkloadError: There is no such workload, or its own code failed.
         SettingsError: the settings do not fit the workload.
     """
     from compile_sweep.contract.installed_torch import LoadedTorch

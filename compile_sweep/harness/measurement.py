@@ -28,21 +28,21 @@ class Protocol:
     min_passes: int = 4
     max_passes: int = 8
     min_window_s: float = 2.0
-    """Passes over the pool of batches; the window grows until the interval is narrow, or this many are done and it is so long."""
+    """The window grows until the interval is narrow, or until it has `max_passes` passes and lasts this many seconds."""
     max_window_s: float = math.inf
     """Seconds after which a window of `LEAST_PASSES` or more ends, however wide: for steps of seconds, or a busy host."""
     target_width: float = 0.01
-    """Width over the median, both of the typical step, at which its 95 % interval is narrow."""
+    """Width of the typical step's 95 % interval, relative to its median, at which the interval counts as narrow."""
     cpu_target_width: float = 0.10
-    """The same on CPUs, which share their host; only ratios within one run are quoted of them."""
+    """Target width on CPUs, which share their host; only ratios within one run are reported for them."""
     cpu_window_s: float = 12.0
-    """In place of `min_window_s` on CPUs, where what disturbs a step may last for seconds."""
+    """Replaces `min_window_s` on CPUs, where disturbances of a step may last for seconds."""
     eager_batches: int = 8
     """Maximum number of batches in a block of eager reference steps."""
     eager_budget_s: float = 10.0
     """Seconds for all eager blocks together; slow steps make blocks shorter, and very slow ones have none."""
     real_passes: int = 3
-    """Passes over what the loader gives, with pipeline=real."""
+    """Number of passes over the loader's batches, with pipeline=real."""
 
     def limits(self, device: torch.device) -> Limits:
         """Returns the limits of the window."""

@@ -96,7 +96,7 @@ class Limits:
     min_passes: int
     max_passes: int
     min_window_s: float
-    """Minimum length in seconds; reached even if it takes more than `max_passes` passes of a few milliseconds."""
+    """A window with a wide interval lasts at least this many seconds, even if it takes more than `max_passes` short passes."""
     max_window_s: float = math.inf
     """Maximum length in seconds; however wide the interval is, the window then stops growing if it has `LEAST_PASSES`."""
     target_width: float

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from compile_sweep.schema.settings import CompileSettings
 
 DEFAULT_PAD_MULTIPLE = 8
-"""Tokens that lengths are rounded up to with padding=longest."""
+"""Lengths are rounded up to multiples of this many tokens with padding=longest."""
 
 Scalar = str | int | float | bool
 Value = Scalar | tuple[int, ...]
@@ -26,17 +26,17 @@ Value = Scalar | tuple[int, ...]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _INT64_LIMIT = 2**63
 BATCH_SIZE = "workload.batch_size"
-"""What `batch_size` is short for: samples of a step and worker, an option of a workload."""
+"""Full name of the short form `batch_size`: samples per step and worker, an option of a workload."""
 
 _MAX_SHOWN = 80
-"""Characters of a bad value that an error message repeats."""
+"""Maximum number of characters of a bad value that an error message repeats."""
 
 
 def parse_choice(name: str, kind: type[StrEnum], value: object) -> Any:
     """Returns the member of `kind` that `value` names.
 
     Raises:
-        SettingsError: no such member.
+        SettingsError: There is no such member.
     """
     try:
         return kind(str(value))
@@ -122,7 +122,7 @@ def parse_torch_option(value: object) -> Value:
     """Parses the value of a torch option like `parse_option`; also parses 16/32/64 as a list of integers.
 
     Raises:
-        SettingsError: as `parse_option`.
+        SettingsError: The value is invalid, as in `parse_option`.
     """
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}(/\d{1,18})+", value.strip(), re.ASCII):
         value = [int(number) for number in value.split("/")]

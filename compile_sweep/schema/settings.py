@@ -80,7 +80,7 @@ def _setting(
     """Declares a field of `CompileSettings` whose default is None. Everything that is specific to the field is said here.
 
     Args:
-        values: what the field may hold: the members of an enumeration; the unit of a count; or a function of the field's name
+        values: Values of the field: the members of an enumeration; the unit of a count; or a function of the field's name
             and of what a person or JSON wrote, which returns the value.
         torch_default: torch's own value, which is stored as None so that keys stay short.
         compiles: acts only on compiled code, so scope=eager refuses it.
@@ -319,7 +319,7 @@ class CompileSettings:
         """Parses `key`, or a part of it such as `scope=regional,dynamic=auto`.
 
         Raises:
-            SettingsError: as `from_dict`, or the text is not a list of `field=value`.
+            SettingsError: The fields are invalid, as in `from_dict`, or the text is not a list of `field=value`.
         """
         return cls.from_dict(dict(parse_pairs(text)))
 
