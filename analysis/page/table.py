@@ -23,7 +23,7 @@ MOST_SOURCES = 300
 
 
 _IN_A_UNIT = {"GiB": 2**30, "%": 0.01}
-"""Factors from the frame's unit to those headings' units that differ from it."""
+"""Size of a heading's unit in the frame's unit, if the two differ."""
 
 
 class Cell(NamedTuple):

@@ -4,7 +4,7 @@ Background: a script cannot be rewound, so its loss cannot be evaluated again, b
 the arguments are kept and, from the script's own backward pass, the gradient of the loss with respect to each output. The sum of
 outputs times those fixed gradients has the same gradients as the loss, and replaces it in the check of
 `harness/numerics/gradient_check.py`. Inputs that require gradients, such as those that a GAN's generator gives its discriminator,
-count as parameters. Copies stay on the CPU until the steps are timed.
+count as parameters. Copies stay on the CPU until the memory peaks are read.
 
 Output: a `GradientCheck` of all modules together.
 """

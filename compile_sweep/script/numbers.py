@@ -26,7 +26,7 @@ from compile_sweep.harness.precision import matmul_precision
 from compile_sweep.script.discover import Discovery, Target
 
 PERTURBED_ROUNDINGS = 2.0
-"""Maximum change of run B's weights, in roundings of the compute dtype; rounding a weight once changes it by half of one."""
+"""Maximum change of run B's weights, in roundings of the compute dtype; rounding a weight once changes it by half of that."""
 
 _ROUNDING_OF_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
 """TF32 has 10 fraction bits, bfloat16 has 7; products are rounded to nearest."""

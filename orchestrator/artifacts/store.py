@@ -96,7 +96,7 @@ class ArtifactStore:
         """Adds artifacts, and the manifest that lists them.
 
         If the store has an artifact of the same kind, key and facts, its content is reused: compilers write into each artifact
-        how long it took, so two artifacts of one graph differ in bytes and in nothing else. The exception are artifacts that are
+        how long it took, so two artifacts of one graph differ in bytes and in nothing else. Exceptions are artifacts that are
         keyed by a function of the model alone (`OF_FUNCTIONS`): each trial keeps its own.
 
         Args:

@@ -63,7 +63,7 @@ def folder_of(config: SweepConfig, run: Run) -> Path:
     """Returns the sweep's folder.
 
     Raises:
-        ConfigError: Nothing says which sweep to resume, or whose home the folder is in.
+        ConfigError: Nothing says which sweep to resume, or `~` names an unknown user.
     """
     if run.output is not None:
         return expanded("--output", run.output)

@@ -57,7 +57,7 @@ def opened(uri: str) -> tuple[FileSystem, str]:
 
 
 def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = False) -> None:
-    """Raises an error if a local path is not a folder and cannot become one; object stores, which have no folders, always pass.
+    """Raises an error if a local path is not a folder and cannot become one; other file systems always pass.
 
     Args:
         filesystem: The file system of `root`.
@@ -65,7 +65,7 @@ def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = Fals
         to_write: Whether it must be writable, too.
 
     Raises:
-        OSError: The path or its parent is a file, is not accessible, or cannot be read.
+        OSError: The path, or the nearest existing folder above it, is a file, is not accessible, or is not writable.
     """
     if filesystem.type_name != "local":
         return
