@@ -20,7 +20,8 @@ COMPILE_DEADLINE_S = "20"
 TRIAL_DEADLINE_S = "150"
 """Long enough for sound trials that share their cores with much else."""
 
-USUAL = ("--cache", "none", "--compile-deadline-s", COMPILE_DEADLINE_S)
+USUAL = ("--cache", "none")
+LONG = ("--compile-deadline-s", COMPILE_DEADLINE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,7 @@ def small_cgroup() -> Iterator[Path]:
 def check(arenas: Arenas, fault: TrialFault, fault_table: FaultTable, *words: str, **further: Any) -> dict[str, Any]:
     """Runs a sweep in which this happens to the second of three trials."""
     arena = arenas({fault.multiple: fault.plan}, **further)
-    done = arena.sweep(*USUAL, *words, "--settings", setting(0), fault.setting, setting(1))
+    done = arena.sweep(*USUAL, *LONG, *words, "--settings", setting(0), fault.setting, setting(1))
     assert done.returncode == 0, done.stdout + done.stderr
     arena.check_nothing_is_left()
     arena.check_records(total=3, measured={0, 1})
@@ -216,14 +217,15 @@ def sweep_with(faults: Sequence[TrialFault], arena: Arena, *words: str) -> None:
 
 
 def test_faults_of_local_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas) -> None:
-    sweep_with(SHORT, arenas({fault.multiple: fault.plan for fault in SHORT}), "--runner", "local")
+    # A warm-up without a compiler takes a tenth of a second, so this deadline is generous, too.
+    sweep_with(SHORT, arenas({fault.multiple: fault.plan for fault in SHORT}), "--runner", "local", "--compile-deadline-s", "8")
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("only_in_full")
 def test_faults_of_trials_one_after_the_other_cost_no_other_trial(arenas: Arenas, fault_table: FaultTable) -> None:
     arena = arenas({fault.multiple: fault.plan for fault in TOGETHER})
-    sweep_with(TOGETHER, arena)
+    sweep_with(TOGETHER, arena, *LONG)
     for fault in TOGETHER:
         record = arena.record(fault.multiple)
         recovery_s = arena.recovery_s(fault.multiple if fault.phase != "never" else -1)
@@ -273,7 +275,7 @@ def test_the_kernels_out_of_memory_killer_is_told_from_other_kills(
 @pytest.mark.usefixtures("only_in_full")
 def test_a_dead_worker_of_two_is_the_one_that_is_named(arenas: Arenas, fault_table: FaultTable) -> None:
     arena = arenas({2: {"kind": "kill", "phase": "building", "rank": 1}})
-    done = arena.sweep(*USUAL, "--workers-per-trial", "2", "--settings", setting(0), setting(2), setting(1))
+    done = arena.sweep(*USUAL, *LONG, "--workers-per-trial", "2", "--settings", setting(0), setting(2), setting(1))
     assert done.returncode == 0, done.stdout + done.stderr
     arena.check_nothing_is_left()
     arena.check_records(total=3, measured={0, 1})

@@ -48,14 +48,10 @@ def imported(here: Path, program: str, repository: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_built_in_workload_imports_nothing_of_the_folder(here: Path, repository: Path) -> None:
-    assert imported(here, "from orchestrator.sweep import main; main(['--dry-run', '--size', 'tiny'])", repository) == []
-
-
-@pytest.mark.slow
-def test_a_check_of_a_built_in_workload_adds_no_folder_to_the_path(here: Path, repository: Path) -> None:
+def test_a_plan_and_a_check_of_a_built_in_workload_import_nothing_of_the_folder(here: Path, repository: Path) -> None:
     program = (
-        "import os, sys; from orchestrator.check import main; assert main(['captioning', '--size', 'x']) == 2; "
+        "import os, sys; from orchestrator.sweep import main as sweep; from orchestrator.check import main as check; "
+        "assert sweep(['--dry-run', '--size', 'tiny']) == 0; assert check(['captioning', '--size', 'x']) == 2; "
         "assert os.getcwd() not in sys.path"
     )
     assert imported(here, program, repository) == []

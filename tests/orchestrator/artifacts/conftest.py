@@ -49,12 +49,22 @@ def s3_uri(s3_port: int) -> Callable[..., str]:
     return uri
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def local_ray() -> Iterator[None]:
     from orchestrator.run.session import ray_session
 
     with ray_session():
         yield
+
+
+@pytest.fixture(scope="module")
+def cluster_location(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the shelf of a cluster is that all tests of a file use: its actor takes seconds to start."""
+    import ray
+
+    location = str(tmp_path_factory.mktemp("cluster") / "store")
+    yield location
+    ray.kill(ClusterShelf(location).holder())
 
 
 @pytest.fixture(
@@ -75,12 +85,11 @@ def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
         case "s3":
             yield DurableShelf(request.getfixturevalue("s3_uri")())
         case _:
-            import ray
-
-            request.getfixturevalue("local_ray")
-            shelf = ClusterShelf(str(tmp_path / "store"))
-            yield shelf
-            ray.kill(shelf.holder())
+            location = request.getfixturevalue("cluster_location")
+            yield ClusterShelf(location)
+            used = ClusterShelf(location)  # not the test's, of which it may have replaced parts
+            used.drop_manifests([*used.manifests(), *used.uses()])
+            used.drop_blobs(used.blobs())
 
 
 @pytest.fixture
