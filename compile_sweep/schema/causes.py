@@ -38,43 +38,46 @@ def _break(name: str, advice: str, *, headline: str = "", explanation: str = "")
 
 
 _DRAW_WITH_TORCH = (
-    "draw with torch, which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) in place of `if`; or draw "
-    "before the forward and hand the result in as a tensor"
+    "draw with torch, which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) instead of `if`; or draw "
+    "before the forward and pass the result in as a tensor"
 )
 _OWN_GENERATOR = (
-    "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and hand in what was drawn, or draw "
-    "from torch's default generator after torch.manual_seed"
+    "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and pass the result in, or draw from "
+    "torch's default generator after torch.manual_seed"
 )
 _PRINT = "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()"
 
-_DENSE = "torch.compile takes no sparse tensors: leave their module eager, or compute with dense ones, as by index_add"
+_DENSE = (
+    "torch.compile does not support sparse tensors: leave their module eager, or compute with dense tensors, for example "
+    "with index_add"
+)
 
 _SUBCLASS = (
-    "torch.compile can only hand plain tensors to an operator, or subclasses that have __tensor_flatten__ and "
-    "__tensor_unflatten__ and are made before the step"
+    "torch.compile can only pass plain tensors to an operator, or subclasses that define __tensor_flatten__ and "
+    "__tensor_unflatten__ and are created before the step"
 )
 
 _FAKE = (
-    "torch.compile must know what an operator returns without running it: register that, "
-    "@torch.library.register_fake('library::name') on a function that returns an empty tensor of the right shape and dtype"
+    "torch.compile must know what an operator returns without running it: put @torch.library.register_fake('library::name') "
+    "on a function that returns an empty tensor of the right shape and dtype"
 )
 
-_NUMPY = "torch.compile follows only a part of numpy, and none of scipy: compute it with torch, or call it outside the forward"
+_NUMPY = "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward"
 
 BREAKS = (
     _break(
         "explicit break",
-        "someone asked for this break; take the call out",
+        "the code asks for this break: remove the call",
         headline=r"Call to `torch\._dynamo\.graph_break\(\)`",
     ),
     _break(
         "disabled function",
-        "the compiler was told to keep out; take the decorator torch.compiler.disable off, or move the call out of the forward",
+        "this code is excluded from compiling: remove the decorator torch.compiler.disable, or move the call out of the forward",
         headline=r"torch\.compiler\.disable|skip_frame",
     ),
     _break(
         "seed set in the forward",
-        "set and keep the state of random numbers before the step, outside what is compiled",
+        "seed, save and restore random state before the step, outside compiled code",
         explanation=r"function `(manual_seed|seed|get_rng_state|set_rng_state|fork_rng|Random\.seed)`|`random\.seed|\(fork_rng\)",
     ),
     _break(
@@ -100,12 +103,12 @@ BREAKS = (
     ),
     _break(
         "number of classes",
-        "say how many classes there are, one_hot(labels, num_classes=10), or torch looks for the largest label",
+        "pass the number of classes, one_hot(labels, num_classes=10); otherwise torch looks for the largest label",
         headline=r"one_hot` with data-dependent",
     ),
     _break(
         "output of unknown size",
-        "how many rows come out depends on the data: keep all rows and weigh them by a mask, out + mask[:, None] * value, or set "
+        "the number of rows depends on the data: keep all rows and weight them by a mask, out + mask[:, None] * value, or set "
         "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
     ),
@@ -118,7 +121,7 @@ BREAKS = (
     _break("own random generator", _OWN_GENERATOR, headline=r"torch\.Generator method|opaque object was created"),
     _break(
         "function handed to torch.autograd.functional",
-        "use the same of torch.func, which can be compiled: torch.func.jacrev, hessian, vjp or jvp",
+        "use its counterpart in torch.func, which can be compiled: torch.func.jacrev, hessian, vjp or jvp",
         headline=r"convert args/kwargs to proxy",
         explanation=r"UserFunctionVariable|LambdaVariable",
     ),
@@ -132,7 +135,7 @@ BREAKS = (
     ),
     _break(
         "file, clock or system call",
-        "ask files, clocks and the operating system outside the forward, and hand in what it needs of them",
+        "read files and clocks and call the operating system outside the forward, and pass in what it needs",
         explanation=r"builtin operator `open`|builtin `(time|posix|nt|_socket|resource|gc)\.|method `(now|utcnow|today)`"
         r"|`torch/serialization\.py`",
     ),
@@ -143,7 +146,7 @@ BREAKS = (
     ),
     _break(
         "parameter made in the forward",
-        "make parameters and modules in __init__; where a library makes them in the first forward, run one forward before "
+        "create parameters and modules in __init__; if a library creates them in the first forward, run one forward before "
         "compiling",
         headline=r"torch\.nn\.Parameter\(\)` constructor",
     ),
@@ -155,25 +158,25 @@ BREAKS = (
     ),
     _break(
         "requires_grad_() in the forward",
-        "call requires_grad_() on the tensor before the forward, outside what is compiled",
+        "call requires_grad_() on the tensor before the forward, outside compiled code",
         headline=r"Tensor\.requires_grad_\(\)",
     ),
     _break("sparse tensor", _DENSE, headline=r"sparse Tensor"),
     _break("sparse tensor", _DENSE, explanation=r"`[^`]*\bsparse_\w+_tensor"),
     _break(
         "nested tensor",
-        "torch.compile cannot make nested tensors: hand in padded batches and a mask, or make them before the step with "
+        "torch.compile cannot create nested tensors: pass in padded batches and a mask, or create them before the step with "
         "layout=torch.jagged",
         explanation=r"\(aten\._?nested\w+|strided NestedTensor",
     ),
     _break(
         "class made in the forward",
-        "torch.compile does not follow a class statement: define the class outside the forward",
+        "torch.compile does not support class statements: define the class outside the forward",
         headline=r"__build_class__",
     ),
     _break(
         "identity of an object",
-        "id() and hash() of a tensor or a list are not known while compiling: keep what is kept by a name or a number",
+        "id() and hash() of a tensor or a list are not known while compiling: use a name or a number as the key",
         headline=r"FakeIdVariable",
     ),
     _break(
@@ -188,8 +191,8 @@ BREAKS = (
     ),
     _break(
         "value that is not a tensor",
-        "this call returns something other than a tensor, which a graph cannot hold: make it outside the forward, and hand in "
-        "what it returns",
+        "this call returns something other than a tensor, which a graph cannot hold: make the call outside the forward, and "
+        "pass in its result",
         headline=r"op returned non-Tensor",
     ),
     _break(
@@ -200,12 +203,12 @@ BREAKS = (
     ),
     _break(
         "packed sequences",
-        "torch.compile does not follow packed sequences: give the layer padded batches and a mask, or leave it eager",
+        "torch.compile does not support packed sequences: give the layer padded batches and a mask, or leave it eager",
         explanation=r"`torch/nn/utils/rnn\.py`",
     ),
     _break(
         "copy of a tensor by Python",
-        "use x.clone(), which can be compiled, in place of copy.deepcopy(x)",
+        "use x.clone(), which can be compiled, instead of copy.deepcopy(x)",
         headline=r"copy\.deepcopy",
     ),
     _break(
@@ -215,26 +218,26 @@ BREAKS = (
     ),
     _break(
         "custom autograd.Function",
-        "write forward and backward of the Function from torch operators alone, or make it an operator with "
+        "write the Function's forward and backward with torch operators only, or make it an operator with "
         "torch.library.custom_op and register_autograd",
         headline=r"autograd\.Function",
     ),
     _break(
         "context manager",
-        "open the context outside what is compiled; a break inside a `with` also gives the whole function up, so first fix that "
-        "one",
+        "enter the context outside compiled code; a break inside a `with` also leaves the whole function uncompiled, so fix "
+        "that one first",
         headline=r"[Cc]ontext ?manager|ContextWrapping",
     ),
     _break(
         "break in a loop",
-        "a break inside a loop gives the whole function up: first fix the break that it contains",
+        "a break inside a loop leaves the whole function uncompiled: fix the break inside the loop first",
         headline=r"graph break in loop",
     ),
     _break("numpy and scipy", _NUMPY, headline=r"numpy function unsupported|ndarray attribute"),
     _break("numpy and scipy", _NUMPY, explanation=r"`[^`]*\b(numpy|scipy)[./]|of class `ufunc`"),
     _break(
         "operator of another library",
-        "torch.compile cannot see into this call: make it outside the forward, use torch's own operator, or wrap it with "
+        "torch.compile cannot see into this call: move it out of the forward, use torch's own operator, or wrap it with "
         "torch.library.custom_op",
         headline=r"marked as skipped|Unsupported (method|function) call|C/C\+\+|pybind",
     ),
@@ -246,7 +249,7 @@ BREAKS = (
 )
 """Causes of graph breaks."""
 
-_OPTIMIZERS = "torch puts this break before every optimizer's step itself; nothing to do"
+_OPTIMIZERS = "torch itself breaks the graph before every optimizer step; nothing to do"
 _DDPS = "DistributedDataParallel does this outside the model; nothing to do"
 
 
@@ -254,19 +257,21 @@ def _guard(name: str, guard: str, advice: str) -> Cause:
     return Cause(name=name, advice=advice, guard=guard)
 
 
-_MADE_AT_FIRST = "what the first forward makes takes a graph of its own: make it in __init__, or run one forward before compiling"
+_MADE_AT_FIRST = (
+    "what the first forward creates needs a graph of its own: create it in __init__, or run one forward before compiling"
+)
 
 GUARDS = (
     _guard(
         "learning rate",
         r"\S*param_groups.*\['lr'\]",
         "the learning rate is a Python number that the optimizer's graph was compiled for: make it a tensor, "
-        "lr=torch.tensor(1e-3), or take a fused or foreach optimizer, which is not compiled",
+        "lr=torch.tensor(1e-3), or use a fused or foreach optimizer, which is not compiled",
     ),
     _guard(
         "hooks that are added",
         r"len\(\S*_hooks",
-        "hooks are added while it trains: register them once, before compiling and not in the forward",
+        "hooks are added during training: register them once, before compiling and not in the forward",
     ),
     _guard(
         "value read from a tensor",
@@ -277,38 +282,40 @@ GUARDS = (
     _guard(
         "output of unknown size",
         r"tensor '___stack\d+.*size mismatch",
-        "how many rows come out at this line depends on the data: keep all rows and weigh them by a mask",
+        "the number of rows at this line depends on the data: keep all rows and weight them by a mask",
     ),
     _guard(
         "train and eval mode",
         r"\S+\.training ==",
-        "the module runs both in training and in evaluation mode, which takes one graph each",
+        "the module runs both in training and in evaluation mode, and each mode needs its own graph",
     ),
     _guard(
         "gradients switched on and off",
         r"GLOBAL_STATE changed: .*grad_mode",
-        "it runs both with and without gradients, which takes one graph each: run what needs none under a module of its own",
+        "it runs both with and without gradients, and each needs its own graph: put what needs no gradients in a module of "
+        "its own",
     ),
     _guard(
         "autocast switched on and off",
         r"GLOBAL_STATE changed: .*autocast",
-        "it runs under more than one autocast: enter the same one in every step",
+        "it runs under more than one autocast setting: use the same one in every step",
     ),
     _guard(
         "global setting of torch",
         r".*GLOBAL_STATE",
-        "a global setting of torch changed (gradients, autocast, determinism): make every step run under the same",
+        "a global setting of torch changed (gradients, autocast, determinism): run every step under the same settings",
     ),
     _guard(
         "frozen and trained parameters",
         r"tensor '.+?' requires_grad mismatch",
-        "needing a gradient or not takes a graph each: accept one more, where layers are unfrozen once, or keep it the same in "
-        "every step; where equal blocks share a graph and only the first one's input needs none, call requires_grad_() on it",
+        "tensors with and without requires_grad need separate graphs: accept one more if layers are unfrozen once, or keep it "
+        "the same in every step; if equal blocks share a graph and only the first one's input has no requires_grad, call "
+        "requires_grad_() on it",
     ),
     _guard(
         "modules that are added",
         r"len\(\S*\._modules\)",
-        "modules are added while it trains: make them in __init__, before compiling",
+        "modules are added during training: create them in __init__, before compiling",
     ),
     _guard(
         "made in the first forward",
@@ -318,38 +325,37 @@ GUARDS = (
     _guard(
         "list or dictionary that grows",
         r"len\(|not |KeyError|\S+ == (set\(\)|\{)",
-        "a list, a dictionary or an object's attributes changed: keep out of the forward what grows, or write it to a buffer of "
-        "fixed size",
+        "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, or write it to a buffer "
+        "of fixed size",
     ),
     _guard(
         "dropout that changes",
         r".*drop\w*\.p\b.* == ",
-        "torch.compile makes a constant of dropout's probability: write it out with a tensor, "
-        "x * (torch.rand_like(x) >= self.p) / (1 - self.p), where self.p is a buffer",
+        "torch.compile treats dropout's probability as a constant: write dropout out with a tensor, x * (torch.rand_like(x) "
+        ">= self.p) / (1 - self.p), where self.p is a buffer",
     ),
     _guard(
         "cache that grows",
         r"tensor 'self\S*' size mismatch",
-        "what the module keeps grows with the batches: build it once in __init__, at its largest, and take a part of it in the "
+        "the module's cache grows with the batches: build it once in __init__, at its largest size, and slice it in the "
         "forward, self.table[:length]",
     ),
     _guard(
         "module's counter",
         r"\S+ == -?\d+(?![\d.])",
-        "a whole number that Python keeps changes: make it a buffer, self.register_buffer('steps', torch.zeros(())), or let it "
-        "vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; where it decides a branch, decide outside of what is "
-        "compiled",
+        "a Python integer changes: make it a buffer, self.register_buffer('steps', torch.zeros(())), or let it vary with "
+        "dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; if it selects a branch, select it outside compiled code",
     ),
     _guard(
         "Python number that changes",
         r".* == -?\d+\.",
-        "a number that Python keeps changes from step to step: make it a tensor, such as a buffer that is changed in place",
+        "a Python number changes from step to step: make it a tensor, such as a buffer that is updated in place",
     ),
     _guard(
         "number that crosses a limit",
         r"(?!.*\.size\(\)\[)\S+ (<=|<|>=|>|!=) -?\d",
-        "the code compares this number with a limit, which takes a graph for each side of it: the work changes with the step, so "
-        "time both sides apart, or decide outside of what is compiled",
+        "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
+        "steps, so time both sides separately, or compare outside compiled code",
     ),
     _guard(
         "made in the first forward",
@@ -359,25 +365,26 @@ GUARDS = (
     _guard(
         "Python value that changes",
         r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
-        "takes a graph for each of its values: a few are all right; of many, decide outside of what is compiled, or make it a "
-        "tensor",
+        "each of its values needs a graph of its own: a few are fine; if there are many, decide outside compiled code, or "
+        "make it a tensor",
     ),
     _guard(
         "identity of an object",
         r"Cache line invalidated because",
-        "its graph was made for one object, which is gone: do not use id() in the forward, and keep what it reads alive",
+        "its graph was compiled for an object that no longer exists: do not use id() in the forward, and keep the objects it "
+        "reads alive",
     ),
     _guard(
         "another object",
         r"___check_|\S+ is \S+",
-        "another object is in the place of the one it was compiled for: keep modules and functions the same in every step",
+        "the object it was compiled for was replaced by another: keep modules and functions the same in every step",
     ),
 )
 """Causes of recompiles, except varying sizes of inputs."""
 
 _NAMED = {cause.name: cause for cause in GUARDS}
 
-REAL_PAIRS = "compute with pairs of real numbers, cos and sin in place of torch.polar"
+REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
 
 ERRORS = (
     Cause(
@@ -395,12 +402,14 @@ ERRORS = (
     Cause(
         name="fullgraph",
         headline=r"fullgraph",
-        advice="take fullgraph=on out, and fix the graph break that it names",
+        advice="remove fullgraph=on, and fix the graph break that the error names",
     ),
 )
 """Causes of compiler errors, matched against their text."""
 
-MEMORY_ADVICE = "use a smaller batch, scope=regional, mode=default, or leave CUDA graphs off, which keep a pool of their own"
+MEMORY_ADVICE = (
+    "use a smaller batch, scope=regional or mode=default, or turn off CUDA graphs, which keep a memory pool of their own"
+)
 
 
 def cause_of_break(text: str) -> Cause | None:
@@ -423,8 +432,8 @@ def advice_on_break(text: str) -> str | None:
     cause = cause_of_break(text)
     if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
         return cause.advice if cause else None
-    theirs = f"the line is of {library[1]}, not yours: accept the break, or compile around it with scope=regional"
-    return f"{theirs}; what would help there: {cause.advice}" if cause else theirs
+    theirs = f"the line is in {library[1]}, not in your code: accept the break, or compile around it with scope=regional"
+    return f"{theirs}; what would help: {cause.advice}" if cause else theirs
 
 
 def cause_of_guard(guard: str) -> Cause | None:
@@ -469,7 +478,10 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
     if cause := cause_of_series(told):
         return cause.advice
     if "size" in last.guard or not last.guard:
-        of_data = "where sizes come of the data, as rows that a router picks, dynamic=auto, or all rows weighed by a mask"
+        of_data = (
+            "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "
+            "weight them by a mask"
+        )
         return f"use fewer lengths, dynamic=mark, or a higher recompile_limit; {of_data}"
     return "keep what the guard names the same in every step"
 
@@ -491,13 +503,13 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
 _FALLBACKS = (
     (r"nothing was compiled", "look for torch.compiler.disable, TORCH_COMPILE_DISABLE or a forward that is never called"),
     (r"meant to be compiled", "its forward is never called, or not through the module: call the module itself, not its parts"),
-    (r"error was suppressed", "set torch._dynamo.config.suppress_errors = False to see the error, then repair what it names"),
-    (r"would not convert", "remove the graph break it names; what is left of the function is compiled then"),
+    (r"error was suppressed", "set torch._dynamo.config.suppress_errors = False to see the error, then fix it"),
+    (r"would not convert", "remove the graph break it names; the rest of the function is then compiled"),
 )
 
 _SKIPS = (
     (r"mutated inputs|input mutation", "do not change an input in place: work on a clone, or make it a buffer of the model"),
-    (r"cpu (device|ops)", "bring that tensor to the GPU before the forward, or leave CUDA graphs off"),
+    (r"cpu (device|ops)", "move that tensor to the GPU before the forward, or leave CUDA graphs off"),
     (r"multiple devices", "keep the whole step on one GPU, or leave CUDA graphs off"),
     (r"re-?recording", "memory moves between steps: keep gradients in place (static_gradients=on), or leave CUDA graphs off"),
     (r"dynamic shape|symint", "use dynamic=static or buckets, which have fixed sizes, or leave CUDA graphs off"),
@@ -573,15 +585,15 @@ def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str
 def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slowness]:
     """Yields the parts of the model that are not compiled."""
     if not found["graphs"]:
-        yield Slowness("nothing compiled", "no graph was compiled", "see what is said to run eagerly")
+        yield Slowness("nothing compiled", "no graph was compiled", "see which parts run eagerly")
     if backend in _BACKENDS_WITHOUT_CODE:
         yield Slowness("backend", f"backend={backend} generates no code", "leave it out, so that Inductor does")
     for hit in found["recompile_limit_hits"]:
         where = hit.partition(" hit ")[0]
         advice = advice_on_limit(hit, found["recompile_reasons"])
-        yield Slowness("recompile limit", f"{where} runs eagerly from its recompile limit on", advice)
+        yield Slowness("recompile limit", f"{where} runs eagerly since it hit its recompile limit", advice)
     if number := len(found["fallbacks"]):
-        yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "fix what is said of it first")
+        yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "fix these parts first")
 
 
 def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
@@ -590,14 +602,14 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
         yield Slowness(
             "data wait",
             f"it waits for data {share:.0%} of the time",
-            "more DataLoader workers, pinned memory or less work on a sample; compiling cannot make that faster",
+            "use more DataLoader workers, pinned memory or less work per sample; compiling cannot make that faster",
         )
     own = [text for text in found["graph_break_reasons"] if advice_on_break(text) not in (_OPTIMIZERS, _DDPS)]
     if own:
         yield Slowness(
             "graph breaks",
             f"{_counted(len(own), 'graph break')}, the first at {own[0].partition(' in ')[0].splitlines()[0]}",
-            "nothing is fused across a break, and Python runs between the graphs; fix them, or compile around them",
+            "nothing is fused across a break, and Python runs between the graphs; fix the breaks, or compile around them",
         )
     if any("complex operators" in text for text in found["perf_hints"]):
         yield Slowness("complex numbers", "it computes with complex numbers, which Inductor does not fuse", REAL_PAIRS)
@@ -607,8 +619,9 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
     if found["step_ms_median"] < _SHORT_STEP_MS:
         yield Slowness(
             "short steps",
-            f"a step takes {found['step_ms_median']:.2g} ms, and calling compiled code costs some tenths of one in any case",
-            "a larger batch, more of the step in fewer graphs (scope=full, optimizer=compiled), or on a GPU mode=reduce-overhead",
+            f"a step takes {found['step_ms_median']:.2g} ms, and any call of compiled code costs some tenths of a millisecond",
+            "use a larger batch, fewer graphs that each hold more of the step (scope=full, optimizer=compiled), or, on a GPU, "
+            "mode=reduce-overhead",
         )
 
 
@@ -621,8 +634,8 @@ def _on_the_device(use: Mapping[str, float]) -> Iterator[Slowness]:
         yield Slowness(
             "launch-bound",
             f"the GPU runs kernels {busy:.0%} of the time, {kernels}, and waits for the next launch in between",
-            "mode=reduce-overhead, whose CUDA graphs launch all at once, a larger batch, or more in one graph (scope=full, "
-            "optimizer=compiled)",
+            "use mode=reduce-overhead, whose CUDA graphs launch many kernels at once, a larger batch, or larger graphs "
+            "(scope=full, optimizer=compiled)",
         )
         return
     products = sum(use.get(f"{kind}_share", 0.0) for kind in ("matmul", "attention", "convolution"))
@@ -632,14 +645,14 @@ def _on_the_device(use: Mapping[str, float]) -> Iterator[Slowness]:
         yield Slowness(
             "matmul-bound",
             f"{products:.0%} of its kernels' time is matrix products, attention and convolutions{reached}, which eager calls too",
-            "a lower precision (autocast, matmul_precision=high), another attention kernel, mode=max-autotune, or memory_format="
-            "channels_last for convolutions",
+            "try a lower precision (autocast, matmul_precision=high), another attention kernel, mode=max-autotune, or "
+            "memory_format=channels_last for convolutions",
         )
     else:
         yield Slowness(
             "memory-bound",
             f"{moving:.0%} of its kernels' time is element-wise work, reductions and copies, which memory limits",
-            "more in one graph, so that more is fused (scope=full, optimizer=compiled), or a lower precision",
+            "try larger graphs, so that more is fused (scope=full, optimizer=compiled), or a lower precision",
         )
     if use.get("unaligned_products", 0.0) >= _UNALIGNED_FROM:
         yield Slowness(

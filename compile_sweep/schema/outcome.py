@@ -100,7 +100,7 @@ class Label(StrEnum):
     DEVICE_FAULT = "device-fault", *_SETTING, "an illegal memory access or a device-side assert"
     DOMINATED = (
         "dominated", Status.STOPPED, Fault.NOBODY, 1,
-        "what it had shown when it was stopped could neither keep the constraints nor add to the front",
+        "stopped early because it could no longer keep the constraints or add to the front",
     )  # fmt: skip
     EAGER_UNSTABLE = "eager-unstable", *_UNCERTAIN, 1, "eager itself is not finite on these batches, so nothing can be checked"
     TRIAL_DEADLINE = "trial-deadline", *_UNCERTAIN, 1, "not done at the deadline; killed"
@@ -108,7 +108,7 @@ class Label(StrEnum):
     CRASHED = "crashed", *_UNCERTAIN, 1, "native code died of a signal"
     GPU_SHARED = "gpu-shared", *_UNCERTAIN, 1, "other processes were on its GPU"
     NOT_WARM = "not-warm", *_UNCERTAIN, 1, "a warm start that could restore nothing, or use nothing of what it restored"
-    WORKER_DIED = "worker-died", *_UNCERTAIN, 2, "a worker was gone without a word, twice"
+    WORKER_DIED = "worker-died", *_UNCERTAIN, 2, "a worker died without an error message, twice"
     SWEEP_DIED = "sweep-died", *_UNCERTAIN, 1, "the sweep or its host died twice while the setting ran; it is not run again"
     DEVICE_LOST = "device-lost", *_MACHINES, 3, "the GPU failed, or another process had filled it"
     DISK_FULL = "disk-full", *_MACHINES, 3, "a disk was full"
@@ -211,11 +211,13 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
         return verdict_of(label, _numerics_reason(label, numerics))
     if hits := measurement["recompile_limit_hits"]:
         advice = advice_on_limit(hits[0], measurement.get("recompile_reasons") or ())
-        return verdict_of(Label.RECOMPILE_LIMIT, f"compiles no more and runs eagerly, because {_sentence(hits[0])}; {advice}")
+        return verdict_of(
+            Label.RECOMPILE_LIMIT, f"torch stopped compiling and runs eagerly, because {_sentence(hits[0])}; {advice}"
+        )
     if fallbacks := measurement["fallbacks"]:
         others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
         advised = advice_on_fallback(fallbacks[0], measurement.get("graph_break_reasons") or ())
-        reason = f"not all is compiled that should be: {_sentence(fallbacks[0])}{others}"
+        reason = f"torch did not compile all that it should: {_sentence(fallbacks[0])}{others}"
         return verdict_of(Label.SILENT_FALLBACK, f"{reason}; {advised}" if advised else reason)
     if claims_cudagraphs and measurement["cudagraph_skips"]:
         reasons = measurement["cudagraph_skip_reasons"] or ["torch gave no reason"]
@@ -227,13 +229,13 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
     ):  # its figures leave this out
         return verdict_of(
             Label.INPUT_BOUND,
-            f"waits for data {share:.0%} of the time (allowed {MAX_DATA_WAIT_SHARE:.0%}), so the figure is the input pipeline's; "
-            "make the loader faster, or time the compute alone with --pipeline resident",
+            f"waits for data {share:.0%} of the time (allowed {MAX_DATA_WAIT_SHARE:.0%}), so the figure measures the input "
+            "pipeline; make the loader faster, or time the compute alone with --pipeline resident",
         )
     if neighbours := measurement.get("gpu_neighbours"):
         return verdict_of(
             Label.GPU_SHARED,
-            f"the GPU was not the trial's alone: {_sentence('; '.join(neighbours))}; measure it again when it is",
+            f"the trial did not have the GPU to itself: {_sentence('; '.join(neighbours))}; measure it again when it does",
         )
     return OK
 
@@ -247,7 +249,7 @@ def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
     if start["cache_hits"]:
         return OK
     if not start["cache_restored"]:
-        return verdict_of(Label.NOT_WARM, "none of its artifacts could be had, so this was a cold start; see its log")
+        return verdict_of(Label.NOT_WARM, "none of its artifacts could be restored, so this was a cold start; see its log")
     return verdict_of(Label.NOT_WARM, "the compiler found nothing it could use among its artifacts, so this was a cold start")
 
 
@@ -289,7 +291,7 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
     if _NO_ROOM.search(everything):
         return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {text}")
     if _DEVICE_FAULT.search(everything):
-        return verdict_of(Label.DEVICE_FAULT, f"a kernel did what the GPU forbids {where}: {text}")
+        return verdict_of(Label.DEVICE_FAULT, f"the GPU stopped a faulty kernel {where}: {text}")
     if error_type.startswith("ray."):
         return verdict_of(Label.ACTOR_LOST, f"an actor or object that the trial needed was gone {where}: {text}")
     if death.num_workers > 1 and is_let_down(error_type, death.error_text):
@@ -329,9 +331,9 @@ def _judge_silence(death: Death) -> Verdict:
 def _device_lost(death: Death, everything: str, text: str) -> Verdict | None:
     """Returns a verdict if no process can use the GPU, whatever its work; None otherwise."""
     if death.phase == Phase.STARTING and _GPU_FULL.search(everything):
-        return verdict_of(Label.DEVICE_LOST, f"the GPU was full before anything of the setting was on it: {text}")
+        return verdict_of(Label.DEVICE_LOST, f"the GPU was full before the trial used it: {text}")
     if _DEVICE_LOST.search(everything):
-        return verdict_of(Label.DEVICE_LOST, f"the GPU failed in phase {death.phase}, which no setting can make it: {text}")
+        return verdict_of(Label.DEVICE_LOST, f"the GPU failed in phase {death.phase}, which no setting can cause: {text}")
     return None
 
 

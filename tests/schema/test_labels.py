@@ -79,7 +79,11 @@ def death(**fields: Any) -> Death:
 
 
 MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
-    (Label.GPU_SHARED, {"gpu_neighbours": ["process 7, 2.0 GiB"], "stable": False}, ["not the trial's alone", "process 7"]),
+    (
+        Label.GPU_SHARED,
+        {"gpu_neighbours": ["process 7, 2.0 GiB"], "stable": False},
+        ["did not have the GPU to itself", "process 7"],
+    ),
     (Label.NAN, {"numerics": numerics("nan", first_bad_step=1)}, ["not finite from step 1 on", "eager is"]),
     (Label.NAN, {"numerics": numerics("nan", first_bad_steady_step=2)}, ["not finite from timed step 2 on"]),
     (
@@ -92,12 +96,12 @@ MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
     (
         Label.RECOMPILE_LIMIT,
         {"recompile_limit_hits": ["forward (model.py:10) hit recompile_limit 8: tensor 'ids' size mismatch"]},
-        ["compiles no more", "forward (model.py:10) hit recompile_limit 8", "dynamic=mark"],
+        ["torch stopped compiling", "forward (model.py:10) hit recompile_limit 8", "dynamic=mark"],
     ),
     (
         Label.SILENT_FALLBACK,
         {"fallbacks": ["nothing was compiled"]},
-        ["not all is compiled that should be: nothing was compiled"],
+        ["torch did not compile all that it should: nothing was compiled"],
     ),
     (Label.SILENT_FALLBACK, {"fallbacks": ["forward (model.py:10) runs eagerly", "b", "c"]}, ["model.py:10", "(and 2 more)"]),
     (
@@ -170,7 +174,7 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
     (
         Label.DEVICE_LOST,  # other processes' memory: nothing of the setting is there yet
         {"error_text": "CUDA error: out of memory", "phase": "starting"},
-        ["the GPU was full before anything of the setting was on it"],
+        ["the GPU was full before the trial used it"],
     ),
     (
         Label.DEVICE_LOST,

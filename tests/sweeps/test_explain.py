@@ -48,7 +48,7 @@ def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
     breaks = "\n".join(section(done.stdout, "graph breaks"))
     assert "faulty_workloads.py:" in breaks
     assert "    code: torch._dynamo.graph_break()" in breaks
-    assert "→ someone asked for this break; take the call out" in breaks
+    assert "→ the code asks for this break: remove the call" in breaks
     recompiles = "\n".join(section(done.stdout, "recompiles"))
     assert "→ the sequence length changed from 8 to 16 (dimension 1 of ids): dynamic=auto compiles" in recompiles
     assert section(done.stdout, "recompile limits hit") == ["  none"]

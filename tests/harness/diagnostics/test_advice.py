@@ -53,7 +53,7 @@ GUARDS: list[tuple[Callable[..., Any], list[tuple[Any, ...]], str]] = [
     (lambda x, y: x * 2 if y is None else x + y, [(X, None), (X, X)], "the Python value y was None and changed"),
     (lambda x, box: x + box.flag, [(X, boxed()), (X, boxed(flag=7))], "an object's attributes changed"),
     (lambda x, names: x + len(names), [(X, [1]), (X, [1, 2])], "the length of names was 1 and changed: a list"),
-    (lambda x, module: module(x), [(X, torch.nn.Linear(6, 6)), (X, torch.nn.Identity())], "another object is in the place"),
+    (lambda x, module: module(x), [(X, torch.nn.Linear(6, 6)), (X, torch.nn.Identity())], "was replaced by another"),
     (lambda x: x + 1, [(X,), (torch.ones(5, 6),)], "dimension 0 of x changed from 4 to 5: keep it fixed"),
 ]
 

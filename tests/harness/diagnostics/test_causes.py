@@ -92,7 +92,7 @@ def test_a_break_in_a_librarys_own_code_is_told_as_the_librarys(headline: str) -
     text = f"transformers/models/detr/modeling_detr.py:7 in forward: {headline}\n  code: x\n  library: transformers"
     advice = causes.advice_on_break(text)
     assert advice is not None
-    assert advice.startswith("the line is of transformers, not yours")
+    assert advice.startswith("the line is in transformers, not in your code")
     assert ("keep the value a tensor" in advice) == ("item" in headline)
 
 
@@ -113,7 +113,7 @@ MEASURED: dict[str, Any] = {
     ("guard", "helps", "never"),
     [
         ("self.temperature == 1.998", "make it a tensor", "lengths"),
-        ("len(self.history) == 7", "keep out of the forward what grows", "recompile_limit"),
+        ("len(self.history) == 7", "keep what grows out of the forward", "recompile_limit"),
         ("self.steps == 7 # x (HINT: torch.compile considers integer attributes", "register_buffer", "lengths"),
         ("tensor 'ids' size mismatch at index 1. expected 16, actual 24", "dynamic=mark", "buffer"),
     ],
