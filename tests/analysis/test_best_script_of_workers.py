@@ -46,7 +46,7 @@ def exported(spelled: str, *, num_workers: int, device: str = "cpu") -> pd.Serie
             "scope=eager",
             1,
             id="measured with one worker",
-            marks=pytest.mark.nightly("two more processes; the script of two workers is run in `make test`"),
+            marks=pytest.mark.nightly("two more processes; `make test` runs the script with two workers"),
         ),
     ],
 )

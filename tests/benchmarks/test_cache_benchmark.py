@@ -356,7 +356,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.nightly("two processes that compile; test_transfer.py shows the same of the caches")
+@pytest.mark.nightly("compiles in two processes; test_transfer.py shows the same for the caches")
 @pytest.mark.slow
 def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
     output = tmp_path / "restart.json"
@@ -377,7 +377,7 @@ def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.nightly("a benchmark on a cluster of two nodes; test_cluster_memory.py keeps artifacts in a cluster's memory")
+@pytest.mark.nightly("runs a benchmark on a cluster of two nodes; test_cluster_memory.py covers artifacts in a cluster's memory")
 @pytest.mark.slow
 def test_artifacts_go_between_two_nodes(tmp_path: Path) -> None:
     output = tmp_path / "transfer.json"

@@ -32,7 +32,7 @@ def test_each_arrangement_gives_both_scopes_and_their_ratio(
 
 
 @pytest.mark.slow
-@pytest.mark.nightly("compiles a model twice; the tables made of it are tested on made-up figures")
+@pytest.mark.nightly("compiles a model twice; the tables are tested with made-up figures")
 def test_a_process_times_first_steps_of_what_it_is_told() -> None:
     found = regional_recipe._in_a_process(("other", "regional"), 2, trains=True)
     assert list(found) == ["regional"]

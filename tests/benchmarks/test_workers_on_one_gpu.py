@@ -13,7 +13,7 @@ from orchestrator.environment import fingerprint
 CASE = ["--device", "cpu", "--workload", "layers", "--size", "tiny"]
 
 
-@pytest.mark.nightly("a benchmark's two workers compile; test_distributed.py has two workers measure together")
+@pytest.mark.nightly("compiles in a benchmark's two workers; test_distributed.py measures with two workers")
 @pytest.mark.slow
 def test_two_workers_tell_what_was_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "told.json"

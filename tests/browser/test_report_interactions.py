@@ -253,7 +253,7 @@ def test_of_many_rows_a_page_is_shown_and_more_when_asked(browser: sync_api.Brow
         sync_api.expect(visit.page.locator("#row-count")).to_have_text("81 settings, the first 60 shown")
 
 
-@pytest.mark.nightly("writes a report of 10,000 trials; 81 show the same controls")
+@pytest.mark.nightly("writes a report of 10,000 trials; `make test` covers the same controls with 81")
 @pytest.mark.slow
 def test_a_report_on_10000_trials_stays_small(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     report: Path = analysis.write_report(make_sweep(many(10_000)))

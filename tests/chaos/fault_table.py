@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.environment import fingerprint
 
 BEGIN, END = "<!-- faults: written by make chaos -->", "<!-- end of faults -->"
-HEAD = "| fault | how it is made | what becomes of it | tries | s until the next trial is at work |\n|---|---|---|---|---|\n"
+HEAD = "| fault | how it is injected | outcome | tries | s until the next trial is at work |\n|---|---|---|---|---|\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

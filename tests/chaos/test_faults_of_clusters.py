@@ -125,7 +125,7 @@ def test_a_killed_cache_actor_costs_nothing(arenas: Arenas, fault_table: FaultTa
     fault_table.tell(
         Row(
             name="the cache's actor killed",
-            how="SIGKILL during a trial that restored and will publish",
+            how="SIGKILL during a trial that has restored artifacts and will publish some",
             outcome=described(record),
             tries=record["tries"],
             recovery_s=arena.recovery_s(),

@@ -40,7 +40,7 @@ FAULTS = {
         phase="building",
         label="out-of-memory",
         status="infeasible",
-        how="4 TiB for one tensor",
+        how="allocates a tensor of 4 TiB",
     ),
     3: GpuFault(
         name="illegal memory access",
@@ -48,7 +48,7 @@ FAULTS = {
         phase="steady",
         label="device-fault",
         status="infeasible",
-        how="a Triton kernel writes 4 TiB behind its tensor, between timed steps",
+        how="a Triton kernel writes 4 TiB past its tensor, between timed steps",
     ),
     4: GpuFault(
         name="device-side assert",
@@ -114,7 +114,7 @@ def test_faults_of_a_gpu_reach_no_other_trial_and_strangers_are_noticed(arenas: 
     fault_table.tell(
         Row(
             name="another process on the GPU",
-            how="one that holds 1 GiB, from before the first step",
+            how="holds 1 GiB from before the first step on",
             outcome=f"measured and flagged: {described(shared)}",
             tries=shared["tries"],
             recovery_s=None,

@@ -54,7 +54,7 @@ def resumed(arena: Arena, *, total: int, measured: set[int]) -> float:
 
 
 @pytest.mark.nightly(
-    "pauses between kills in a sweep of its own; test_on_ray.py kills a trial, a progress actor and a placement group's creator"
+    "a whole sweep with pauses between kills; test_on_ray.py kills a trial, a progress actor and a placement group's creator"
 )
 def test_processes_killed_around_a_trial_cost_a_try_and_no_trial(arenas: Arenas, fault_table: FaultTable, is_full: bool) -> None:
     hit = {multiple: who for multiple, who in AROUND_A_TRIAL.items() if is_full or multiple != 4}
@@ -99,7 +99,7 @@ def test_a_killed_driver_leaves_nothing_and_what_it_recorded_is_gone_on_from(are
         Row(
             name="driver killed",
             how="SIGKILL during a trial, then `--resume`",
-            outcome=f"nothing of it left after {gone_s:.1f} s; the trial in flight runs again",
+            outcome=f"nothing left of it after {gone_s:.1f} s; the trial in flight runs again",
             tries=2,
             recovery_s=recovery_s,
         )
@@ -107,8 +107,8 @@ def test_a_killed_driver_leaves_nothing_and_what_it_recorded_is_gone_on_from(are
     fault_table.tell(
         Row(
             name="damaged tail of the records",
-            how="half a line behind the last record, then `--resume`",
-            outcome="set aside in `trials.jsonl.torn` and said; the sweep goes on",
+            how="half a line after the last record, then `--resume`",
+            outcome="set aside in `trials.jsonl.torn` and reported; the sweep continues",
             tries=2,
             recovery_s=recovery_s,
         )
@@ -140,7 +140,7 @@ def test_a_sweep_whose_folder_is_full_ends_in_one_sentence_and_goes_on_when_ther
         Row(
             name="sweep's folder on a full disk",
             how="the disk fills up during a trial; then room is made, and `--resume`",
-            outcome="ends with one sentence, exit code 2; what is recorded is intact, the trial in flight runs again",
+            outcome="ends with one sentence, exit code 2; the records are intact, the trial in flight runs again",
             tries=2,
             recovery_s=recovery_s,
         )

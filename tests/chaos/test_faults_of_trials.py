@@ -79,7 +79,7 @@ NO_MEMORY = TrialFault(
     kind="address-space",
     phase="building",
     label="out-of-memory",
-    how="8 GiB under a limit of 1 GiB (RLIMIT_AS)",
+    how="allocates 8 GiB under a limit of 1 GiB (RLIMIT_AS)",
 )
 ABORTS = TrialFault(
     name="abort",
@@ -87,7 +87,7 @@ ABORTS = TrialFault(
     kind="abort",
     phase="warming-up",
     label="crashed",
-    how="`abort()`, as a C++ exception nobody catches",
+    how="`abort()`, like an uncaught C++ exception",
 )
 STUCK_COMPILER = TrialFault(
     name="compile that never ends",
@@ -95,7 +95,7 @@ STUCK_COMPILER = TrialFault(
     kind="stuck",
     phase="never",
     label="compile-deadline",
-    how=f"a back-end that loops in C, holds the GIL and has a child process; deadline {COMPILE_DEADLINE_S} s",
+    how=f"a backend that loops in C, holds the GIL and has a child process; deadline {COMPILE_DEADLINE_S} s",
     further="scope=full,dynamic=auto,backend=chaos_stuck",
 )
 SHORT = (KILLED_ONCE, STUCK_COMPILER)
@@ -129,7 +129,7 @@ DISK_FULL_ONCE = TrialFault(
     times=1,
     label=None,
     tries=2,
-    how="64 MiB to a disk of 1 MiB, once",
+    how="writes 64 MiB to a disk of 1 MiB, once",
 )
 DISK_FULL = TrialFault(
     name="full disk, for good",
@@ -138,7 +138,7 @@ DISK_FULL = TrialFault(
     phase="building",
     label="disk-full",
     tries=3,
-    how="64 MiB to a disk of 1 MiB, at every try",
+    how="writes 64 MiB to a disk of 1 MiB, at every try",
 )
 
 

@@ -17,7 +17,7 @@ from samples import wait_until
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.nightly("brings up a cluster over ssh in hosts of its own; the files are checked against Ray's schema"),
+    pytest.mark.nightly("starts a cluster over ssh on hosts of its own; `make test` checks the files against Ray's schema"),
     pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}"),
     pytest.mark.timeout(1500),
 ]

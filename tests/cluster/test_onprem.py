@@ -53,7 +53,7 @@ def test_what_is_mounted_is_what_the_installation_needs(cluster: dict[str, Any],
     ] == []
 
 
-@pytest.mark.nightly("brings up a cluster over ssh in hosts of its own; the files are checked against Ray's schema")
+@pytest.mark.nightly("starts a cluster over ssh on hosts of its own; `make test` checks the files against Ray's schema")
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")
 @pytest.mark.timeout(1800)

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.nightly("a cluster of several raylets; test_placement.py and test_packing.py decide where trials go"),
+    pytest.mark.nightly("starts a cluster of several raylets; test_placement.py and test_packing.py cover where trials go"),
 ]
 
 
@@ -299,7 +299,7 @@ def test_the_log_of_a_host_that_is_gone_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly(
-    "a sweep of trials with three workers; test_sweeps.py trains two together, test_mirror.py copies to a storage"
+    "a sweep of trials with three workers; test_sweeps.py trains two together, and test_mirror.py copies to storage"
 )
 @pytest.mark.usefixtures("cluster")
 def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_the_storage(

@@ -40,7 +40,7 @@ def test_it_is_bash_and_says_what_it_needs(script: Path, tmp_path: Path) -> None
     assert done.stderr == f"there is no {tmp_path}/.venv/bin/python; make install, or name another with PYTHON\n"
 
 
-@pytest.mark.nightly("brings up a cluster over ssh in hosts of its own; the script's checks are tested without")
+@pytest.mark.nightly("starts a cluster over ssh on hosts of its own; `make test` covers the script's checks")
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")

@@ -29,7 +29,7 @@ from workloads.captioning import Captioning
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-FURTHER = pytest.mark.nightly("one more combination of what others of the list have")
+FURTHER = pytest.mark.nightly("one more combination of settings that other cases cover")
 SHORT = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 
@@ -93,7 +93,7 @@ def test_eager_steps_take_a_length_of_one_as_it_is() -> None:
     assert CompileSettings.parse("scope=full,dynamic=auto,pad_multiple=1").shape_policy(1).lengths() == (1,)
 
 
-@pytest.mark.nightly("compiles a graph for each of 16 lengths; test_source.py shows the raised limit in the source")
+@pytest.mark.nightly("compiles graphs for 16 lengths; test_source.py covers the raised limit in the source")
 def test_more_buckets_than_torchs_limit_run_once_the_limit_is_raised_knowingly() -> None:
     found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=1,recompile_limit=16,backend=aot_eager")
     assert found.graphs == 16

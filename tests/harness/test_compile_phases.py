@@ -21,7 +21,7 @@ from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
-OTHERS = pytest.mark.nightly("compiles cold up to three times; another setting does so in `make test`")
+OTHERS = pytest.mark.nightly("compiles cold up to three times; `make test` does so with another setting")
 
 
 @pytest.fixture

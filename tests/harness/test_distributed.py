@@ -42,7 +42,7 @@ def test_every_scope_trains_as_eager_does_with_the_gradients_of_all() -> None:
 TOGETHER = ("compile_s", "samples_per_s", "tokens_per_s", "mean_length", "peak_memory_bytes", "numerics")
 
 
-@pytest.mark.nightly("three more groups of workers that compile; the test above trains in every scope")
+@pytest.mark.nightly("compiles in three more worker groups; the test above trains in every scope")
 def test_the_compiler_splits_its_graph_by_buckets_unless_told_not_to() -> None:
     split, whole, python = both(
         "Wide",

@@ -273,7 +273,7 @@ def fresh(code: str, *words: str, caches: Path) -> str:
     return run.stdout
 
 
-@pytest.mark.nightly("two processes that compile; the tests above read what was exported")
+@pytest.mark.nightly("compiles in two processes; the tests above read the export")
 @pytest.mark.slow
 def test_a_production_job_restores_an_export_with_the_three_lines(command: Command, folder: Path, tmp_path: Path) -> None:
     fresh(MODEL + TRIAL, str(folder), caches=tmp_path / "1")

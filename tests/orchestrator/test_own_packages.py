@@ -69,7 +69,7 @@ def test_a_plan_is_made_in_a_repository_with_an_analysis_of_its_own(theirs: Path
     assert "as the script has it" in planned.stdout
 
 
-@pytest.mark.nightly("a sweep of its own; a plan is made of the script, and an installed wheel sweeps in the same repository")
+@pytest.mark.nightly("runs a whole sweep; other tests plan the script, and sweep with an installed wheel in the same repository")
 @pytest.mark.slow
 def test_a_script_is_swept_in_a_repository_with_packages_of_the_same_names(theirs: Path, repository: Path) -> None:
     settings = ["--settings", "scope=eager,as_written=on", "scope=full,dynamic=auto,backend=aot_eager"]
@@ -100,8 +100,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Pat
 @pytest.mark.parametrize(
     "runner",
     [
-        pytest.param("local", marks=pytest.mark.nightly("builds a wheel and sweeps; a plan is made there in `make test`")),
-        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.nightly("with Ray, too; without, the same wheel runs the same")]),
+        pytest.param("local", marks=pytest.mark.nightly("builds a wheel and sweeps; `make test` only plans there")),
+        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.nightly("repeats the local case with Ray")]),
     ],
 )
 def test_an_installed_wheel_works_in_a_repository_with_packages_of_the_same_names(

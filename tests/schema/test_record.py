@@ -539,7 +539,9 @@ print(torn)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [60, pytest.param(1000, marks=pytest.mark.nightly("a minute of kills; `make test` has 60"))])
+@pytest.mark.parametrize(
+    "kills", [60, pytest.param(1000, marks=pytest.mark.nightly("a minute of kills; `make test` kills 60 times"))]
+)
 def test_of_a_writer_killed_at_any_time_no_record_is_lost_or_doubled(tmp_path: Path, kills: int) -> None:
     """The records that were confirmed are there, in order, plus at most the one being added."""
     done = subprocess.run(

@@ -45,7 +45,7 @@ def keys(session: Session) -> list[list[str]]:
     return [list(target.module.state_dict()) for target in session.found.targets]
 
 
-@pytest.mark.nightly("runs a script under three settings; each is measured compiled in test_measured_scripts.py")
+@pytest.mark.nightly("runs a script under three settings; test_measured_scripts.py measures each script compiled")
 @pytest.mark.parametrize("script", NAMES)
 def test_a_script_is_measured_by_its_own_clock_under_three_settings(
     script: str, run: Run, steps: list[tuple[Optimizer, float]]

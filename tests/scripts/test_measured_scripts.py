@@ -201,7 +201,7 @@ def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
             "GPT2LMHeadModel",
             "AdamW",
             8,
-            marks=pytest.mark.nightly("test_examples.py trains with the Trainer, too"),
+            marks=pytest.mark.nightly("test_examples.py also trains with the Trainer"),
         ),
         pytest.param(
             *("lightning_module.py", "Classifier", "AdamW", 32),

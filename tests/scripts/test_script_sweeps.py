@@ -74,7 +74,7 @@ def test_the_scripts_arguments_are_what_follows_the_first_two_dashes() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.nightly("sweeps three settings with Ray; a trial and the plan are shown apart")
+@pytest.mark.nightly("sweeps three settings with Ray; other tests cover a trial and the plan separately")
 def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     output = tmp_path / "sweep"

@@ -79,7 +79,7 @@ def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
             "fsdp.py",
             "scope=regional,dynamic=auto",
             "skipped",
-            marks=pytest.mark.nightly("two more processes that compile; DDP is measured in `make test`"),
+            marks=pytest.mark.nightly("compiles in two more processes; `make test` measures DDP"),
         ),
     ],
 )

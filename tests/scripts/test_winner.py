@@ -118,7 +118,7 @@ Trainer(model, arguments, train_dataset=rows, callbacks=[compile_sweep.trainer_c
     ("program", "model"),
     [
         (TRAINER, "GPT2LMHeadModel"),
-        pytest.param(LIGHTNING, "Classifier", marks=pytest.mark.nightly("as in the Trainer, whose callback does the same")),
+        pytest.param(LIGHTNING, "Classifier", marks=pytest.mark.nightly("same as the Trainer, whose callback does the same")),
     ],
 )
 def test_a_callback_applies_a_winner_inside_a_trainer(program: str, model: str, folder: Path) -> None:

@@ -72,7 +72,7 @@ def test_wrong_numbers_a_recompile_limit_and_a_silent_fallback_are_no_winners_an
     assert (jumps["settings_key"] in front_of(output)) is ahead
 
 
-@pytest.mark.nightly("a sweep of its own; test_pipeline.py measures the wait and test_labels.py labels it")
+@pytest.mark.nightly("runs a whole sweep; test_pipeline.py measures the wait, and test_labels.py labels it")
 def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     words = ("--pipeline", "real", "--settings", SOUND)

@@ -54,7 +54,7 @@ def still_running(output: Path) -> list[str]:
     return found
 
 
-@pytest.mark.nightly("two more sweeps with Ray; auto searches in one in `make test`, and test_stages.py decides what is left")
+@pytest.mark.nightly("two more sweeps with Ray; `make test` runs auto in one, and test_stages.py covers what remains to be done")
 def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Path) -> None:
     output = tmp_path / "search"
     words = ["--workload", "toy_workloads:Brief", "--settings", *EAGER]
@@ -84,7 +84,9 @@ def test_auto_begins_with_what_runs_today_and_ends_by_saying_what_is_left(tmp_pa
     )
 
 
-@pytest.mark.nightly("waits out a bound of 45 s; test_pruning.py and test_stopped_trials.py decide the same on figures")
+@pytest.mark.nightly(
+    "waits 45 s for a bound; test_pruning.py and test_stopped_trials.py test the same decisions on given figures"
+)
 def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_nothing_running(tmp_path: Path) -> None:
     output = tmp_path / "pruned"
     printed = sweep(

@@ -51,7 +51,10 @@ def front(output: Path) -> list[str]:
         "local",
         pytest.param(
             "ray",
-            marks=[pytest.mark.ray, pytest.mark.nightly("with Ray, too; test_cluster_memory.py shares what is compiled on Ray")],
+            marks=[
+                pytest.mark.ray,
+                pytest.mark.nightly("repeats the local case with Ray; test_cluster_memory.py shares artifacts on Ray"),
+            ],
         ),
     ],
 )
@@ -59,7 +62,7 @@ def test_what_a_cold_sweep_compiled_serves_shared_ones_and_no_cold_figure(runner
     cold_and_shared(tmp_path, runner)
 
 
-@pytest.mark.nightly("goes on from two sweeps with a third; test_stages.py decides what is measured again, cold")
+@pytest.mark.nightly("continues two sweeps with a third; test_stages.py covers what is measured again, cold")
 @pytest.mark.parametrize("runner", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_what_was_measured_warm_is_measured_again_cold_if_it_is_on_the_front(runner: str, tmp_path: Path) -> None:
     full, warm = cold_and_shared(tmp_path, runner)

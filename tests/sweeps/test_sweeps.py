@@ -69,7 +69,7 @@ def processes_of_sweeps() -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.nightly("seven trials, one of which waits out a deadline; test_faults_of_trials.py breaks the same")
+@pytest.mark.nightly("seven trials, one of which waits out a deadline; test_faults_of_trials.py covers the same faults")
 def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_finishing(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     settings = [*EAGER_SIX, "scope=eager,optimizer=fused"]
@@ -111,7 +111,7 @@ def test_ctrl_c_lets_the_trial_in_flight_finish_and_another_runner_goes_on_where
 
 
 @pytest.mark.ray
-@pytest.mark.nightly("one more sweep with Ray; a local sweep's driver is killed in the same way in `make test`")
+@pytest.mark.nightly("one more sweep with Ray; `make test` kills a local sweep's driver the same way")
 def test_after_its_driver_was_killed_a_sweep_repeats_only_what_was_in_flight(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     running = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:3])
@@ -146,7 +146,9 @@ def check_the_rest_is_measured(output: Path, total: int, screen: IO[str] | None 
     "runner",
     [
         "local",
-        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.nightly("with Ray, too; without, a sweep ends in the same way")]),
+        pytest.param(
+            "ray", marks=[pytest.mark.ray, pytest.mark.nightly("repeats the local case with Ray; the sweep ends the same way")]
+        ),
     ],
 )
 def test_a_closed_terminal_asks_a_second_signal_stops_at_once_and_neither_it_nor_a_killed_driver_leaves_a_process(
@@ -177,7 +179,7 @@ def test_a_closed_terminal_asks_a_second_signal_stops_at_once_and_neither_it_nor
 
 
 @pytest.mark.ray
-@pytest.mark.nightly("one more sweep; Ctrl-C stops one in the same way")
+@pytest.mark.nightly("one more sweep; Ctrl-C stops a sweep the same way")
 def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_flight(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     running = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:2])
@@ -211,7 +213,7 @@ def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_
 
 
 @pytest.mark.ray
-@pytest.mark.nightly("three sweeps of trials that disturb each other; test_confirmation.py decides what is run again")
+@pytest.mark.nightly("three sweeps of trials that disturb each other; test_confirmation.py covers what is run again")
 def test_members_of_the_front_that_met_contention_are_measured_again_alone(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     words = ("--workload", "toy_workloads:Crowded", "--max-concurrent", "2", "--settings", *EAGER_SIX[:2], "--no-confirm")

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=2, visits=1, min_passes=1, max_passes=1, cpu_window_s=0.0, eager_batches=0)
 
-FURTHER = pytest.mark.nightly("the same workload otherwise; once each is compiled in `make test`")
+FURTHER = pytest.mark.nightly("another variant of a workload; `make test` compiles each workload once")
 
 OWN = sorted(set(BUILT_IN) - {"captioning"})
 

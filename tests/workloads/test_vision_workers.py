@@ -53,7 +53,7 @@ def trained(meeting: Path, repository: Path, *case: str) -> list[dict[str, Any]]
 
 
 @pytest.mark.nightly(
-    "two processes that compile; test_distributed.py trains on two workers, test_built_in_workloads.py tells their samples apart"
+    "compiles in two processes; test_distributed.py trains on two workers, test_built_in_workloads.py tells their samples apart"
 )
 @pytest.mark.slow
 @pytest.mark.parametrize(

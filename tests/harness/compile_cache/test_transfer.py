@@ -133,7 +133,7 @@ def test_what_was_restored_and_is_gathered_again_loses_nothing(cold: Ran, other:
     assert {(artifact.kind, artifact.key): artifact.cost_s for artifact in warm.artifacts} == costs
 
 
-@pytest.mark.nightly("one more process that compiles; the graphs are hit through AOTAutograd's cache in `make test`")
+@pytest.mark.nightly("compiles in one more process; `make test` hits the graphs through AOTAutograd's cache")
 @pytest.mark.slow
 def test_without_autograds_cache_the_graphs_alone_are_hit_and_counted(compiler: Compiler, cold: Ran) -> None:
     graphs_only = compiler("relu", restored=(cold,), autograd_cache=False)
@@ -143,7 +143,7 @@ def test_without_autograds_cache_the_graphs_alone_are_hit_and_counted(compiler: 
     assert 0 < graphs_only.saved_s < costs[ArtifactKind.AOT_AUTOGRAD]
 
 
-@pytest.mark.nightly("one more process that compiles; test_cache_command.py restores an export in a production job")
+@pytest.mark.nightly("compiles in one more process; test_cache_command.py restores an export in a production job")
 @pytest.mark.slow
 def test_a_bundle_serves_a_process_that_imports_only_torch(cold: Ran, tmp_path: Path) -> None:
     file = tmp_path / "bundle"
@@ -170,7 +170,7 @@ def test_a_traced_function_is_restored_where_torch_keeps_it(compiler: Compiler) 
     assert started.names == traced.names
 
 
-@pytest.mark.nightly("four processes that trace; one traced function is restored in `make test`")
+@pytest.mark.nightly("traces in four processes; `make test` restores one traced function")
 @pytest.mark.slow
 @pytest.mark.parametrize(("workload", "settings"), [("layers", "scope=full,autocast=bf16"), ("layers-inference", "scope=full")])
 def test_what_was_traced_under_autocast_or_inference_mode_is_used_under_it(
@@ -182,7 +182,7 @@ def test_what_was_traced_under_autocast_or_inference_mode_is_used_under_it(
     assert (started.hits, started.misses) == ({"precompile": 1}, {})
 
 
-@pytest.mark.nightly("two processes that trace an optimizer; one traced function is restored in `make test`")
+@pytest.mark.nightly("traces an optimizer in two processes; `make test` restores one traced function")
 @pytest.mark.slow
 def test_a_traced_update_of_the_executed_source_is_found_where_strings_hash_otherwise(compiler: Compiler) -> None:
     with pytest.MonkeyPatch.context() as patch:

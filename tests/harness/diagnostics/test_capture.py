@@ -78,8 +78,8 @@ def test_nothing_speaks_against_a_sound_workload(spelled: str) -> None:
     "scope",
     [
         "regional",
-        pytest.param("full", marks=pytest.mark.nightly("test_apply.py compiles captioning as one graph, too")),
-        pytest.param("modular", marks=pytest.mark.nightly("as regional, of which `make test` shows it")),
+        pytest.param("full", marks=pytest.mark.nightly("test_apply.py also compiles captioning as one graph")),
+        pytest.param("modular", marks=pytest.mark.nightly("same as regional, which `make test` covers")),
     ],
 )
 def test_blocks_of_a_library_that_wraps_their_forwards_are_seen_to_be_compiled(scope: str) -> None:
@@ -310,8 +310,8 @@ print(len(found.graph_break_reasons), len(found.recompile_reasons), found.graphs
 @pytest.mark.parametrize(
     "logs",
     [
-        pytest.param("", marks=pytest.mark.nightly("every other test of the file has it so")),
-        pytest.param("perf_hints", marks=pytest.mark.nightly("a process of its own; one with more logs runs in `make test`")),
+        pytest.param("", marks=pytest.mark.nightly("every other test in the file covers this case")),
+        pytest.param("perf_hints", marks=pytest.mark.nightly("starts a process; `make test` runs one with more logs")),
         "+dynamo,recompiles_verbose,perf_hints",
     ],
 )

@@ -133,7 +133,7 @@ def test_a_durable_shelf_that_cannot_be_written_is_one_sentence(tmp_path: Path, 
     ray.kill(shelf.holder())
 
 
-@pytest.mark.nightly("takes the time, for which nothing else may run; the tests above count what is put and got")
+@pytest.mark.nightly("measures time, so nothing else may run; the tests above count puts and gets")
 def test_35_mb_are_put_and_got_within_a_second(tmp_path: Path, key: SigningKey) -> None:
     """The bound is far above the actual time, which `benchmarks/` measures."""
     shelf = ClusterShelf(str(tmp_path / "large"))

@@ -104,7 +104,7 @@ def compiled(folder: Path, url: str, program: str = COMPILES) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.nightly("two processes that compile; test_redis_sealed.py shows that signed values are found")
+@pytest.mark.nightly("compiles in two processes; test_redis_sealed.py shows that signed values are found")
 @pytest.mark.slow
 def test_a_process_finds_in_redis_what_another_compiled(redis_url: str, tmp_path: Path) -> None:
     first = compiled(tmp_path / "1", redis_url)
@@ -131,7 +131,7 @@ def poison(redis_url: str, mark: Path) -> None:
         client.set(name, json.dumps({"data": base64.b64encode(pickle.dumps(Bomb(mark))).decode()}).encode())
 
 
-@pytest.mark.nightly("two processes that compile; test_redis_sealed.py refuses what is not signed")
+@pytest.mark.nightly("compiles in two processes; test_redis_sealed.py refuses unsigned values")
 @pytest.mark.slow
 @pytest.mark.usefixtures("sealed")
 def test_what_somebody_puts_on_the_server_is_never_unpickled(redis_url: str, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_somebody_puts_on_the_server_is_never_unpickled(redis_url: str, tmp
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.nightly("four processes that compile; test_redis_sealed.py reads what was sealed without a compile")
+@pytest.mark.nightly("compiles in four processes; test_redis_sealed.py reads sealed values without compiling")
 @pytest.mark.slow
 @pytest.mark.usefixtures("sealed")
 def test_what_was_sealed_is_found_and_torch_alone_would_unpickle_anything(redis_url: str, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_was_sealed_is_found_and_torch_alone_would_unpickle_anything(redis_
     assert (tmp_path / "mark").exists(), "or the test of sealed values tests nothing"
 
 
-@pytest.mark.nightly("a process that compiles; test_nothing_leaks.py sweeps with a server that is not there")
+@pytest.mark.nightly("compiles in a process; test_nothing_leaks.py sweeps with an unreachable server")
 @pytest.mark.slow
 def test_a_server_that_is_not_there_costs_no_compile(tmp_path: Path) -> None:
     counts = compiled(tmp_path, f"redis://127.0.0.1:{free_port()}")

@@ -109,7 +109,7 @@ def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     return write_record
 
 
-@pytest.mark.nightly("a search with Ray of its own; test_searches.py searches in a sweep")
+@pytest.mark.nightly("one more search with Ray; test_searches.py searches in a sweep")
 @pytest.mark.ray
 @pytest.mark.slow
 def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:

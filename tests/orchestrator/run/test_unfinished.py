@@ -82,7 +82,7 @@ def test_half_a_line_and_a_log_that_cannot_be_written_count_nothing(tmp_path: Pa
     died(tmp_path, "3")
 
 
-@pytest.mark.nightly("four sweeps that are killed; the tests above count what was started")
+@pytest.mark.nightly("kills four sweeps; the tests above count what was started")
 @pytest.mark.slow
 def test_a_setting_that_ends_its_sweep_is_skipped_at_the_third_time_and_the_others_are_measured(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
