@@ -98,7 +98,7 @@ def _lines(found: Mapping[str, Any], as_written_ms: float | None, backend: str |
     if as_written_ms is None:
         yield from found["findings"]
     speedup = None if as_written_ms is None else as_written_ms / found["step_ms_median"]
-    speed = "" if speedup is None else f", {speedup:.2f} times as fast as the script has it"
+    speed = "" if speedup is None else f", in these few steps {speedup:.2g} times as fast as the script has it"
     yield f"about {found['step_ms_median']:.3g} ms a step{speed}; compiles for {found['compile_s']:.1f} s"
     yield f"waits for its data {found['data_wait_share']:.0%} of the time"
     yield f"numbers: {found['numerics']['status']} ({found['numerics']['worst']})"

@@ -1,0 +1,241 @@
+"""Checks the families and forms of this package, measures each under three settings, and writes the table in docs/workloads.md.
+
+Background: a user brings a model by a function that makes it, one that makes a batch, and a loss where the model has none. The
+table counts the lines of those and of the call that puts them together, not those of the model itself. What
+`orchestrator.check` asks of a workload is asked of each; then it runs eagerly, with the whole model compiled, and with its
+repeated blocks compiled or, where it has none, with the strategy for lengths that comes next. The back-end is torch's `eager`:
+it finds breaks and recompiles in a fraction of Inductor's time, and generates no code. Each family has a process of its own,
+forked from one that has imported torch.
+
+Output of `python -m benchmarks.families --output FILE`: a JSON line for each. What is in the file is not run again unless it is
+named. `--table FILE` writes the table between two marks of a Markdown file. About 30 s of CPU time for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from compile_sweep.contract.first_step import check_first_step
+from compile_sweep.contract.from_model import ModelWorkload
+from compile_sweep.contract.padding_check import checked_padding
+from compile_sweep.describe import describe, explained_failures
+from compile_sweep.harness.diagnostics.advice import short_findings
+from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.outcome import Label, judge_measurement
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.check import SHORT
+from orchestrator.plan.space import Target, choose
+
+MODULES = ("forms", "images", "text")
+BACKEND = "eager"
+DEADLINE_S = 900.0
+FIRST, LAST = "<!-- families -->", "<!-- end of families -->"
+
+
+def families() -> dict[str, type[ModelWorkload]]:
+    """Every family, as module and name."""
+    found = {}
+    for name in MODULES:
+        module = importlib.import_module(f"benchmarks.families.{name}")
+        kinds = {key: kind for key, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, ModelWorkload)}
+        found |= {f"{name}.{key}": kinds[key] for key in sorted(kinds)}
+    return found
+
+
+def written_lines(kind: type[ModelWorkload]) -> int:
+    """Lines that a user writes beside the model: the functions that a workload is made of, and the call that makes it."""
+    module = importlib.import_module(f"benchmarks.families.{_module_of(kind)}")
+    name = next(key for key, value in vars(module).items() if value is kind)
+    lines = inspect.getsource(module).splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(f"{name} = "))
+    end = next((n for n in range(begin + 1, len(lines)) if not lines[n].startswith((" ", ")", "]"))), len(lines))
+    call = "\n".join(lines[begin:end])
+    functions = [
+        value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and key in call.replace("(", " ").replace(")", " ")
+    ]
+    return end - begin + sum(len(inspect.getsource(function).strip().splitlines()) for function in functions)
+
+
+def _module_of(kind: type[ModelWorkload]) -> str:
+    return next(name.partition(".")[0] for name, other in families().items() if other is kind)
+
+
+def strategies(target: Target, *, has_blocks: bool) -> Iterator[dict[str, Any]]:
+    """Three settings that `orchestrator.check` and a sweep would try."""
+    yield {"scope": "eager"}
+    lengths = ["auto", "static"] if target.has_one_shape else ["mark", "auto"]
+    yield {"scope": "full", "dynamic": lengths[0], "backend": BACKEND}
+    if not has_blocks:
+        yield {"scope": "full", "dynamic": lengths[1], "backend": BACKEND}
+    else:
+        yield {"scope": "regional", "dynamic": lengths[0], "backend": BACKEND}
+
+
+def looked_at(name: str, kind: type[ModelWorkload]) -> dict[str, Any]:
+    """What a check and three trials say of a family."""
+    began = time.monotonic()
+    found: dict[str, Any] = {"family": name, "lines": written_lines(kind), "torch": torch.__version__}
+    try:
+        with explained_failures():
+            workload = kind(kind.sizes[-1], 0)
+            check_first_step(workload, has_gpu=False)
+            pads = checked_padding(workload, has_gpu=False)
+            has_blocks = bool(workload.regions(workload.build_model()))
+        target = Target.of(describe(workload), has_gpu=False)
+    except Exception as error:
+        return {**found, "refused": str(error), "wall_s": time.monotonic() - began}
+    found |= {"batches": _batches(target), "padding": list(pads), "transformers": transformers.__version__, "trials": []}
+    for candidate in strategies(target, has_blocks=has_blocks):
+        chosen = choose([candidate], target)
+        settings = chosen.settings[0] if chosen.settings else CompileSettings.from_dict(candidate)
+        reason = chosen.excluded[0].reason if chosen.excluded else None
+        found["trials"].append(_excluded(settings, reason) if reason else trial(workload, settings))
+    return {**found, "wall_s": time.monotonic() - began}
+
+
+def trial(workload: ModelWorkload, settings: CompileSettings) -> dict[str, Any]:
+    """One setting, measured and judged as a trial is."""
+    torch._dynamo.reset()
+    try:
+        figures = measure(
+            prepare(workload, settings, torch.device("cpu")), protocol=Protocol(**{**SHORT, "compared_steps": 2})
+        ).to_dict()
+    except Exception as error:
+        traceback.print_exc()
+        label = Label.COMPILE_ERROR if is_compiler_error(error) else Label.EXCEPTION
+        return {"settings": settings.key, "label": str(label), "reason": f"{type(error).__name__}: {error}"}
+    verdict = judge_measurement(figures, claims_cudagraphs=settings.claims_cudagraphs)
+    breaks, recompiles = figures["graph_break_reasons"], figures["recompile_reasons"]
+    return {
+        "settings": settings.key,
+        "label": verdict.label and str(verdict.label),
+        "reason": verdict.reason,
+        "graphs": figures["graphs"],
+        "breaks": len(breaks),
+        "recompiles": len(recompiles),
+        "said": list(short_findings(figures)),
+    }
+
+
+def _excluded(settings: CompileSettings, reason: str) -> dict[str, Any]:
+    return {"settings": settings.key, "label": "left out", "reason": reason}
+
+
+def _batches(target: Target) -> str:
+    if target.has_one_shape:
+        return "one shape"
+    return f"{target.min_length} to {target.max_length}" + (", as they come" if target.unpadded_reason else "")
+
+
+def run_all(output: Path, names: Sequence[str]) -> None:
+    """Looks at the families that are named, or at those that the file does not hold yet, each in a process of its own."""
+    done = {line["family"] for line in records(output)}
+    found = families()
+    for name in names or [name for name in found if name not in done]:
+        kind = found[name]
+        print(name, flush=True)
+        child = os.fork()
+        if child == 0:
+            _in_child(name, kind, output)
+        ended = time.monotonic() + DEADLINE_S
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > ended:
+                os.kill(child, 9)
+                os.waitpid(child, 0)
+                break
+            time.sleep(0.2)
+
+
+def _in_child(name: str, kind: type[ModelWorkload], output: Path) -> None:
+    try:
+        torch.set_num_threads(1)
+        line = json.dumps(looked_at(name, kind))
+        with output.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def records(output: Path) -> list[dict[str, Any]]:
+    """The last line of each family."""
+    lines = output.read_text(encoding="utf-8").splitlines() if output.exists() else []
+    return list({(record := json.loads(line))["family"]: record for line in lines}.values())
+
+
+def table(found: list[dict[str, Any]]) -> Iterator[str]:
+    """The rows of a Markdown table, a family each."""
+    yield "| family or form | lines | batches | whole model | blocks, or the next strategy | what is said |"
+    yield "|---|--:|---|---|---|---|"
+    for record in sorted(found, key=lambda record: record["family"].lower()):
+        if "refused" in record:
+            yield f"| {_shown(record)} | {record['lines']} | | | | refused: {_cell(record['refused'])} |"
+            continue
+        _, first, second = record["trials"]
+        said = dict.fromkeys(_cell(line) for one in record["trials"] for line in _remarks(one))
+        cells = [record["batches"], _outcome(first), _outcome(second), "; ".join(said)]
+        yield f"| {_shown(record)} | {record['lines']} | {' | '.join(cells)} |"
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    return str(record["family"]).partition(".")[2]
+
+
+def _outcome(one: Mapping[str, Any]) -> str:
+    settings = CompileSettings.parse(one["settings"])
+    where = f"{settings.scope}, {settings.dynamic}"
+    if one["label"] is not None:
+        return f"{where}: `{one['label']}`"
+    counts = [f"{one[name]} {name[:-1] if one[name] == 1 else name}" for name in ("graphs", "breaks", "recompiles") if one[name]]
+    return f"{where}: " + ", ".join(counts or ["ok"])
+
+
+def _remarks(one: Mapping[str, Any]) -> list[str]:
+    if one["label"] is not None:
+        return [one["reason"]]
+    return [line.strip() for line in one["said"]] if one["breaks"] or one["recompiles"] else []
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")[:300]
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines; families that are there are not run again")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="families to run, by default those that are not there yet")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="Markdown file whose table is written anew; runs nothing")
+    arguments = parser.parse_args()
+    if arguments.table is None:
+        run_all(arguments.output, arguments.names)
+        return 0
+    text = arguments.table.read_text(encoding="utf-8")
+    before, _, rest = text.partition(FIRST)
+    after = rest.partition(LAST)[2]
+    lines = "\n".join(table(records(arguments.output)))
+    arguments.table.write_text(f"{before}{FIRST}\n\n{lines}\n\n{LAST}{after}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

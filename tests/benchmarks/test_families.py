@@ -1,0 +1,31 @@
+"""The table of families: what is counted, and how a record becomes a row."""
+
+from __future__ import annotations
+
+from benchmarks.families import forms
+from benchmarks.families.__main__ import families, table, written_lines
+
+
+def test_every_family_is_a_workload_that_is_named_once() -> None:
+    names = list(families())
+    assert len(names) >= 60
+    assert len(set(names)) == len(names)
+
+
+def test_the_lines_are_those_of_the_functions_and_of_the_call() -> None:
+    assert written_lines(forms.BatchesOfALoader) == 1
+    assert written_lines(forms.GanStep) == 11
+
+
+def test_a_record_becomes_a_row() -> None:
+    ok = {"label": None, "reason": None, "breaks": 0, "recompiles": 0, "said": ["not shown"], "graphs": 1}
+    bad = {**ok, "label": "diverges", "reason": "off by | 3 %"}
+    trials = [{**ok, "settings": "scope=eager"}, {**ok, "settings": "scope=full,dynamic=mark"}, {**bad, "settings": "scope=regional"}]
+    found = [
+        {"family": "text.Some", "lines": 4, "batches": "8 to 32", "trials": trials},
+        {"family": "forms.Other", "lines": 2, "refused": "padding changes"},
+    ]
+    rows = list(table(found))[2:]
+    assert rows[0] == "| Other | 2 | | | | refused: padding changes |"
+    assert rows[1].startswith("| Some | 4 | 8 to 32 | full, mark: 1 graph | regional,")
+    assert rows[1].endswith("`diverges` | off by \\| 3 % |")
