@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ from orchestrator.plan.space import Target, choose
 MODULES = ("forms", "images", "text")
 BACKEND = "eager"
 DEADLINE_S = 900.0
+MOST_REMARKS = 2
+"""Remarks on a family that the table shows."""
 FIRST, LAST = "<!-- families -->", "<!-- end of families -->"
 
 
@@ -191,7 +194,7 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
             yield f"| {_shown(record)} | {record['lines']} | | | | refused: {_cell(record['refused'])} |"
             continue
         _, first, second = record["trials"]
-        said = dict.fromkeys(_cell(line) for one in record["trials"] for line in _remarks(one))
+        said = list(dict.fromkeys(_cell(line) for one in record["trials"] for line in _remarks(one)))[:MOST_REMARKS]
         cells = [record["batches"], _outcome(first), _outcome(second), "; ".join(said)]
         yield f"| {_shown(record)} | {record['lines']} | {' | '.join(cells)} |"
 
@@ -212,11 +215,12 @@ def _outcome(one: Mapping[str, Any]) -> str:
 def _remarks(one: Mapping[str, Any]) -> list[str]:
     if one["label"] is not None:
         return [one["reason"]]
-    return [line.strip() for line in one["said"]] if one["breaks"] or one["recompiles"] else []
+    return [line for line in one["said"] if not line.startswith(" ")] if one["breaks"] or one["recompiles"] else []
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")[:300]
+    cut = textwrap.shorten(" ".join(text.split()), 220, placeholder=" …")
+    return cut.replace("|", "\\|")
 
 
 def main() -> int:

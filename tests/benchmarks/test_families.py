@@ -20,7 +20,11 @@ def test_the_lines_are_those_of_the_functions_and_of_the_call() -> None:
 def test_a_record_becomes_a_row() -> None:
     ok = {"label": None, "reason": None, "breaks": 0, "recompiles": 0, "said": ["not shown"], "graphs": 1}
     bad = {**ok, "label": "diverges", "reason": "off by | 3 %"}
-    trials = [{**ok, "settings": "scope=eager"}, {**ok, "settings": "scope=full,dynamic=mark"}, {**bad, "settings": "scope=regional"}]
+    trials = [
+        {**ok, "settings": "scope=eager"},
+        {**ok, "settings": "scope=full,dynamic=mark"},
+        {**bad, "settings": "scope=regional"},
+    ]
     found = [
         {"family": "text.Some", "lines": 4, "batches": "8 to 32", "trials": trials},
         {"family": "forms.Other", "lines": 2, "refused": "padding changes"},
