@@ -280,7 +280,7 @@ def _findings(tried: Tried) -> Iterator[str]:
     if found is None:
         yield f"does not work: {tried.verdict}"
         return
-    yield "works" if not tried.verdict else f"not to be used: {tried.verdict}"
+    yield "works" if not tried.verdict else f"do not use: {tried.verdict}"
     speed = f", {found['speedup_eager']:.2f} times as fast as eager" if found["speedup_eager"] else ""
     yield f"about {found['step_ms_median']:.3g} ms a step{speed}; compiles for {found['compile_s']:.1f} s"
     yield from found["findings"]
@@ -313,7 +313,7 @@ def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[s
         size: dict[str, Any] = {"min_length": target.min_length, "regional_share": target.regional_share}
         minutes = sum(expected_s(settings, target.max_length, done, **size) for settings in chosen) / 60
         words = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-        yield f"{name}: {len(chosen)} settings, about {words} one after the other"
+        yield f"{name}: {len(chosen)} settings, about {words} one after another"
 
 
 if __name__ == "__main__":

@@ -378,7 +378,7 @@ class Run:
     explain: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Run one setting, say what the compiler made of it and what to do about it, and record nothing."""
     bisect: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
-    """Find the first part of the model that does not follow eager under one setting, by compiling part after part."""
+    """Find the first part of the model that does not follow eager under one setting, by compiling one part at a time."""
     source: Annotated[str | None, tyro.conf.arg(metavar="SETTING")] = None
     """Print one setting as Python to paste into a training script; run nothing."""
     list: Flag = False

@@ -26,7 +26,7 @@ def bisect(
         The command's exit code: 0 if there is an answer, whatever it is, and 1 if not.
     """
     print_subject(settings, workload_name, workload, device, console)
-    console.print("compiling part after part …", markup=False, highlight=False)
+    console.print("compiling one part at a time …", markup=False, highlight=False)
     assignment, attempt, _ = measured_alone(
         settings, workload_name, workload, seed, device, trial_deadline_s=DEADLINE_S, bisects=True
     )
@@ -44,11 +44,11 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["is_wrong"]:
         yield "the setting follows eager: nothing to look for"
     elif not found["module"]:
-        yield f"no module is wrong by itself, only the whole: {found['worst']}"
+        yield f"no module is wrong by itself, only the whole model is: {found['worst']}"
         yield "  → scope=modular or scope=regional, which compile modules by themselves, may be used"
     else:
         yield f"wrong: {found['module']} ({found['class_name']}), by {found['stage']}: {found['worst']}"
         yield (
             f"  → leave it eager: scope=modular with parts.{found['module']}.compile=off where it is a part of the workload, or "
-            f"torch.compiler.disable on the forward of {found['class_name']}; and report it to whose code that is"
+            f"torch.compiler.disable on the forward of {found['class_name']}; and report it to the maintainers of that code"
         )

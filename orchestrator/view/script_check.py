@@ -63,13 +63,13 @@ def check_script(job: ScriptJob, device: Device, backend: str | None, console: C
             for line in _lines(found, done[0].step_ms_median if done else None, setting.backend):
                 console.print(f"  {line}")
             if verdict.label is not None:
-                console.print(f"  not to be used: {verdict.label}: {verdict.reason}")
+                console.print(f"  do not use: {verdict.label}: {verdict.reason}")
             done.append(_record(setting, found, time.monotonic() - began + _STEADY_S[device]))
     console.print("\na sweep", style="bold")
     target = Target.of(SCRIPT_FACTS, has_gpu=device is Device.CUDA)
     chosen = choose(RECIPES["quickstart"](target), target)
     minutes = sum(expected_s(one, target.max_length, done) for one in chosen.settings) / 60
-    console.print(f"  quickstart: {len(chosen.settings)} settings, about {minutes:.0f} min one after the other")
+    console.print(f"  quickstart: {len(chosen.settings)} settings, about {minutes:.0f} min one after another")
     return 0 if is_well else 1
 
 
@@ -98,7 +98,7 @@ def _lines(found: Mapping[str, Any], as_written_ms: float | None, backend: str |
     if as_written_ms is None:
         yield from found["findings"]
     speedup = None if as_written_ms is None else as_written_ms / found["step_ms_median"]
-    speed = "" if speedup is None else f", in these few steps {speedup:.2g} times as fast as the script has it"
+    speed = "" if speedup is None else f", in these few steps {speedup:.2g} times as fast as the script as written"
     yield f"about {found['step_ms_median']:.3g} ms a step{speed}; compiles for {found['compile_s']:.1f} s"
     yield f"waits for its data {found['data_wait_share']:.0%} of the time"
     yield f"numbers: {found['numerics']['status']} ({found['numerics']['worst']})"

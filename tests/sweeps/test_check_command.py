@@ -42,7 +42,7 @@ def test_a_sound_workload_is_described_run_and_priced() -> None:
 @pytest.mark.parametrize(
     ("workload", "exit_code", "said"),
     [
-        ("faulty_workloads:WrongWhenCompiled", 1, "not to be used: diverges"),
+        ("faulty_workloads:WrongWhenCompiled", 1, "do not use: diverges"),
         pytest.param(
             "faulty_workloads:BreaksItsGraph",
             0,  # a break costs time, but is not a fault

@@ -71,4 +71,4 @@ def test_a_search_that_is_stopped_at_once_counts_the_trials_that_ended(tmp_path:
 def test_what_a_check_says_of_costs_goes_by_what_its_trials_took_beside_compiling() -> None:
     eager = Tried(settings=CompileSettings.parse("scope=eager"), wall_s=285.0, verdict="", measurement={"compile_s": 1.0})
     costs = list(_costs([eager], Target(max_length=1, has_gpu=False), Device.CPU))
-    assert "regional: 3 settings, about 16 min one after the other" in costs, "300 s each, and 80 s of compiling"
+    assert "regional: 3 settings, about 16 min one after another" in costs, "300 s each, and 80 s of compiling"
