@@ -335,6 +335,12 @@ GUARDS = (
         ">= self.p) / (1 - self.p), where self.p is a buffer",
     ),
     _guard(
+        "blocks of different sizes",
+        r"tensor 'self\S*\.(weight|bias|running_mean|running_var)' size mismatch",
+        "blocks of one class have weights of different sizes, which takes a graph for each size: accept one for each, or use "
+        "scope=full",
+    ),
+    _guard(
         "cache that grows",
         r"tensor 'self\S*' size mismatch",
         "the module's cache grows with the batches: build it once in __init__, at its largest size, and slice it in the "

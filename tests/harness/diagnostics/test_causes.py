@@ -80,7 +80,7 @@ def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
 
 def test_every_cause_has_its_test() -> None:
     shown = {case.cause for case in BREAKS}
-    elsewhere = {"modules that are added", "number that crosses a limit"}
+    elsewhere = {"modules that are added", "number that crosses a limit", "blocks of different sizes"}
     assert shown == {cause.name for cause in causes.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
@@ -94,6 +94,20 @@ def test_a_break_in_a_librarys_own_code_is_told_as_the_librarys(headline: str) -
     assert advice is not None
     assert advice.startswith("the line is in transformers, not in your code")
     assert ("keep the value a tensor" in advice) == ("item" in headline)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("self.layers.0.norm.bias", "blocks of different sizes"),
+        ("self.table", "cache that grows"),
+        ("self.bias_table", "cache that grows"),
+    ],
+)
+def test_weights_of_other_sizes_are_blocks_and_no_cache(source: str, cause: str) -> None:
+    found = causes.cause_of_guard(f"tensor '{source}' size mismatch at index 0. expected 8, actual 16")
+    assert found is not None
+    assert found.name == cause
 
 
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:
