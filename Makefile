@@ -6,6 +6,7 @@
 #   make quick                             the tests that start neither Ray nor a compiler, for the inner loop
 #   make test ARGS="-k settings -x"        ARGS go to pytest; some tests need redis-server (apt-get install redis-server)
 #   make nightly                           every test: clusters over ssh, all faults, thousands of fuzz cases with other seeds
+#   make docs                              the documentation as a site in build/docs, with an API reference made from docstrings
 #   make install EXTRAS=aws,s3             nothing but the installation, with extras of pyproject.toml
 #   make sweep PYTHON=python3.12           another interpreter, for the first call
 
@@ -17,12 +18,12 @@ IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -X faulthandler -m pytest
 LOG := $(VENV)/install.log
 
-.PHONY: help sweep quick test nightly test-all chaos lint install clean check
+.PHONY: help sweep quick test nightly test-all chaos lint docs install clean check
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
-	@echo "Targets: sweep, quick, test, nightly, chaos, lint, install, clean."
+	@echo "Targets: sweep, quick, test, nightly, chaos, lint, docs, install, clean."
 
 sweep: $(VENV)/.installed
 	@$(IN_VENV) -m orchestrator.sweep $(ARGS)
@@ -54,6 +55,10 @@ lint: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check .
 	$(IN_VENV) -m ruff format --check .
 	$(IN_VENV) -m mypy
+
+docs: $(VENV)/.installed
+	@$(call pip_install,-e ".[docs]")
+	$(IN_VENV) -m mkdocs build --strict
 
 install: $(VENV)/.installed
 ifneq ($(EXTRAS),)

@@ -16,16 +16,18 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pandas as pd
 
-from analysis.formatting import figure, interval, number, percent, text, upper_end
+from analysis.formatting import duration, figure, interval, number, percent, text, upper_end
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.visible_text import visible
 
 BEST_FILE = "best.py"
 
@@ -40,6 +42,9 @@ _LONGEST_S = 1e6
 
 _ENDING_S = 40
 """Seconds that a launcher may take to end its workers; torchrun kills those that have not ended 30 s after it asked."""
+
+_PROGRESS = "progress: "
+"""How a line on stderr begins with which `training_script` says how far it is."""
 
 _LAST_LINES = 3
 """Number of stderr lines of a failed run that are quoted."""
@@ -123,13 +128,16 @@ def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> 
     )
 
 
-def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> Rerun:
+def rerun(
+    trial: pd.Series, script: str, *, timeout_s: float | None = None, say: Callable[[str], None] = lambda line: None
+) -> Rerun:
     """Runs the program in a fresh process with empty compile caches and compares its throughput with the record's interval.
 
     Args:
         trial: The row that the program was made from.
         script: Result of `best_script`.
         timeout_s: Seconds until the run is abandoned; None for four times what the trial took, plus ten minutes.
+        say: Called with each line of progress.
     """
     limit_s = min(timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600, _LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="best-") as scratch:
@@ -144,7 +152,9 @@ def rerun(trial: pd.Series, script: str, *, timeout_s: float | None = None) -> R
             environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
         device = text(trial["device"]) or "cpu"
         command = [sys.executable, *launcher, str(path), "--device", "cpu" if device == "cpu" else "cuda"]
-        code, out, err = _finished([*command, "--expect-device", device], environment, limit_s)
+        took = number(trial["wall_s"])
+        say(f"{'its trial took ' + duration(took) + ', and ' if took else ''}it is given up after {duration(limit_s)}")
+        code, out, err = _finished([*command, "--expect-device", device], environment, limit_s, say)
     if code == _OTHER_DEVICE or (workers > 1 and code and _LAUNCHED_OTHER_DEVICE.search(err)):
         return Rerun(Outcome.OTHER_DEVICE, f"Not run again: this host is not {_devices(trial)}, where it was measured.", {})
     came = _printed(out)
@@ -198,7 +208,9 @@ def _imports(code: str) -> list[tuple[str | None, str, int]]:
     return found
 
 
-def _finished(command: list[str], environment: dict[str, str], limit_s: float) -> tuple[int | None, str, str]:
+def _finished(
+    command: list[str], environment: dict[str, str], limit_s: float, say: Callable[[str], None]
+) -> tuple[int | None, str, str]:
     """Returns exit code (None past the limit), stdout and stderr; ends everything that the command started."""
     process = subprocess.Popen(
         command,
@@ -209,25 +221,48 @@ def _finished(command: list[str], environment: dict[str, str], limit_s: float) -
         errors="replace",
         start_new_session=True,
     )
-    with _ended_as_a_group(process):
+    out: list[str] = []
+    err: list[str] = []
+    with _ended_as_a_group(process, _reading(process.stdout, out.append), _reading(process.stderr, err.append, say)) as readers:
         try:
-            out, err = process.communicate(timeout=limit_s)
+            process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             return None, "", ""
-        return process.returncode, out.strip(), err.strip()
+        for reader in readers:
+            reader.join(_ENDING_S)
+        return process.returncode, "".join(out).strip(), "".join(err).strip()
+
+
+def _reading(stream: IO[str] | None, keep: Callable[[str], None], say: Callable[[str], None] | None = None) -> threading.Thread:
+    """A thread that keeps what a process prints, and passes on at once what it says of how far it is."""
+
+    def read() -> None:
+        assert stream is not None
+        with stream:
+            for line in stream:
+                if say is not None and line.startswith(_PROGRESS):
+                    say(visible(line.removeprefix(_PROGRESS).strip()))
+                else:
+                    keep(line)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
 
 
 @contextlib.contextmanager
-def _ended_as_a_group(process: subprocess.Popen[str]) -> Iterator[None]:
+def _ended_as_a_group(process: subprocess.Popen[str], *readers: threading.Thread) -> Iterator[Sequence[threading.Thread]]:
     try:
-        yield
+        yield readers
     finally:
         process.terminate()  # torchrun's workers are in groups of their own: it ends them itself
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_ENDING_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # including compile workers
-        process.communicate()
+        process.wait()
+        for reader in readers:
+            reader.join(_ENDING_S)
 
 
 def _printed(out: str) -> dict[str, Any] | None:

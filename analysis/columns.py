@@ -103,6 +103,8 @@ def _columns() -> Iterator[tuple[str, Column]]:
         if name == "settings":
             yield "attempt", Column("Int64", "1 for the first record of this measurement, 2 for the next, …")
             yield "settings_label", Column("string", "`CompileSettings.label`: the key without what is usual")
+            yield "setting_id", Column("string", "A1, A2, … in the order in which the sweep's settings were first recorded")
+            yield "setting_name", Column("string", "its id, and in a few words how it differs from what is run today")
             yield from _settings_columns().items()
         elif name in COLD_OR_WARM:
             yield name, Column("Float64", f"of a cold trial: {told(about)}; NA for a warm one")

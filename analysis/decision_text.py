@@ -133,11 +133,12 @@ def memory_words(setting_bytes: float | None, baseline_bytes: float | None, base
     return {"memory": gib(setting_bytes), "memory_more": more}
 
 
-def words_of_baseline(settings_key: str, label: str) -> str:
-    """Describes what is run today."""
+def words_of_baseline(settings_key: str, setting_name: str) -> str:
+    """Describes what is run today, like `A1 (eager, fused optimizer)`."""
     if CompileSettings.parse(settings_key).as_written:
         return AS_WRITTEN
-    return label if label == "eager" else f"eager (“{label}”)"
+    own, _, words = setting_name.partition(" ")
+    return f"{own} ({words})"
 
 
 def signed(seconds: float) -> str:

@@ -65,7 +65,7 @@ def _named(found: Recommendation) -> Iterator[NamedSetting]:
         is_eager = row["scope"] == Scope.EAGER
         yield NamedSetting(
             what=", ".join(roles),
-            setting=str(row["settings_label"]),
+            setting=str(row["setting_name"]),
             saves=_saves(found, row),
             compile=MISSING if is_eager else or_estimate(row["compile_s"], row["cold_equivalent_s"], duration),
             memory=gib(row["peak_memory_bytes"]),

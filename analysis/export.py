@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -35,6 +36,7 @@ from compile_sweep.schema.errors import ConfigError, SweepFolderError
 from compile_sweep.schema.objectives import Constraint
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SWEEP_FILE
+from compile_sweep.schema.short_names import find_setting, setting_ids
 from compile_sweep.schema.visible_text import spreadsheet_cell
 
 PROG = "python -m analysis.export"
@@ -64,8 +66,10 @@ class Options(JobOptions):
 
     only: tuple[Form, ...] = tuple(Form)
     """Not all of them, but these."""
+    chosen: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SETTING")] = None
+    """Make best.py of this setting instead of the recommended one: its id, such as A7, or its key."""
     setting: Annotated[str | None, tyro.conf.arg(metavar="KEY")] = None
-    """Make best.py of this setting instead of the recommended one."""
+    """The same, as an option."""
     no_rerun: Flag = False
     """Do not run best.py before it is offered, and say so in it."""
     timeout_s: Annotated[str | None, tyro.conf.arg(metavar="S")] = None
@@ -103,6 +107,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 def _command(told: Options) -> int:
     folder, into = told.folder, told.output or told.folder
     timeout_s = None if told.timeout_s is None else amount(told.timeout_s)
+    if told.chosen is not None and told.setting is not None:
+        raise ConfigError(f"both {told.chosen} and --setting {told.setting} name the setting; leave one of them out")
     job, bounds = _asked(told)  # before anything is written
     df = load(folder)
     try:
@@ -122,7 +128,9 @@ def _command(told: Options) -> int:
         print(*why, f"A script needs no {BEST_FILE}; it trains with this setting by:", command, sep="\n")
     elif Form.BEST in told.only:
         chosen, why, chosen_for = _chosen(told, job, bounds)
-        came = export_best(folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=chosen_for)
+        came = export_best(
+            folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=chosen_for, say=_progress()
+        )
         print(*why, came.sentence, sep="\n")
         if failed := came.outcome is Outcome.FAILED:
             print(f"{BEST_FILE} is not offered")
@@ -142,6 +150,7 @@ def export_best(
     timeout_s: float | None = None,
     because: Sequence[str] = (),
     job: Job | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Rerun:
     """Writes `best.py` for a trial's setting after running it in a fresh process, and `best.json` with the result.
 
@@ -155,6 +164,7 @@ def export_best(
         timeout_s: As in `rerun`.
         because: Sentences that say why this setting was chosen.
         job: The job it was chosen for.
+        say: Called with each line of progress.
 
     Raises:
         ConfigError: The record has no source, or the seed in `sweep.json` is not valid.
@@ -163,11 +173,13 @@ def export_best(
     seed = _seed(folder)
     came = Rerun(Outcome.NOT_RUN, "Not run again before it was written.", {})
     if run_it:
-        came = rerun(trial, best_script(trial, seed=seed), timeout_s=timeout_s)
+        say(f"running {BEST_FILE} once more in a fresh process before it is offered; --no-rerun leaves that out")
+        came = rerun(trial, best_script(trial, seed=seed), timeout_s=timeout_s, say=say)
     script = best_script(trial, seed=seed, remarks=[*because, came.sentence])
     recorded = {name: number(trial[name]) for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high")}
     told = {
         "settings_key": str(trial["settings_key"]),
+        "setting_id": str(trial["setting_id"]),
         "settings_label": str(trial["settings_label"]),
         "device": text(trial["device"]),
         "recorded": recorded,
@@ -185,6 +197,12 @@ def export_best(
     return came
 
 
+def _progress() -> Callable[[str], None]:
+    """Prints lines as they come, each with the seconds since this was called; not on stdout, which has the results."""
+    began = time.monotonic()
+    return lambda line: print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
+
+
 def _asked(told: Options) -> tuple[Job, list[Constraint]]:
     lengths = [count(words) for words in told.steps or [str(USUAL_STEPS)]]
     if len(lengths) > 1:
@@ -194,9 +212,9 @@ def _asked(told: Options) -> tuple[Job, list[Constraint]]:
 
 def _chosen(told: Options, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.Series, list[str], Job | None]:
     df, attempts = trials_of(told)
-    if told.setting is not None:
-        trial = _asked_for(df, told.setting)
-        return trial, [f"The setting asked for: “{trial['settings_label']}”."], None
+    if (name := told.chosen or told.setting) is not None:
+        trial = _asked_for(df, find_setting(setting_ids(attempts["settings_key"]), name) or name)
+        return trial, [f"The setting asked for: “{trial['setting_name']}”."], None
     found_best = recommend(df, job, constraints=bounds, attempts=attempts)
     return found_best.trial, sentences(found_best), job
 
@@ -236,7 +254,7 @@ def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:
         why = (
             f"measured {trial['caches']} it is {trial['status']}, {text(trial['label']) or 'for no known reason'}; choose another"
         )
-    raise ConfigError(f"the sweep has no usable trial of --setting {key!r}: {why}")
+    raise ConfigError(f"the sweep has no usable trial of the setting {key!r}: {why}")
 
 
 def _plain(df: pd.DataFrame, *, also: type = dict) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.choose.break_even import baseline_key
 from analysis.columns import COLD_OR_WARM, COLUMNS, COMPILE_PHASES, TIMESTAMP, WARM_START, settings_column, warm_start_column
 from analysis.formatting import number
 from compile_sweep.schema import record as records
@@ -19,6 +20,7 @@ from compile_sweep.schema.objectives import INTERVALS
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.short_names import setting_ids, setting_names
 from compile_sweep.schema.visible_text import visible, visible_values
 
 _SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
@@ -65,14 +67,17 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
     folder = Path(folder)
     _check_folder(folder, TRIALS_FILE)
     rows = list(_rows(records.read(folder), records.read_warm_starts(folder)))
-    columns = {name: _column(name, [row[name] for row in rows]) for name in COLUMNS}
-    frame = pd.DataFrame(columns)
-    if all_attempts:
-        return frame
+    ids = setting_ids(str(row["settings_key"]) for row in rows)
+    for row in rows:
+        row["setting_id"], row["setting_name"] = ids[str(row["settings_key"])], ""
+    frame = pd.DataFrame({name: _column(name, [row[name] for row in rows]) for name in COLUMNS})
     of_one_kind = ["settings_key", "caches", "num_workers"]
     told = ~frame["label"].isin(LOST_TO_MACHINES)
     counting = frame[told | ~told.groupby([frame[name] for name in of_one_kind], dropna=False).transform("any")]
-    return counting[~counting.duplicated(of_one_kind, keep="last")].reset_index(drop=True)
+    counting = counting[~counting.duplicated(of_one_kind, keep="last")]
+    names = setting_names(ids, baseline_key(counting))
+    frame["setting_name"] = _column("setting_name", [names[str(row["settings_key"])] for row in rows])
+    return frame if all_attempts else frame.loc[counting.index].reset_index(drop=True)
 
 
 def load_sweep(folder: str | Path) -> SweepInfo:

@@ -190,10 +190,10 @@ def _blanks(found: Recommendation) -> dict[str, str]:
     about, baseline = found.about, found.baseline
     words, peak = "", None
     if baseline is not None:
-        words = words_of_baseline(str(baseline["settings_key"]), str(baseline["settings_label"]))
+        words = words_of_baseline(str(baseline["settings_key"]), str(baseline["setting_name"]))
         peak = number(baseline["peak_memory_bytes"])
     return {
-        "setting": str(about["settings_label"]),
+        "setting": str(about["setting_name"]),
         "baseline": words,
         "job": describe(found.job, found.samples_per_step),
         **saving_words(found.decision, found.lines, found.job.steps),
@@ -208,7 +208,7 @@ def sentences(found: Recommendation) -> list[str]:
     money = "" if number(trial["cost"]) is None else f", {figure(trial['cost'])} at {figure(job.price_per_gpu_hour)} a GPU-hour"
     said = [
         *verdict(found),
-        f"“{trial['settings_label']}” takes {total}, of it {duration(trial['fixed_s'])} for starting and compiling; "
+        f"“{trial['setting_name']}” takes {total}, of it {duration(trial['fixed_s'])} for starting and compiling; "
         f"{figure(trial['gpu_hours'])} GPU-hours{money}.",
     ]
     if not trial["starts_known"] and job.starts is Starts.COLD:
@@ -296,7 +296,7 @@ def by_length(found: Recommendation) -> list[str]:
         gpus = found.job.gpus(int(reign.trial["num_workers"]))
         cost = "" if price is None else f", {figure(reign.from_s * gpus * price / 3600)}"
         after = "" if reign.from_steps == 1 else f" ({duration(reign.from_s)}{cost})"
-        lines.append(f"from {whole(reign.from_steps)}{after}{until} steps: “{reign.trial['settings_label']}”")
+        lines.append(f"from {whole(reign.from_steps)}{after}{until} steps: “{reign.trial['setting_name']}”")
     return lines
 
 
@@ -324,7 +324,7 @@ def _equals(found: Recommendation) -> list[str]:
     """Says which other settings might be the fastest."""
     if found.equals.empty or found.decision.outcome is Outcome.STAY:
         return []
-    names = [f"“{label}”" for label in found.equals["settings_label"]]
+    names = [f"“{label}”" for label in found.equals["setting_name"]]
     return [f"It cannot be told apart from {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."]
 
 
@@ -342,7 +342,7 @@ def recommendation_markdown(found: Sequence[Recommendation]) -> str:
         row, saving = one.about, one.decision.saving
         total = f"{duration(row['total_s'])} ({duration(row['total_s_low'])} to {duration(row['total_s_high'])})"
         nearest = "nearest: " if one.decision.outcome is Outcome.STAY and one.decision.setting is not None else ""
-        setting = f"{nearest}{cell(str(row['settings_label']))}"
+        setting = f"{nearest}{cell(str(row['setting_name']))}"
         words = [whole(one.job.steps), VERDICTS[one.decision.outcome], setting, total]
         words.append(duration(row["fixed_s"]))
         words.append(

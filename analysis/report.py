@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,6 +78,23 @@ def _command(options: Options) -> int:
     else:
         print(write_report(options.folder))
     return 0
+
+
+def serve_until_stdin_closes(folder: str | Path) -> None:
+    """Serves the report on 127.0.0.1 while another process holds this one's stdin open; prints its address.
+
+    Raises:
+        RecordsError, SweepFolderError: as `ReportServer`.
+    """
+    with ReportServer(Path(folder), 0) as server:
+        print(server.url, flush=True)
+        threading.Thread(target=_shut_down_with_stdin, args=[server], daemon=True).start()
+        server.serve_forever()
+
+
+def _shut_down_with_stdin(server: ReportServer) -> None:
+    sys.stdin.read()
+    server.shutdown()
 
 
 def _watch(folder: Path, port: int) -> None:

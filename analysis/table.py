@@ -78,6 +78,7 @@ def _columns(df: pd.DataFrame) -> list[TableColumn]:
     phases = [phase for phase in COMPILE_PHASES.values() if (df[phase.column].fillna(0) > 0).any()]
     warm = [_seconds("warm_compile_s", "warm compile s")] if df["warm_compile_s"].notna().any() else []
     return [
+        TableColumn("id", lambda trial: str(trial["setting_id"]), is_number=False),
         TableColumn("setting", lambda trial: str(trial["settings_label"]), is_number=False),
         _with_interval("samples_per_s", "samples/s", figure),
         _with_interval("speedup_eager", "vs eager interleaved", times),

@@ -25,7 +25,8 @@ class Options:
     """Train a script with compile settings applied, without a change to it."""
 
     settings: str
-    """A sweep's folder, whose best setting is taken, a JSON file, or text such as scope=full,dynamic=auto."""
+    """A sweep's folder, whose best setting is taken, one of its settings as DIR:A7, a JSON file, or text such as
+    scope=full,dynamic=auto."""
     script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py …")]
     """The script, followed by its own arguments."""
 

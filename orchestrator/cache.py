@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that fail without the extra `run`
+    from orchestrator.cli import exit_without_extra
+
+    exit_without_extra("cache")
+
 import hashlib
 import json
 import os

@@ -6,6 +6,11 @@ in length, dimensions are marked first; if that does not work, the other strateg
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that fail without the extra `run`
+    from orchestrator.cli import exit_without_extra
+
+    exit_without_extra("check")
+
 import sys
 import tempfile
 import time

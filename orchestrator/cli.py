@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROG} {compile_sweep.__version__}")
         return 0
     name, *rest = words
-    if missing := [module for module in NEEDS.get(name, ()) if find_spec(module) is None]:
-        return command_line.run(lambda: _refuse_without(name, missing))
+    if missing := _missing(name):
+        return command_line.run(lambda: _refuse_without(f"{PROG} {name}", missing))
     if name == "explain":
         return command_line.run(lambda: _explain(rest))
     if name not in COMMANDS:
@@ -89,9 +89,23 @@ def _refuse(name: str) -> int:
     raise UsageError(f"no command is called {name!r}; {hint}")
 
 
-def _refuse_without(name: str, missing: Sequence[str]) -> int:
+def exit_without_extra(name: str) -> None:
+    """Ends `python -m orchestrator.NAME` with one sentence if the modules of the extra `run` are not there.
+
+    It is called before the module of the command imports them.
+    """
+    if missing := _missing(name):
+        sys.exit(command_line.run(lambda: _refuse_without(f"python -m orchestrator.{name}", missing)))
+
+
+def _missing(name: str) -> list[str]:
+    """Modules that a command cannot do without and that are not installed."""
+    return [module for module in NEEDS.get(name, ()) if find_spec(module) is None]
+
+
+def _refuse_without(prog: str, missing: Sequence[str]) -> int:
     lacks = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
-    raise UsageError(f"{PROG} {name} needs {lacks}; install the extra that measures: pip install 'compile-sweep[run]'")
+    raise UsageError(f"{prog} needs {lacks}; install the extra that measures: pip install 'compile-sweep[run]'")
 
 
 def _explain(words: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.setting_text import quote_value
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.short_names import is_name
 from orchestrator.search.proposers import Searcher
 from orchestrator.search.stopping import Budget, StableFront
 
@@ -158,7 +159,7 @@ _OnOff = Annotated[
 
 
 # A recipe may follow the values of an option. Each test recognizes a value by something that no recipe's name has.
-_SETTINGS = Several(lambda word: "=" in word)
+_SETTINGS = Several(lambda word: "=" in word or is_name(word))
 _OBJECTIVES = Several(lambda word: ":" in word)
 _BOUNDS = Several(lambda word: "<" in word or ">" in word or "=" in word)
 _FOLDERS = Several(lambda word: os.sep in word or os.path.isdir(word))
@@ -354,7 +355,8 @@ class Run:
     """What this run of the command is to do, and where."""
 
     settings: Annotated[tuple[str, ...], _SETTINGS, tyro.conf.arg(metavar="SETTING …")] = ()
-    """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto; what is left out takes its usual value."""
+    """Settings to try instead of a recipe's, each like scope=regional,dynamic=auto, or like DIR:A7 of another sweep; what is left
+    out takes its usual value."""
     vary: Annotated[tuple[str, ...], _SETTINGS, tyro.conf.arg(metavar="FIELD=VALUES …")] = ()
     """Values of any field to combine with every setting, like group_window=1,100."""
     script: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
@@ -371,6 +373,8 @@ class Run:
     storage: str | None = AUTO
     """Where the folder is copied to while the sweep runs, and where --resume restores it from: s3://bucket/sweep, gs://…, another
     folder, or none; auto appends the folder's name to $COMPILE_SWEEP_STORAGE, if that is set."""
+    serve: Flag = False
+    """Serve the report on 127.0.0.1 while the sweep runs; the address is printed as it begins."""
     resume: Flag = False
     """Continue the sweep in --output; what is recorded there is not repeated."""
     dry_run: Flag = False
@@ -394,8 +398,8 @@ class SweepCommand:
 
     HELP_GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
         "common options": (
-            "--script", "--workload", "--size", "--settings", "--device", "--output", "--resume", "--time-budget-s", "--searcher",
-            "--dry-run", "--list",
+            "--script", "--workload", "--size", "--settings", "--device", "--output", "--resume", "--effort", "--time-budget-s",
+            "--serve", "--dry-run", "--list",
         ),
         "what is measured": (
             "--vary", "--seed", "--pipeline", "--workers-per-trial", "--in-place", "--compile-loss", "--batch-arg",
@@ -406,8 +410,8 @@ class SweepCommand:
         ),
         "compile caches": ("--cache", "--caches", "--precompile", "--warm-start"),
         "search": (
-            "--objective", "--constraint", "--num-trials", "--gpu-budget-s", "--stop", "--learn-from", "--learn-anyway",
-            "--prune",
+            "--searcher", "--objective", "--constraint", "--num-trials", "--gpu-budget-s", "--stop", "--learn-from",
+            "--learn-anyway", "--prune",
         ),
         "results elsewhere": ("--storage", "--log-to"),
     }  # fmt: skip

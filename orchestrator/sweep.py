@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that fail without the extra `run`
+    from orchestrator.cli import exit_without_extra
+
+    exit_without_extra("sweep")
+
 import os
 import shlex
 import sys
@@ -40,6 +45,7 @@ from orchestrator.storage import mirror
 from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
+from orchestrator.view.served import served_report
 
 PROG = "python -m orchestrator.sweep"
 
@@ -134,7 +140,9 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             learned=learned,
             tracking=tracking,
         )
-        with kept.copying() if kept else nullcontext(), withdrawn_if_ended_in_order(output):
+        say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        serving = served_report(output, say) if run.serve else nullcontext()
+        with kept.copying() if kept else nullcontext(), withdrawn_if_ended_in_order(output), serving:
             interrupted = _run(console, config, stages, output, _to_go_on(prog, command.sweep, output))
         if kept is not None:
             console.print(f"results: {kept.location}", markup=False, soft_wrap=True)

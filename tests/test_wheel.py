@@ -70,6 +70,23 @@ def test_a_command_that_measures_names_the_extra_it_needs(
     assert error.count("\n") == 1
 
 
+MODULE_WITHOUT_EXTRA = """
+import runpy, sys
+
+sys.modules.update(dict.fromkeys(("torch", "ray", "rich", "pynvml")))  # None: as if they were not there
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["sweep", "check", "cache"])
+def test_a_module_that_measures_names_the_extra_it_needs(name: str, repository: Path) -> None:
+    words = [sys.executable, "-c", MODULE_WITHOUT_EXTRA, f"orchestrator.{name}", "--list"]
+    done = subprocess.run(words, cwd=repository, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: python -m orchestrator.{name} needs torch, ray, rich, pynvml, which are not installed")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.nightly("installs pandas, plotly and others into a fresh environment")
 def test_an_installed_wheel_reads_a_sweep_and_says_what_a_sweep_needs(repository: Path, tmp_path: Path) -> None:
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -39,7 +39,7 @@ class JobSetting(NamedTuple):
     """A job's costs under one setting. Text is unescaped, as in the record."""
 
     label: str
-    """`CompileSettings.label`."""
+    """Its short name."""
     key: str
     scope: Scope
     cold_s: float
@@ -94,7 +94,7 @@ def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> B
     table = table.sort_values("step_s", kind="stable")
     settings = [
         JobSetting(
-            label=str(row["settings_label"]),
+            label=str(row["setting_name"]),
             key=str(row["settings_key"]),
             scope=Scope(row["scope"]),
             cold_s=float(row["first_s"]),

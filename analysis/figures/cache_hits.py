@@ -23,7 +23,7 @@ _COLD_COLOR, _WARM_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL
 class CacheRow(NamedTuple):
     """One setting; unknown values are None. Text is unescaped, as in the record."""
 
-    settings_label: str
+    setting_name: str
     cold_s: float | None
     """Cold compile time, or a warm trial's estimate of it."""
     is_estimate: bool
@@ -67,7 +67,7 @@ def cache_info(df: pd.DataFrame) -> CacheInfo:
         counted = trial if of_warm is None else of_warm
         rows.append(
             CacheRow(
-                settings_label=str(trial["settings_label"]),
+                setting_name=str(trial["setting_name"]),
                 cold_s=estimated if measured is None else measured,
                 is_estimate=measured is None,
                 warm_s=warm_s,
@@ -87,7 +87,7 @@ def cache_figure(info: CacheInfo) -> go.Figure:
     Args:
         info: Result of `cache_info`, or the trials themselves.
     """
-    names = [RowName(row.settings_label, _saved(row), on_front=False) for row in info.rows]
+    names = [RowName(row.setting_name, _saved(row), on_front=False) for row in info.rows]
     chart = rows_figure(names, x_title="seconds of restoring and compiling", nothing="No trial began with warm caches.")
     if names:
         cold = [(place, row) for place, row in enumerate(info.rows) if row.cold_s is not None]
@@ -119,7 +119,7 @@ def _saved(row: CacheRow) -> str:
 def _hover(row: CacheRow) -> str:
     share = "" if row.hit_share is None else f" ({percent(row.hit_share)} hit)"
     cold = figure(row.cold_s, "s") + (", estimated" if row.is_estimate and row.cold_s is not None else "")
-    lines = [row.settings_label, f"cold {cold}, warm {figure(row.warm_s, 's')}"]
+    lines = [row.setting_name, f"cold {cold}, warm {figure(row.warm_s, 's')}"]
     if row.hits is not None or row.misses is not None:
         lines.append(f"{whole(row.hits)} hits, {whole(row.misses)} misses{share}")
     if row.saved_s is not None:

@@ -21,7 +21,7 @@ class CompileBar(NamedTuple):
     """One setting. Text is unescaped, as in the record."""
 
     trial_id: str
-    settings_label: str
+    setting_name: str
     compile_s: float
     phases_s: dict[str, float]
     """Seconds of each phase, by its name in `COMPILE_PHASES`; phases without a figure are left out."""
@@ -48,7 +48,7 @@ def compile_phases_info(df: pd.DataFrame) -> CompilePhasesInfo:
         phases_s = {name: value for name, value in by_phase.items() if value is not None}
         compile_s = number(row["compile_s"])
         if phases_s and compile_s is not None:
-            bars.append(CompileBar(str(row["trial_id"]), str(row["settings_label"]), compile_s, phases_s, bool(row["on_front"])))
+            bars.append(CompileBar(str(row["trial_id"]), str(row["setting_name"]), compile_s, phases_s, bool(row["on_front"])))
     shown = bars[:_MOST_BARS]
     return CompilePhasesInfo(
         bars=sorted(shown, key=lambda bar: bar.compile_s),
@@ -64,7 +64,7 @@ def compile_phases_figure(info: CompilePhasesInfo) -> go.Figure:
     Args:
         info: Result of `compile_phases_info`, or the trials themselves.
     """
-    names = [RowName(bar.settings_label, figure(bar.compile_s, "s"), bar.on_front) for bar in info.bars]
+    names = [RowName(bar.setting_name, figure(bar.compile_s, "s"), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="cold compile time (seconds)", nothing="No usable trial says where its compile time went.")
     if names:
         chart.update_layout(barmode="relative", uniformtext={"mode": "hide", "minsize": 10})
@@ -96,4 +96,4 @@ def _trace(name: str, info: CompilePhasesInfo) -> go.Bar:
 def _hover(name: str, bar: CompileBar) -> str:
     spent, phase = bar.phases_s[name], COMPILE_PHASES[name]
     share = f", {100 * spent / bar.compile_s:.0f} % of {figure(bar.compile_s, 's')}" if bar.compile_s > 0 else ""
-    return row_hover([f"{phase.title}: {figure(spent, 's')}{share}", phase.meaning, bar.settings_label])
+    return row_hover([f"{phase.title}: {figure(spent, 's')}{share}", phase.meaning, bar.setting_name])

@@ -89,7 +89,7 @@ def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = 
         rates = assured(ascending, "samples_per_s", at_most=False)
         points = [
             SweepPoint(
-                float(row["compile_s"]), float(row["samples_per_s"]), float(rate), str(row["settings_label"]), index in front
+                float(row["compile_s"]), float(row["samples_per_s"]), float(rate), str(row["setting_name"]), index in front
             )
             for (index, row), rate in zip(ascending.iterrows(), rates, strict=True)
         ]

@@ -21,7 +21,7 @@ class MemoryBar(NamedTuple):
     """One setting, in bytes; unknown values are None. Text is unescaped, as in the record."""
 
     trial_id: str
-    settings_label: str
+    setting_name: str
     scope: Scope
     peak_bytes: float
     """Maximum allocated."""
@@ -56,7 +56,7 @@ def memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> MemoryIn
     bars = [
         MemoryBar(
             trial_id=str(row["trial_id"]),
-            settings_label=str(row["settings_label"]),
+            setting_name=str(row["setting_name"]),
             scope=Scope(row["scope"]),
             peak_bytes=float(row["peak_memory_bytes"]),
             reserved_bytes=number(row["peak_reserved_bytes"]),
@@ -78,7 +78,7 @@ def memory_figure(info: MemoryInfo) -> go.Figure:
     Args:
         info: Result of `memory_info`, or the trials themselves.
     """
-    names = [RowName(bar.settings_label, gib(bar.peak_bytes), bar.on_front) for bar in info.bars]
+    names = [RowName(bar.setting_name, gib(bar.peak_bytes), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="memory, worst of workers (GiB)", nothing="No usable trial says what memory it needed.")
     if not names:
         return chart
@@ -123,7 +123,7 @@ def _marks(name: str, values: list[float | None], symbol: str, color: str, info:
             "size": 15 if symbol.startswith("line") else 9,
             "line": {"width": 3, "color": color},
         },
-        hovertext=[row_hover([f"{name}: {gib(value)}", info.bars[place].settings_label]) for place, value in shown],
+        hovertext=[row_hover([f"{name}: {gib(value)}", info.bars[place].setting_name]) for place, value in shown],
         hoverinfo="text",
     )
 
@@ -136,4 +136,4 @@ def _hover(bar: MemoryBar, device_bytes: float | None) -> str:
         ("CUDA-graph pool", bar.pool_bytes),
     )
     lines = [f"{words} {gib(value)}" for words, value in others if value is not None]
-    return row_hover([bar.settings_label, f"allocated {gib(bar.peak_bytes)}{share}", *lines])
+    return row_hover([bar.setting_name, f"allocated {gib(bar.peak_bytes)}{share}", *lines])

@@ -49,7 +49,7 @@ class Axis(NamedTuple):
 class Line(NamedTuple):
     """One setting. Text is unescaped, as in the record."""
 
-    settings_label: str
+    setting_name: str
     settings_key: str
     scope: Scope
     places: list[float]
@@ -92,7 +92,7 @@ def parallel_info(df: pd.DataFrame) -> ParallelInfo:
             places.append(found)
     lines = [
         Line(
-            settings_label=str(row["settings_label"]),
+            setting_name=str(row["setting_name"]),
             settings_key=str(row["settings_key"]),
             scope=Scope(row["scope"]),
             places=[column[position] for column in places],
@@ -148,7 +148,7 @@ def _trace(line: Line) -> go.Scatter:
         marker={"color": SCOPE_COLORS[line.scope], "size": 7 if line.on_front else 4},
         opacity=1.0 if line.on_front else 0.55,
         meta=line.settings_key,
-        hovertext=row_hover([f"{'★ ' if line.on_front else ''}{line.settings_label}", line.figures]),
+        hovertext=row_hover([f"{'★ ' if line.on_front else ''}{line.setting_name}", line.figures]),
         hoverinfo="text",
         hoverlabel={"bordercolor": SCOPE_COLORS[line.scope]},
     )

@@ -28,7 +28,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Dynamic, Scope
 
 _MOST_NAMED = 10
-"""With more points on the front, their labels are their numbers in it, since names would cover the chart."""
+"""With more points on the front, their labels are only IDs, since names would cover the chart."""
 _MOST_HOLLOW_NAMED = 8
 _CROWD = 120
 """With more points than this, those that are not on the front are smaller."""
@@ -45,8 +45,8 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
 
     The color is the scope, the symbol is the strategy for varying lengths. Trials that are not ok are hollow, and the best of
     them have labels. Broad gray lines connect trials that cannot be told apart. Prices below `info.floor` are drawn there, and
-    their hover text says so. The front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-1`,
-    `front-2`, … for a page with less space.
+    their hover text says so. The front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-A3`, …
+    for a page with less space.
 
     Args:
         info: Result of `pareto_info`, or the trials themselves.
@@ -206,7 +206,7 @@ def _hover(point: ParetoPoint, info: ParetoInfo) -> str:
     if point.speedup_eager is not None:
         between = _between(point.speedup_eager_low, point.speedup_eager_high)
         lines.insert(1, f"{times(point.speedup_eager)} eager interleaved{between}")
-    heading = [f"<b>{_escaped(line)}</b>" for line in _wrapped(point.settings_label)]
+    heading = [f"<b>{_escaped(line)}</b>" for line in _wrapped(f"{point.setting_id} {point.settings_label}")]
     setting = _wrapped(point.settings_key.replace(",", ", "))
     return "<br>".join([*heading, *map(_escaped, setting), "", *(_escaped(part) for line in lines for part in _wrapped(line))])
 
@@ -224,10 +224,7 @@ def _annotations(info: ParetoInfo, axes: Axes) -> list[dict[str, Any]]:
     hollow = [point for point in info.points if point.status is not Status.OK]
     hollow = sorted(hollow, key=lambda point: -point.y)[:_MOST_HOLLOW_NAMED]
     by_name = len(info.front) <= _MOST_NAMED
-    named = [
-        (f"front-{place}", point, point.settings_label if by_name else str(place))
-        for place, point in enumerate(info.front, start=1)
-    ]
+    named = [(f"front-{point.setting_id}", point, point.setting_name if by_name else point.setting_id) for point in info.front]
     named += [("hollow", point, point.label or str(point.status)) for point in hollow]
     callouts = [Callout(name, *_at(point, info), [_escaped(line) for line in _balanced(words)]) for name, point, words in named]
     steps = [_at(point, info) for point in info.front]

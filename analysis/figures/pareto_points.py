@@ -25,6 +25,8 @@ class ParetoPoint(NamedTuple):
     """One trial in the chart. Text is unescaped, as in the record; unknown figures are None."""
 
     trial_id: str
+    setting_id: str
+    setting_name: str
     settings_label: str
     settings_key: str
     scope: Scope
@@ -133,7 +135,7 @@ def pareto_info(
         points[index] = _point(
             row, over, along, floor, on_front=index in front.index, is_knee=_is_row(knee_row, index),
             front_probability=number(possible.at[index, "front_probability"]) if index in possible.index else None,
-            equal_to=None if leader == index else str(shown.at[leader, "settings_label"]),
+            equal_to=None if leader == index else str(shown.at[leader, "setting_name"]),
         )  # fmt: skip
     groups = [
         [leader, *(one for one, led_by in leaders.items() if led_by == leader != one)]
@@ -171,6 +173,8 @@ def _point(
     dynamic = text(row["dynamic"])
     known: dict[str, Any] = {
         "trial_id": str(row["trial_id"]),
+        "setting_id": str(row["setting_id"]),
+        "setting_name": str(row["setting_name"]),
         "settings_label": str(row["settings_label"]),
         "settings_key": str(row["settings_key"]),
         "scope": Scope(row["scope"]),

@@ -25,7 +25,7 @@ _NO_BREAK = "\u00a0"
 class RowName(NamedTuple):
     """Text above a row. Text is unescaped, as in the record."""
 
-    settings_label: str
+    setting_name: str
     figure: str
     """The row's main figure with its unit."""
     on_front: bool
@@ -84,7 +84,7 @@ def seconds(value: float) -> str:
 
 
 def _name(place: int, row: RowName) -> dict[str, Any]:
-    words = html.escape(f"{'★ ' if row.on_front else ''}{row.settings_label}", quote=False)
+    words = html.escape(f"{'★ ' if row.on_front else ''}{row.setting_name}", quote=False)
     return {
         "text": f"{words}{_NO_BREAK}·{_NO_BREAK}<b>{row.figure.replace(' ', _NO_BREAK)}</b>",
         "x": 0,

@@ -22,7 +22,7 @@ class StepTimes(NamedTuple):
     """The timed steps of one setting, in milliseconds. Text is unescaped, as in the record."""
 
     trial_id: str
-    settings_label: str
+    setting_name: str
     scope: Scope
     on_front: bool
     median_ms: float
@@ -63,7 +63,7 @@ def step_times_figure(info: StepTimesInfo) -> go.Figure:
         info: Result of `step_times_info`, or the trials themselves.
     """
     names = [
-        RowName(row.settings_label, f"{figure(row.median_ms, 'ms')}, {row.num_steps} steps", row.on_front) for row in info.rows
+        RowName(row.setting_name, f"{figure(row.median_ms, 'ms')}, {row.num_steps} steps", row.on_front) for row in info.rows
     ]
     chart = rows_figure(
         names, x_title="time of a step (milliseconds)", nothing="No usable trial holds its timed steps.", has_legend=False
@@ -80,7 +80,7 @@ def _row(trial: pd.Series) -> StepTimes:
     drawn = np.quantile(steps, thinned, method="nearest")
     return StepTimes(
         trial_id=str(trial["trial_id"]),
-        settings_label=str(trial["settings_label"]),
+        setting_name=str(trial["setting_name"]),
         scope=Scope(trial["scope"]),
         on_front=bool(trial["on_front"]),
         median_ms=float(trial["step_ms_median"]),
@@ -124,7 +124,7 @@ def _box(place: int, row: StepTimes) -> go.Box:
         showlegend=False,
         hovertext=row_hover(
             [
-                row.settings_label,
+                row.setting_name,
                 f"step {figure(row.median_ms, 'ms')}" + (f" (95 %: {between})" if between else ""),
                 f"half of the steps between {figure(first, 'ms')} and {figure(third, 'ms')}",
                 f"nine in ten between {figure(row.whiskers_ms[0], 'ms')} and {figure(row.whiskers_ms[1], 'ms')}",

@@ -38,7 +38,7 @@ class Span(NamedTuple):
     """A trial, or a warm start, on its lanes. Text is unescaped, as in the record."""
 
     trial_id: str
-    settings_label: str
+    setting_name: str
     lanes: tuple[int, ...]
     """Its lanes, from 0: its GPUs, or as many as it has workers."""
     start_s: float
@@ -130,7 +130,7 @@ def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> Timelin
     assumed to come first.
     """
     begun = [
-        _Begun(row["started_at"], _parts(row), int(row["num_workers"]), str(row["trial_id"]), str(row["settings_label"]),
+        _Begun(row["started_at"], _parts(row), int(row["num_workers"]), str(row["trial_id"]), str(row["setting_name"]),
                _outcome(row), tuple(row["gpus"]))
         for _, row in df.dropna(subset="started_at").iterrows()
     ]  # fmt: skip
@@ -246,7 +246,7 @@ def _hover(span: Span, title: str, seconds: float) -> str:
     return row_hover(
         [
             f"{span.trial_id}: {span.outcome}",
-            span.settings_label,
+            span.setting_name,
             f"{title}: {duration(seconds)} of {duration(sum(span.parts_s.values()))}",
             f"began after {duration(span.start_s)}",
         ]

@@ -44,7 +44,7 @@ def reasons(df: pd.DataFrame) -> list[Reason]:
         speedup = in_turn if in_turn is not None or today.empty else number(trial["samples_per_s"] / today.iloc[0])
         backend = CompileSettings.parse(str(trial["settings_key"])).backend
         for reason in why_not_faster(_measured(trial), speedup, backend):
-            groups.setdefault((reason.found, reason.advice), []).append(f"{trial['settings_label']} ({times(speedup)})")
+            groups.setdefault((reason.found, reason.advice), []).append(f"{trial['setting_name']} ({times(speedup)})")
     ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
     return [Reason(found, advice, labels[:MOST_NAMED], max(0, len(labels) - MOST_NAMED)) for (found, advice), labels in ranked]
 

@@ -69,6 +69,7 @@ class Heading(NamedTuple):
 class Row(NamedTuple):
     """A trial. Text is unescaped, as in the record."""
 
+    setting_name: str
     settings_label: str
     settings_key: str
     on_front: bool
@@ -138,6 +139,7 @@ def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading],
     headings = [heading for heading in HEADINGS if trials[heading.name].notna().any()]
     rows = [
         Row(
+            setting_name=str(trial["setting_name"]),
             settings_label=str(trial["settings_label"]),
             settings_key=str(trial["settings_key"]),
             on_front=index in front,
@@ -168,7 +170,7 @@ def static_table(headings: Sequence[Heading], rows: Sequence[Row]) -> tuple[list
     titles = ["setting", "remarks", *(f"{one.title} {one.unit}".strip() for one in shown), "numerics"]
     cells = [
         [
-            row.settings_label,
+            row.setting_name,
             ", ".join(remark.text for remark in row.remarks),
             *(cell.text for heading, cell in row.columns if not heading.is_detail),
             row.numerics.text,
@@ -198,6 +200,7 @@ def table_data(headings: Sequence[Heading], rows: Sequence[Row], command: str) -
 
 def _row_data(row: Row, source: str) -> dict[str, Any]:
     data = {
+        "name": row.setting_name,
         "label": row.settings_label,
         "key": row.settings_key,
         "on_front": row.on_front,
@@ -242,7 +245,7 @@ WORKER_LOG = "worker-0.log"
 class UnusableTrial(NamedTuple):
     """A trial that is not ok. Text is unescaped, as in the record."""
 
-    settings_label: str
+    setting_name: str
     settings_key: str
     reason: str
     """First line of the reason."""
@@ -282,7 +285,7 @@ def _unusable(folder: Path, row: pd.Series) -> UnusableTrial:
     if len(first) > _FIRST_LINE:
         first = first[: _FIRST_LINE - 1] + "…"
     return UnusableTrial(
-        settings_label=str(row["settings_label"]),
+        setting_name=str(row["setting_name"]),
         settings_key=str(row["settings_key"]),
         reason=first,
         more="" if first == whole else whole,

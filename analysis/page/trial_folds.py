@@ -42,7 +42,7 @@ _LISTS = {
 class TrialFold(NamedTuple):
     """Contents of a trial's fold. Text is unescaped, as in the record."""
 
-    settings_label: str
+    setting_name: str
     outcome: str
     """Status with label."""
     on_front: bool
@@ -80,7 +80,7 @@ def _fold(folder: Path, trial: pd.Series, *, on_front: bool) -> TrialFold:
     ]
     link = log_of(folder, str(trial["trial_id"]))
     return TrialFold(
-        settings_label=str(trial["settings_label"]),
+        setting_name=str(trial["setting_name"]),
         outcome=outcome_of(trial),
         on_front=on_front,
         summary=", ".join(filter(None, words)),
@@ -97,6 +97,7 @@ def _facts(trial: pd.Series) -> Iterable[tuple[str, str]]:
     """Yields what is known of a trial, by name, in chronological order."""
     phases = trial["phases_s"] if isinstance(trial["phases_s"], Mapping) else {}
     parts = [(str(phase), number(seconds)) for phase, seconds in phases.items()]
+    yield "setting", str(trial["settings_label"])
     yield "trial", f"{trial['trial_id']}, attempt {int(trial['attempt'])}, {duration(trial['wall_s'])}"
     yield "phases", _joined(f"{phase} {duration(seconds)}" for phase, seconds in parts if seconds)
     compiling = [(phase.title, number(trial[phase.column])) for phase in COMPILE_PHASES.values()]

@@ -273,7 +273,7 @@ def _names(trials: pd.DataFrame) -> str:
 
 
 def _name(trial: pd.Series) -> str:
-    return f"“{text(trial['settings_label'])}”"
+    return f"“{text(trial['setting_name'])}”"
 
 
 def _rate(trial: pd.Series) -> str:
@@ -287,7 +287,7 @@ MOST_EQUALS = 4
 class FrontEntry(NamedTuple):
     """One point of the front. Text is unescaped, as in the record."""
 
-    settings_label: str
+    setting_name: str
     figures: list[str]
     remarks: list[Remark]
     is_knee: bool
@@ -321,7 +321,7 @@ def front_list(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> Fro
         named.update(equals.index)
         entries.append(
             FrontEntry(
-                settings_label=str(row["settings_label"]),
+                setting_name=str(row["setting_name"]),
                 figures=[*_figures(row), *_certainty(uncertain, index)],
                 remarks=remarks(row),
                 is_knee=index == knee,
@@ -342,7 +342,7 @@ def _equals(uncertain: pd.DataFrame, index: object) -> pd.DataFrame:
 
 def _named(row: pd.Series) -> str:
     where = "on the front" if row["on_front"] else "may be on the front"
-    return f"{row['settings_label']} ({where}: {chance(float(row['front_probability']))} probable)"
+    return f"{row['setting_name']} ({where}: {chance(float(row['front_probability']))} probable)"
 
 
 def _figures(trial: pd.Series) -> list[str]:

@@ -84,11 +84,13 @@ def _trained(
     pool = trained.pool(policy, rank=rank, device=device)
     every_length = [trained.batch_of_length(length, rank=rank, device=device) for length in policy.lengths()]
     visits = 3 if chosen.claims_cudagraphs else 2  # torch captures a CUDA graph on the second visit of a length
+    tell("compiling and warming up", rank)
     began = time.perf_counter()
     timed(step, [*pool, *every_length * visits], [], device)
     warmup_s = time.perf_counter() - began
 
     losses: list[torch.Tensor] = []
+    tell(f"warm after {warmup_s:.1f} s; timing {passes} passes of {len(pool)} steps", rank)
     passes_ms = [timed(step, pool, losses, device) for _ in range(passes)]
     samples, tokens = (float(sum(getattr(batch, unit) for batch in pool)) for unit in ("samples", "tokens"))
     rate = throughput(passes_ms, samples=samples * workers, tokens=tokens * workers)
@@ -110,6 +112,12 @@ def _one_or_more(word: str) -> int:
     if word.isascii() and word.isdecimal() and int(word) >= 1:
         return int(word)
     raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of 1 or more")
+
+
+def tell(words: str, rank: int) -> None:
+    """Says how far this is, while it runs."""
+    if rank == 0:
+        print(f"progress: {words}", file=sys.stderr, flush=True)
 
 
 def device_name(device: torch.device) -> str:

@@ -261,36 +261,37 @@ def suggest(word: str, options: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"use one of {', '.join(options)}"
 
 
-def describe(settings: CompileSettings) -> str:
-    """Describes the settings in a few words for a person, leaving out defaults."""
+def describe(settings: CompileSettings) -> dict[str, str]:
+    """Describes each field that is not at its default in a few words for a person, by the field's name."""
     if settings.as_written:
-        return "as the script has it" + (f", batch_size={settings.batch_size}" if settings.batch_size else "")
-    words: list[str] = [settings.scope]
+        size = {"workload.batch_size": f"batch_size={settings.batch_size}"} if settings.batch_size else {}
+        return {"as_written": "as the script has it"} | size
+    words: dict[str, str] = {"scope": settings.scope}
     if settings.mode is not None:
-        words.append(settings.mode)
+        words["mode"] = settings.mode
     if settings.backend is not None:
-        words.append(f"backend {settings.backend}")
+        words["backend"] = f"backend {settings.backend}"
     if settings.dynamic is Dynamic.BUCKETS:
-        words.append(f"buckets {format_value(settings.buckets)}" if settings.buckets else f"buckets of {settings.bucket_size}")
+        words["dynamic"] = f"buckets {format_value(settings.buckets) if settings.buckets else f'of {settings.bucket_size}'}"
     elif settings.dynamic is not None:
-        words.append(f"dynamic={settings.dynamic}" if settings.dynamic is Dynamic.TRUE else settings.dynamic)
-    words += [f"{name} {part.label}" for name, part in settings.parts or ()]
+        words["dynamic"] = f"dynamic={settings.dynamic}" if settings.dynamic is Dynamic.TRUE else settings.dynamic
+    words |= {f"parts.{name}": f"{name} {part.label}" for name, part in settings.parts or ()}
     eager_pads = settings.scope is Scope.EAGER and settings.padding is not Padding.MAX
     if eager_pads or settings.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
-        words.append(f"pad to {settings.padding}" + (f" ×{settings.pad_multiple}" if settings.pad_multiple else ""))
+        words["padding"] = f"pad to {settings.padding}" + (f" ×{settings.pad_multiple}" if settings.pad_multiple else "")
     if settings.optimizer is not OptimizerKind.FOREACH:
-        words.append(f"{settings.optimizer} optimizer")
+        words["optimizer"] = f"{settings.optimizer} optimizer"
     if settings.group_window is not None:
-        words.append(f"grouped {settings.group_window}")
+        words["group_window"] = f"grouped {settings.group_window}"
     for declared in fields(settings):
         value = getattr(settings, declared.name)
         if declared.metadata.get("in_label") and value is not None:
             name = declared.name.replace("_", " ")
-            words.append((name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}")
-    words += [
-        f"{name.rpartition('.')[2]}={format_value(value)}"
-        for name, value in (*(settings.options or ()), *settings.written_config, *(settings.workload or ()))
-    ]
+            words[declared.name] = (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
+    named = {"inductor": settings.options or (), "config": settings.written_config, "workload": settings.workload or ()}
+    words |= {
+        f"{of}.{name}": f"{name.rpartition('.')[2]}={format_value(value)}" for of, pairs in named.items() for name, value in pairs
+    }
     if settings.ddp is not None:
-        words.append(settings.ddp.label)
-    return ", ".join(words)
+        words["ddp"] = settings.ddp.label
+    return words

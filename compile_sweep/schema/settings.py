@@ -331,8 +331,8 @@ class CompileSettings:
 
     @property
     def label(self) -> str:
-        """Short description for a person, without defaults."""
-        return describe(self)
+        """Description for a person, without defaults."""
+        return ", ".join(describe(self).values())
 
     @property
     def compiles_whole(self) -> bool:

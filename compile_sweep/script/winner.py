@@ -21,6 +21,7 @@ from compile_sweep.harness.source_runtime import mark, with_own_code
 from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
+from compile_sweep.schema.short_names import resolve_name
 from compile_sweep.script.apply import (
     UNTIL_EXIT,
     OwnCompile,
@@ -44,7 +45,8 @@ OBSERVED_CALLS = 3
 def settings_of(given: CompileSettings | str | Path) -> CompileSettings:
     """Returns the settings that a person names: as text, as a JSON file with a key `settings`, or as a sweep's folder.
 
-    For a folder, these are the settings that its verdict recommends, as the sweep's last lines and `analysis.recommend` do.
+    For a folder, these are the settings that its verdict recommends, as the sweep's last lines and `analysis.recommend` do;
+    for `DIR:A7`, the settings with that ID.
 
     Raises:
         ScriptError: There are none, or no script can run under them.
@@ -53,6 +55,7 @@ def settings_of(given: CompileSettings | str | Path) -> CompileSettings:
     if isinstance(given, CompileSettings):
         found = given
     else:
+        given = resolve_name(str(given))
         place = Path(given)
         if place.is_dir():
             found = _best_of(place)
@@ -134,7 +137,8 @@ def apply(
     Args:
         model: The model to train; inside `DistributedDataParallel`, the wrapped model is compiled.
         optimizer: One or several optimizers, or none to leave them unchanged.
-        settings: A sweep's folder, a JSON file, text such as `scope=regional,dynamic=auto`, or the settings themselves.
+        settings: A sweep's folder, one of its settings as `DIR:A7`, a JSON file, text such as `scope=regional,dynamic=auto`, or
+            the settings themselves.
 
     Raises:
         ScriptError: There are no such settings.

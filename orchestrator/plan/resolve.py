@@ -14,6 +14,7 @@ from compile_sweep.schema.errors import ConfigError, SettingsError
 from compile_sweep.schema.redact import redact_uri
 from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.short_names import resolve_name
 from orchestrator.config import (
     AUTO,
     HIDDEN,
@@ -281,7 +282,7 @@ def given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Targ
 def _candidates(option: str, spelled: Sequence[str], vary: Sequence[str]) -> Iterable[Candidate]:
     if not all(map(str.strip, spelled)):
         raise ConfigError(f"{option} '' is not a setting; write it like scope=regional,dynamic=auto")
-    return varied((dict(parse_pairs(setting)) for setting in spelled), _axes(vary))
+    return varied((dict(parse_pairs(resolve_name(setting))) for setting in spelled), _axes(vary))
 
 
 def _axes(vary: Sequence[str]) -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import Phase, Status
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.short_names import difference, setting_ids, setting_names
 from compile_sweep.schema.visible_text import visible
 from orchestrator.guard.progress import Progress
 
@@ -160,8 +161,10 @@ class LiveView:
         for progress in state.running:
             if running_before.get(progress.trial_id) != progress.phase:
                 self._line(f"{_label(progress.settings_key)}: {progress.phase}{self._expectation(progress)}")
+        ids = setting_ids(record.settings_key for record in state.records)
         for number, record in enumerate(fresh, start=len(state.records) - len(fresh) + 1):
-            self._line(f"{number}{'' if state.planned is None else f'/{state.planned}'} {outcome_of(record)}")
+            planned = "" if state.planned is None else f"/{state.planned}"
+            self._line(f"{number}{planned} {outcome_of(record, ids[record.settings_key])}")
 
     def _expectation(self, progress: Progress) -> str:
         if progress.phase != Phase.STARTING:
@@ -188,6 +191,7 @@ def screen(
         expected_s: Estimated seconds of each setting, by its key.
         size: Size of the terminal.
     """
+    names = setting_names((record.settings_key for record in state.records), state.baseline)
     parts: list[RenderableType] = [
         _message(state),
         Text(title, style="bold", no_wrap=True, overflow="ellipsis"),
@@ -195,12 +199,12 @@ def screen(
     ]
     if state.running:
         most = max(_LEAST_RUNNING, size.height - _OTHER_LINES)
-        parts += ["", _running_table(state.running[:most], len(state.running) - most, expected_s)]
+        parts += ["", _running_table(state.running[:most], len(state.running) - most, expected_s, names, state.baseline)]
     latest = list(records.standing(state.records).values())
     if best := _best(latest):
-        parts += ["", _best_table(best[:_NUM_BEST], state, latest)]
+        parts += ["", _best_table(best[:_NUM_BEST], state, latest, names)]
     if state.records:
-        parts += ["", _last_table(state.records[: -_NUM_LAST - 1 : -1])]
+        parts += ["", _last_table(state.records[: -_NUM_LAST - 1 : -1], names)]
     return Group(*parts)
 
 
@@ -237,12 +241,21 @@ def _left_s(state: State, expected_s: Mapping[str, float]) -> float | None:
     return open_s * pace / max(1, len(running)) if expected_s else None
 
 
-def _running_table(running: Sequence[Progress], num_more: int, expected_s: Mapping[str, float]) -> Table:
+def _running_table(
+    running: Sequence[Progress],
+    num_more: int,
+    expected_s: Mapping[str, float],
+    names: Mapping[str, str],
+    baseline_key: str | None,
+) -> Table:
+    """The running trials; a setting has an id once it has a record."""
+    baseline = None if baseline_key is None else CompileSettings.parse(baseline_key)
     table = _table("running", "phase", "elapsed", "expected")
     for progress in running:
         phase = f"{progress.phase} {_duration(progress.in_phase_s)}"
         expected = _duration(expected_s.get(progress.settings_key, 0.0))
-        table.add_row(escape(_label(progress.settings_key)), phase, _duration(progress.elapsed_s), expected)
+        name = names.get(progress.settings_key) or difference(CompileSettings.parse(progress.settings_key), baseline)
+        table.add_row(escape(name), phase, _duration(progress.elapsed_s), expected)
     if num_more > 0:
         table.add_row(f"and {num_more} more")
     return table
@@ -254,7 +267,7 @@ def _best(latest: Sequence[TrialRecord]) -> list[TrialRecord]:
     return sorted(usable, key=lambda record: -(record.samples_per_s or 0.0))
 
 
-def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[TrialRecord]) -> Table:
+def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[TrialRecord], names: Mapping[str, str]) -> Table:
     """Renders the best settings so far, with each one's gain over what is run today."""
     today = next((record for record in latest if record.settings_key == state.baseline), None)
     table = _table("best so far", "samples/s", "gain (95 %)", "compile s", "")
@@ -263,7 +276,7 @@ def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[Tria
         compiled = _figure(record.compile_s) if record.cold_equivalent_s is None else f"≈ {_figure(record.cold_equivalent_s)}"
         remark = "front, disturbed" if on_front and record.contended else "front" if on_front else ""
         gain = "today" if record is today else _gain(record, today)
-        name = Text(_label(record.settings_key), style="bold" if on_front else "")
+        name = Text(names[record.settings_key], style="bold" if on_front else "")
         table.add_row(name, _figure(record.samples_per_s), gain, compiled, remark)
     return table
 
@@ -281,12 +294,12 @@ def _gain(record: TrialRecord, today: TrialRecord | None) -> str:
     return f"{gain} ({low / base_high:.2f}–{high / base_low:.2f})"
 
 
-def _last_table(finished: Sequence[TrialRecord]) -> Table:
+def _last_table(finished: Sequence[TrialRecord], names: Mapping[str, str]) -> Table:
     table = _table("finished last", "outcome")
     for record in finished:
         is_ok = record.status is Status.OK
         outcome = f"{_figure(record.samples_per_s)} samples/s" if is_ok else visible(f"{record.status}: {record.label}")
-        table.add_row(Text(_label(record.settings_key)), Text(outcome, style=_STYLES[record.status]))
+        table.add_row(Text(names[record.settings_key]), Text(outcome, style=_STYLES[record.status]))
     return table
 
 
@@ -299,9 +312,9 @@ def _table(name: str, *figures: str) -> Table:
     return table
 
 
-def outcome_of(record: TrialRecord) -> str:
+def outcome_of(record: TrialRecord, setting_id: str) -> str:
     """Describes how an attempt ended, in one line."""
-    label = _label(record.settings_key)
+    label = f"{setting_id} {_label(record.settings_key)}"
     again = visible(f" (at try {record.tries}; before, {record.retry_reasons[-1]})") if record.retry_reasons else ""
     if record.status is Status.OK:
         return f"ok: {label}: {_figure(record.samples_per_s)} samples/s{_noise(record)}, {_compiled(record)}{again}"

@@ -106,7 +106,9 @@ def test_a_throughput_outside_of_the_interval_is_said_and_still_offered(
     told = json.loads((folder / "best.json").read_text())
     assert told["outcome"] == "outside"
     assert "above the recorded" in told["sentence"]
-    assert told["sentence"] in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert told["sentence"] in out
+    assert all(words in err for words in ("once more in a fresh process", "warming up", "timing 5 passes"))
     assert f"# {told['sentence']}\n" in (folder / "best.py").read_text()
     assert told["job"]["steps"] == 1000
 
@@ -172,9 +174,16 @@ def test_a_setting_can_be_named_instead_of_recommended(make_sweep: MakeSweep, ca
     folder = make_sweep([toy(), slow])
     assert main([str(folder), "--only", "best", "--no-rerun", "--setting", slow.settings_key]) == 0
     assert json.loads((folder / "best.json").read_text())["settings_key"] == slow.settings_key
+    assert main([str(folder), "A1", "--only", "best", "--no-rerun"]) == 0
+    assert json.loads((folder / "best.json").read_text())["setting_id"] == "A1"
     capsys.readouterr()
-    assert main([str(folder), "--only", "best", "--setting", "scope=full"]) == 2
-    assert "no usable trial of --setting" in capsys.readouterr().err
+    for words, complaint in (
+        (["--setting", "scope=full"], "no usable trial of the setting 'scope=full'"),
+        (["A3"], "no setting A3; its settings are A1 to A2"),
+        (["A1", "--setting", "A2"], "leave one of them out"),
+    ):
+        assert main([str(folder), *words, "--only", "best"]) == 2
+        assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", ["abc", [1], math.inf, 1.5, True])
@@ -225,7 +234,7 @@ def test_every_form_is_written_beside_the_sweep(make_sweep: MakeSweep, capsys: p
     folder = make_sweep()
     assert main([str(folder), "--only", "csv", "parquet", "md"]) == 0
     assert [Path(line).name for line in capsys.readouterr().out.split()] == ["trials.csv", "trials.parquet", "trials.md"]
-    assert (folder / "trials.md").read_text().startswith("| setting |")
+    assert (folder / "trials.md").read_text().startswith("| id | setting |")
     assert len(pd.read_csv(folder / "trials.csv")) == 9
     assert not list(folder.glob(".*.tmp"))
 

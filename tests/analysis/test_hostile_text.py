@@ -57,4 +57,4 @@ def test_a_hostile_record_is_only_shown(make_sweep: MakeSweep, tmp_path: Path, c
 
 def test_lines_about_trials_spell_out_what_a_record_holds() -> None:
     for record in hostile_trials():
-        assert not OBEYED.intersection(outcome_of(record))
+        assert not OBEYED.intersection(outcome_of(record, "A1"))

@@ -30,14 +30,14 @@ def test_the_recommendation_is_a_row_a_length_and_a_line_a_flip(
         ["1,000", "stay"],
         *([steps, "use"] for steps in ("10,000", "100,000", "1,000,000")),
     ]
-    assert [row[2] for row in rows[1:]] == ["regional, default, mark"] * 3
+    assert [row[2] for row in rows[1:]] == ["A3 regional, mark"] * 3
     assert rows[0][2].startswith("nearest: ")
     assert rows[0][5].startswith("−")
     assert not rows[1][5].startswith("−")
     assert headings[-1] == "costs"
     flips = [line for line in printed.splitlines() if line.startswith("- from")]
     assert len(flips) == 2
-    assert flips[1].endswith("steps: “regional, default, mark”")
+    assert flips[1].endswith("steps: “A3 regional, mark”")
 
 
 def test_a_comparison_marks_what_is_beyond_noise_and_no_label_is_mark_up(

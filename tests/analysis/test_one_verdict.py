@@ -29,9 +29,9 @@ STEPS = {Outcome.UNCLEAR: "1000"}
 """Length of the job; by default the usual one."""
 
 BEGINNINGS = {
-    Outcome.USE: "Use “full, reduce-overhead, static, memory format channels_last”.",
-    Outcome.STAY: "Stay with eager.",
-    Outcome.UNCLEAR: "Cannot tell whether “full, reduce-overhead, static, fused optimizer” is faster than",
+    Outcome.USE: "Use “A3 full, reduce-overhead, static, memory format channels_last”.",
+    Outcome.STAY: "Stay with A1 (eager).",
+    Outcome.UNCLEAR: "Cannot tell whether “A9 full, reduce-overhead, static” is faster than",
 }
 
 
@@ -86,14 +86,14 @@ def test_what_would_tell_is_said_where_it_is_not_clear(capsys: pytest.CaptureFix
     steps = re.match(r"What would tell: a job of ([\d,]+) steps or more, over which it saves time for certain; or ", said[2])
     assert steps
     longer = recommended(RESULTS / SWEEPS[Outcome.UNCLEAR], steps[1].replace(",", ""), capsys)
-    assert longer[0] == "Use “full, reduce-overhead, static, fused optimizer”."
+    assert longer[0] == "Use “A9 full, reduce-overhead, static”."
 
 
 def test_only_settings_that_somebody_might_choose_are_named() -> None:
     named = {one.what: one for one in ending(RESULTS / "h200-captioning").named}
     assert set(named) == {"recommended", "cheapest that beats eager", "best eager", "today"}
     assert named["today"].saves == "—"
-    assert named["best eager"].setting.startswith("eager, ")
+    assert named["best eager"].setting.startswith("A42 eager, ")
     assert [one.what for one in ending(RESULTS / SWEEPS[Outcome.STAY]).named] == ["best eager, today"]
 
 

@@ -58,8 +58,8 @@ def test_what_torch_compile_does_as_it_comes(settings: str, expected: bool) -> N
     ("eager", "baseline"),
     [
         (["scope=eager,optimizer=fused", "scope=eager", "scope=eager,as_written=on"], "the script as it is"),
-        (["scope=eager,optimizer=fused,attention=unmasked", "scope=eager,optimizer=fused"], "eager (“eager, fused optimizer”)"),
-        (["scope=eager,optimizer=fused", "scope=eager,padding=max"], "eager"),
+        (["scope=eager,optimizer=fused,attention=unmasked", "scope=eager,optimizer=fused"], "A2 (eager, fused optimizer)"),
+        (["scope=eager,optimizer=fused", "scope=eager,padding=max"], "A2 (eager)"),
     ],
 )
 def test_what_is_run_today_is_the_script_as_it_is_or_the_plainest_eager_setting(
@@ -98,7 +98,7 @@ def test_a_constraint_leaves_settings_out_but_not_what_they_are_compared_with(ma
     bounds = [Constraint.parse("compile_s<=60"), Constraint.parse("compile_s>=5")]
     found = recommend(df, Job(steps=1_000_000), constraints=bounds)
     assert found.trial["scope"] == "regional"
-    assert "against eager;" in verdict(found)[1]
+    assert "against A1 (eager);" in verdict(found)[1]
     assert found.excluded == {"compile_s<=60": 2, "compile_s>=5": 1}
 
 
@@ -106,8 +106,8 @@ def test_a_setting_that_loses_is_used_where_what_is_run_today_breaks_a_constrain
     df = analysis.load(make_sweep(RECORDS))
     found = recommend(df, Job(steps=100), constraints=[Constraint.parse("samples_per_s>=600")])
     assert verdict(found) == [
-        "Use “regional, default, static”.",
-        "Of what keeps the constraints it takes least; eager does not keep them.",
+        "Use “A3 regional, static”.",
+        "Of what keeps the constraints it takes least; A1 (eager) does not keep them.",
     ]
 
 
@@ -136,7 +136,7 @@ def test_settings_that_cannot_be_told_apart_are_named(make_sweep: MakeSweep) -> 
 def test_what_is_not_known_is_said(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep([trial(QUICK, 640, 20), trial(EAGER, 500, 1, status=Status.FAILED, label="gpu-shared")]))
     words = " ".join(sentences(recommend(df, Job(steps=1000, starts=Starts.WARM))))
-    assert words.startswith("Cannot tell what “regional, default, static” gains. No eager trial is usable;")
+    assert words.startswith("Cannot tell what “A1 regional, static” gains. No eager trial is usable;")
     assert "warm start was not measured" in words
 
 
@@ -145,7 +145,7 @@ def test_the_command_prints_a_recommendation_for_each_length_and_the_flips(
 ) -> None:
     assert main([str(make_sweep(RECORDS)), "--steps", "100", "1M", "--restarts", "2", "--price-per-gpu-hour", "4"]) == 0
     out = capsys.readouterr().out
-    assert "Stay with eager.\n  For 100 steps of 64 samples a worker, 2 restarts, every start cold, the nearest" in out
+    assert "Stay with A1 (eager).\n  For 100 steps of 64 samples a worker, 2 restarts, every start cold, the nearest" in out
     assert "For 1,000,000 steps" in out
     assert "at 4.00 a GPU-hour" in out
     assert f"--settings '{RECORDS[3].settings_key}'" in out

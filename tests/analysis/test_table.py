@@ -37,6 +37,7 @@ def test_every_trial_has_a_row_the_fastest_usable_first_the_others_last(make_swe
 def test_a_row_has_intervals_phases_memory_and_numerics(make_sweep: MakeSweep) -> None:
     (row,) = rows_of(markdown_of(make_sweep, [trial("scope=full", 900, 50)]))
     assert row == {
+        "id": "A1",
         "setting": "full, default, static",
         "samples/s": "900 (891–909)",
         "vs eager interleaved": "1.50× (1.49–1.51)",

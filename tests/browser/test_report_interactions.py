@@ -103,13 +103,13 @@ def test_the_slider_ranks_settings_as_the_analysis_does(browser: sync_api.Browse
         first = visit.page.locator("#job-ranking li").first
         for decades in (2.0, 3.0, 4.0, 5.0, 7.0):
             drag(visit.page, decades)
-            best = costs(df, Job(steps=round(10**decades))).table.iloc[0]["settings_label"]
+            best = costs(df, Job(steps=round(10**decades))).table.iloc[0]["setting_name"]
             sync_api.expect(first).to_contain_text(best)
             named.add(best)
         visit.page.get_by_label("Restarts").fill("1000")
-        best = costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["settings_label"]
+        best = costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["setting_name"]
         sync_api.expect(first).to_contain_text(best)
-        assert best != costs(df, Job(steps=10**7)).table.iloc[0]["settings_label"]
+        assert best != costs(df, Job(steps=10**7)).table.iloc[0]["setting_name"]
         lines = visit.page.evaluate(
             "document.getElementById('break-even-chart').data.filter((one) => one.visible).map((one) => one.name)"
         )
@@ -128,7 +128,7 @@ def test_of_settings_that_catch_up_at_one_length_the_page_names_the_shortest(
     records = [trial("scope=eager", 64, 0.0), trial("scope=regional", 128, 5.05), trial("scope=full", 64 / 0.499, 5.4609)]
     folder = make_sweep(records)
     ranges = [
-        (reign.from_steps, reign.trial["settings_label"]) for reign in recommend(analysis.load(folder), Job(steps=100)).reigns
+        (reign.from_steps, reign.trial["setting_name"]) for reign in recommend(analysis.load(folder), Job(steps=100)).reigns
     ]
     assert [start for start, _ in ranges] == [1, 11, 411]
     with Visit(browser, analysis.write_report(folder)) as visit:

@@ -70,7 +70,7 @@ const setUpTrials = (table) => {
   allRows = table.rows.map((row) => ({
     ...row,
     fields: fieldsOf(row.key),
-    words: [row.label, row.key, row.status, ...row.remarks.map(([words]) => words)].join(" ").toLowerCase(),
+    words: [row.name, row.label, row.key, row.status, ...row.remarks.map(([words]) => words)].join(" ").toLowerCase(),
   }));
 
   // Columns by number: setting, the figures, numerics, remarks; remarks stand second.
@@ -94,7 +94,7 @@ const setUpTrials = (table) => {
     fill();
   });
 
-  const keys = [(row) => row.label, ...columns.map((_, place) => (row) => row.cells[place][1]), (row) => row.numerics[0],
+  const keys = [(row) => Number(row.name.slice(1).split(" ")[0]), ...columns.map((_, place) => (row) => row.cells[place][1]), (row) => row.numerics[0],
     (row) => row.remarks.map(([words]) => words).join(", ")];
   const compare = (a, b) => {
     const [one, other] = [keys[sort.column + 1](a), keys[sort.column + 1](b)];
@@ -127,17 +127,17 @@ const setUpTrials = (table) => {
     const star = row.on_front ? [made("span", { role: "img", ariaLabel: "on the front", textContent: "★" })] : [];
     const name = made("div", { className: "setting" },
       made("span", { className: "star" }, ...star),
-      made("span", { className: "name", textContent: row.label }),
+      made("span", { className: "name", textContent: row.name }),
       made("span", { className: "copies" },
-        copyButton("Copy", () => row.key, `Copy ${row.label}`, "copy"),
-        copyButton("Python", () => row.python ?? `CompileSettings.parse(${JSON.stringify(row.key)})`, `Copy ${row.label} as Python`),
-        copyButton("CLI", () => `${table.command} --settings '${row.key.replaceAll("'", "'\\''")}'`, `Copy ${row.label} as a command`)));
+        copyButton("Copy", () => row.key, `Copy ${row.name}`, "copy"),
+        copyButton("Python", () => row.python ?? `CompileSettings.parse(${JSON.stringify(row.key)})`, `Copy ${row.name} as Python`),
+        copyButton("CLI", () => `${table.command} --settings '${row.key.replaceAll("'", "'\\''")}'`, `Copy ${row.name} as a command`)));
     const cells = row.cells.flatMap((cell, place) => (hidden.has(place) ? [] : [figureCell(cell)]));
     const numerics = figureCell(row.numerics);
     numerics.className = "words";
     const status = row.status === "ok" ? [] : [made("span", { className: `tag ${row.status}`, textContent: row.outcome })];
     const remarks = row.remarks.map(([words, meaning]) => made("span", { className: "tag doubt", textContent: words, title: meaning }));
-    return made("tr", {}, made("th", { scope: "row", title: row.key }, name),
+    return made("tr", {}, made("th", { scope: "row", title: `${row.label}\n${row.key}` }, name),
       made("td", { className: "words remarks" }, ...[...status, ...remarks].flatMap((tag) => [tag, " "])), ...cells, numerics);
   };
 

@@ -28,7 +28,7 @@ def test_what_cannot_be_told_apart_is_a_group_led_by_the_most_probable(make_swee
     info = pareto_info(analysis.load(make_sweep(close_trials())))
     assert [[point.trial_id for point in group] for group in info.ties] == [["regional", "fused"]]
     points = {point.trial_id: point for point in info.points}
-    assert points["fused"].equal_to == "regional, default, static"
+    assert points["fused"].equal_to == "A2 regional, static"
     assert points["regional"].equal_to is None
     assert 0.05 < (points["fused"].front_probability or 0) < (points["regional"].front_probability or 0)
     assert points["full"].front_probability == 1.0
@@ -42,7 +42,7 @@ def test_the_chart_joins_them_and_the_hover_says_how_probable_each_is(make_sweep
     hovers = [text for trace in chart.data for text in trace.hovertext or ()]
     fused = next(text for text in hovers if "fused optimizer" in text).replace("<br>", " ")
     assert "may be on the front: " in fused
-    assert "cannot be told apart from “regional, default, static”" in fused
+    assert "cannot be told apart from “A2 regional, static”" in fused
     assert any("on the front: over 99.8 % probable" in text.replace("<br>", " ") for text in hovers)
 
 
@@ -57,10 +57,10 @@ def test_the_list_names_what_equals_each_member_and_what_else_may_be_on_the_fron
     records = [*close_trials(), trial("scope=modular", 890, 57, trial_id="modular")]
     df = analysis.load(make_sweep(records))
     found = front_list(df, summary(df), analysis.uncertain_front(df).trials)
-    names = [entry.settings_label for entry in found.entries]
-    assert names == ["eager", "regional, default, static", "modular, default, static", "full, default, static"]
+    names = [entry.setting_name for entry in found.entries]
+    assert names == ["A1 eager", "A2 regional, static", "A5 modular, static", "A4 full, static"]
     assert [len(entry.equals) for entry in found.entries][:2] == [0, 1]
-    assert found.entries[1].equals[0].startswith("regional, default, static, fused optimizer (may be on the front: ")
+    assert found.entries[1].equals[0].startswith("A3 regional, static, fused optimizer (may be on the front: ")
     assert found.others == []
 
 

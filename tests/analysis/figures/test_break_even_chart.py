@@ -18,7 +18,7 @@ def test_lines_are_multiples_of_what_is_run_today(make_sweep: MakeSweep) -> None
     ]
     info = break_even_info(analysis.load(make_sweep(records)))
     assert info.baseline is not None
-    assert info.settings[info.baseline].label == "eager, pad to longest ×8"
+    assert info.settings[info.baseline].label == "A2 eager, pad to longest ×8"
     assert info.samples_per_step == 64
     compiled, eager = (line for line in break_even_figure(info).data if line.visible)
     assert list(eager.y) == pytest.approx([1.0] * len(eager.y))
@@ -37,7 +37,7 @@ def test_settings_that_never_win_are_not_drawn_but_torch_compile_as_it_comes_is(
     lines = break_even_figure(break_even_info(analysis.load(make_sweep(records)))).data
     names = [line.name for line in lines if line.visible]
     assert len(lines) == 4
-    assert names == ["regional, default, mark", "full, default, static", "eager"]
+    assert names == ["A3 regional, mark", "A2 full, static", "A1 eager"]
 
 
 def test_a_page_gets_warm_starts_only_where_they_were_measured(make_sweep: MakeSweep) -> None:
@@ -47,8 +47,8 @@ def test_a_page_gets_warm_starts_only_where_they_were_measured(make_sweep: MakeS
     data = break_even_data(break_even_info(analysis.load(folder)))
     assert data["has_warm"] is True
     warm = {one["label"]: one["warm_s"] for one in data["settings"]}
-    assert warm["modular, default, static"] is None
-    assert 0 < warm["full, default, static"] < 60
+    assert warm["A3 modular, static"] is None
+    assert 0 < warm["A2 full, static"] < 60
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_part_says_its_seconds_its_share_and_what_it_is(make_sweep: MakeSweep)
     figure = compile_phases_figure(compile_phases_info(analysis.load(make_sweep([trial("scope=full", 700, 50)]))))
     hover = next(trace.hovertext[0] for trace in figure.data if trace.name == "Inductor")
     assert hover.startswith("Inductor: 17.0 s, 34 % of 50.0 s<br>graph passes")
-    assert hover.endswith("<br>full, default, static")
+    assert hover.endswith("<br>A1 full, static")
 
 
 def test_what_a_phase_lacks_is_left_out_and_not_drawn_as_nothing(make_sweep: MakeSweep) -> None:
@@ -95,7 +95,7 @@ def test_the_report_shows_the_bars_below_the_front_and_above_the_table(make_swee
 
 def test_text_of_a_record_is_never_mark_up_in_the_bars(make_sweep: MakeSweep) -> None:
     df = analysis.load(make_sweep(typical_trials()))
-    df["settings_label"] = pd.Series(["<b>x</b>"] * len(df), dtype="string")
+    df["setting_name"] = pd.Series(["<b>x</b>"] * len(df), dtype="string")
     figure = compile_phases_figure(compile_phases_info(df))
     texts = [note.text for note in figure.layout.annotations] + [text for trace in figure.data for text in trace.hovertext]
     assert texts

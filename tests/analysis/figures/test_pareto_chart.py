@@ -74,10 +74,10 @@ def test_the_axis_begins_a_decade_under_the_quickest_compile(make_sweep: MakeSwe
     assert {point.trial_id for point in info.points if point.shown_x == 1} == {"eager-max", "eager-longest"}
 
 
-def test_a_crowded_front_is_numbered_instead_of_named(make_sweep: MakeSweep) -> None:
+def test_a_crowded_front_has_ids_instead_of_names(make_sweep: MakeSweep) -> None:
     records = [trial(f"scope=eager,padding=longest,pad_multiple={n}", 500 + n, n) for n in range(1, 12)]
     figure = analysis.figures.pareto_figure(analysis.load(make_sweep(records)))
-    assert [annotation.text for annotation in figure.layout.annotations] == [str(n) for n in range(1, 12)]
+    assert [annotation.text for annotation in figure.layout.annotations] == [f"A{n}" for n in range(1, 12)]
 
 
 def test_the_hover_holds_the_whole_setting_and_the_main_figures(make_sweep: MakeSweep) -> None:

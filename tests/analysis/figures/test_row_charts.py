@@ -76,10 +76,10 @@ def test_a_setting_that_is_not_usable_cold_is_in_no_row_for_its_warm_trial(make_
         trial("scope=modular", 700, 50),
     ]
     df = analysis.load(make_sweep(records))
-    names = ["regional, default, static", "modular, default, static"]
-    assert sorted(bar.settings_label for bar in memory_info(df).bars) == sorted(names)
-    assert sorted(row.settings_label for row in step_times_info(df).rows) == sorted(names)
-    assert sorted(line.settings_label for line in parallel_info(df).lines) == sorted(names)
+    names = ["A2 regional, static", "A3 modular, static"]
+    assert sorted(bar.setting_name for bar in memory_info(df).bars) == sorted(names)
+    assert sorted(row.setting_name for row in step_times_info(df).rows) == sorted(names)
+    assert sorted(line.setting_name for line in parallel_info(df).lines) == sorted(names)
 
 
 def test_trials_side_by_side_have_lanes_of_their_own(make_sweep: MakeSweep) -> None:
@@ -157,8 +157,8 @@ def test_parallel_coordinates_have_an_axis_for_what_differs(make_sweep: MakeSwee
     ]
     info = parallel_info(analysis.load(make_sweep(records)))
     assert [axis.column for axis in info.axes] == ["scope", "compile_s", "peak_memory_bytes", "samples_per_s"]
-    places = {line.settings_label: line.places for line in info.lines}
-    assert places["regional, default, static, fused optimizer"] == pytest.approx([1.0, 0.5, 0.5, 0.5])  # seconds by decades
+    places = {line.setting_name: line.places for line in info.lines}
+    assert places["A2 regional, static, fused optimizer"] == pytest.approx([1.0, 0.5, 0.5, 0.5])  # seconds by decades
     names = [note.name for note in parallel_figure(info).layout.annotations if note.name]
     assert names == ["scope=full", "scope=modular", "scope=regional"]
 
@@ -167,12 +167,12 @@ def test_parallel_coordinates_place_a_warm_trial_by_its_estimate(make_sweep: Mak
     warm = trial("scope=full,optimizer=fused", 950, 5, caches=Caches.WARM, cold_equivalent_s=100.0)
     info = parallel_info(analysis.load(make_sweep([trial("scope=full", 900, 100), trial("scope=regional", 800, 10), warm])))
     axis = [axis.column for axis in info.axes].index("compile_s")
-    places = {line.settings_label: line.places[axis] for line in info.lines}
-    assert places["full, default, static, fused optimizer"] == places["full, default, static"] == 1
-    assert places["regional, default, static"] == 0
-    said = {line.settings_label: line.figures.split(", ")[1] for line in info.lines}
-    assert said["full, default, static, fused optimizer"] == "≈ 100 s compile"
-    assert said["full, default, static"] == "100 s compile"
+    places = {line.setting_name: line.places[axis] for line in info.lines}
+    assert places["A3 full, static, fused optimizer"] == places["A1 full, static"] == 1
+    assert places["A2 regional, static"] == 0
+    said = {line.setting_name: line.figures.split(", ")[1] for line in info.lines}
+    assert said["A3 full, static, fused optimizer"] == "≈ 100 s compile"
+    assert said["A1 full, static"] == "100 s compile"
 
 
 def test_long_titles_of_axes_have_a_line_for_each_word(make_sweep: MakeSweep) -> None:
@@ -215,7 +215,7 @@ def test_caches_save_what_break_even_reckons_with(make_sweep: MakeSweep) -> None
     append(folder, replace(warm_start("scope=full", 8.0), restore_s=0.5, load_s=4.0, warmup_s=0.5 + 10 * 64 / 300))
     df = analysis.load(folder)
     (row,) = cache_info(df).rows
-    reckoned = next(setting for setting in break_even_info(df).settings if setting.label == row.settings_label)
+    reckoned = next(setting for setting in break_even_info(df).settings if setting.label == row.setting_name)
     assert (row.cold_s, row.warm_s) == (reckoned.cold_s, pytest.approx(reckoned.warm_s)) == (3.3, pytest.approx(1.0))
     name = cache_figure(cache_info(df)).layout.annotations[0].text.replace("\u00a0", " ")
     assert "3.30× quicker" in name
@@ -272,7 +272,7 @@ def test_parts_have_prices_from_modular_trials_alone(make_sweep: MakeSweep) -> N
 def test_text_of_a_record_is_never_mark_up(make_sweep: MakeSweep, draw: str) -> None:
     records = [*typical_trials(), trial("scope=full", 800, 5, caches=Caches.WARM)]
     df = analysis.load(make_sweep([*records]))
-    df["settings_label"] = df["trial_id"] = HOSTILE
+    df["setting_name"] = df["trial_id"] = HOSTILE
     df["gpus"] = [[f"{HOSTILE}:0"]] * len(df)
     df["wall_s"] = 100.0
     df["started_at"] = "2026-11-21T09:00:00+00:00"

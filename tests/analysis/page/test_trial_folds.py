@@ -28,7 +28,7 @@ def test_a_fold_says_all_of_a_trial_and_shows_the_end_of_its_log(make_sweep: Mak
     logs = folder / "logs" / "002-full"
     logs.mkdir(parents=True)
     (logs / "worker-0.log").write_text("first\n" * 500 + "\x1b[31mlast hf_" + "a" * 34 + "\n")
-    (fold,) = (one for one in trial_folds(folder, analysis.load(folder)) if "full" in one.settings_label)
+    (fold,) = (one for one in trial_folds(folder, analysis.load(folder)) if "full" in one.setting_name)
     facts, lists = dict(fold.facts), dict(fold.lists)
     assert fold.code == "compiled = torch.compile(model)"
     assert facts["graphs"] == "1 graph, 1 break, 30 recompiles"

@@ -58,8 +58,8 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
         trial("scope=modular", 600, 50, contended=True, outliers=7),  # not on the front
     ]
     contended, outliers, drift = cautions(analysis.load(make_sweep(records)), SweepInfo())
-    assert "held up the compile of “regional, default, static”, not measured again alone" in contended
-    assert "3 in “regional, default, static”, “full, default, static”" in outliers
+    assert "held up the compile of “A2 regional, static”, not measured again alone" in contended
+    assert "3 in “A2 regional, static”, “A3 full, static”" in outliers
     assert "up to 3.4 %" in drift
     assert "(more than 2.0 % in 1 of 3)" in drift
 
@@ -110,8 +110,8 @@ def test_noisy_settings_are_on_the_front_by_the_low_end_of_their_interval_and_ar
         "eager", "regional, default, static", "full, default, static",
     }  # fmt: skip
     (note,) = cautions(df, SweepInfo())
-    assert note.startswith("“regional, default, static” (700 to 900 samples/s) is on the front though noisy, by the low end")
-    assert "“modular, default, static” (880 to 1,100 samples/s), “regional, default, auto” (500 to 1,400 samples/s) would" in note
+    assert note.startswith("“A3 regional, static” (700 to 900 samples/s) is on the front though noisy, by the low end")
+    assert "“A5 modular, static” (880 to 1,100 samples/s), “A4 regional, auto” (500 to 1,400 samples/s) would" in note
     best = analysis.summary(df).best
     assert best is not None
     assert best.trial["settings_label"] == "full, default, static"
@@ -121,7 +121,7 @@ def test_an_interval_that_nothing_bounds_upwards_is_said_so(make_sweep: MakeSwee
     ends = {"stable": False, "samples_per_s_ci95": (204.6, math.inf)}
     df = analysis.load(make_sweep([trial("scope=eager", 500, 0), trial("scope=full", 577, 9, **ends)]))
     (note,) = cautions(df, SweepInfo())
-    assert note.startswith("“full, default, static” (205 samples/s or more) would be on the front by the figure")
+    assert note.startswith("“A2 full, static” (205 samples/s or more) would be on the front by the figure")
 
 
 def test_a_setting_that_is_not_usable_cold_is_none_to_name_and_the_reason_is_said(make_sweep: MakeSweep) -> None:
@@ -132,7 +132,7 @@ def test_a_setting_that_is_not_usable_cold_is_none_to_name_and_the_reason_is_sai
     records = [trial("scope=eager", 800, 0.5), trial("scope=regional", 700, 9), *refuted]
     words = " ".join(cautions(analysis.load(make_sweep(records)), SweepInfo()))
     assert words.endswith(
-        "“full, default, static” reached 900 samples/s when it began with warm caches, but does not count: measured cold it is "
+        "“A3 full, static” reached 900 samples/s when it began with warm caches, but does not count: measured cold it is "
         "infeasible (diverges)."
     )
 
@@ -177,7 +177,7 @@ def test_of_many_settings_only_their_number_is_said(make_sweep: MakeSweep) -> No
 def test_speedups_that_contradict_each_other_are_said(make_sweep: MakeSweep) -> None:
     records = [trial("scope=eager", 400, 0), trial("scope=regional", 610, 9), trial("scope=full", 900, 50, speedup_eager=2.2)]
     (note,) = cautions(analysis.load(make_sweep(records)), SweepInfo())
-    assert "what “regional, default, static” gained over the same eager steps in another trial" in note  # 1.53× there, 1.02× here
+    assert "what “A2 regional, static” gained over the same eager steps in another trial" in note  # 1.53× there, 1.02× here
     assert "Trust the latter" in note
 
 

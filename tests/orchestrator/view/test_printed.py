@@ -53,12 +53,12 @@ def test_a_noisy_trials_line_has_its_interval() -> None:
             trial_id="1", settings=setting.to_dict(), settings_key=setting.key, status=Status.OK, samples_per_s=850.0,
             compile_s=12.0, **figures,
         )  # fmt: skip
-        return outcome_of(record)
+        return outcome_of(record, "A7")
 
-    assert line(stable=False) == "ok: regional, default, static: 850.0 samples/s (noisy: 800.0 to 930.0), compile 12.0 s"
+    assert line(stable=False) == "ok: A7 regional, default, static: 850.0 samples/s (noisy: 800.0 to 930.0), compile 12.0 s"
     open_upwards = line(stable=False, samples_per_s_ci95=(800.0, math.inf))
-    assert open_upwards == "ok: regional, default, static: 850.0 samples/s (noisy: 800.0 or more), compile 12.0 s"
-    assert line(stable=True) == "ok: regional, default, static: 850.0 samples/s, compile 12.0 s"
+    assert open_upwards == "ok: A7 regional, default, static: 850.0 samples/s (noisy: 800.0 or more), compile 12.0 s"
+    assert line(stable=True) == "ok: A7 regional, default, static: 850.0 samples/s, compile 12.0 s"
 
 
 def test_an_estimate_takes_no_more_trials_at_once_than_there_are() -> None:
