@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DOCS = Path("docs")
 """Relative to the repository's root, which is the working directory, so that no path of this machine gets onto a page."""
 SWEEP = DOCS / "results" / "h200-captioning"
+WINNER = DOCS / "results" / "h100-resnet"
 ALONE, SIDE_BY_SIDE = (DOCS / "results" / "h200-scaling" / "sweep" / name for name in ("one", "all"))
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -52,6 +53,13 @@ def recommended() -> str:
     from analysis import recommend
 
     return _printed(lambda: recommend.main([str(SWEEP), "--restarts", "10", "--price-per-gpu-hour", "4", "--markdown"]))
+
+
+def tutorial_verdict() -> str:
+    """Returns what the tutorial shows of a recorded sweep that has a winner."""
+    from analysis import recommend
+
+    return f"```text\n{_printed(lambda: recommend.main([str(WINNER), '--steps', '100k']))}```\n"
 
 
 def measured() -> str:
@@ -100,6 +108,7 @@ def _fields(told: Mapping[str, Figure]) -> str:
 
 TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "recommended": ("analysis.md", recommended),
+    "tutorial verdict": ("tutorial.md", tutorial_verdict),
     "compared": ("analysis.md", compared),
     "measured": ("results.md", measured),
     "labels": ("records.md", labels),
