@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import compile_sweep
+from compile_sweep.run import main
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
@@ -32,45 +34,38 @@ def trained(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
+SHOW_KERNELS = """
+cuda = torch.backends.cuda
+print(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cuda.math_sdp_enabled())
+"""
+
+
 @pytest.mark.slow
 def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_keys(folder: Path) -> None:
-    settings = folder / "best.json"
-    settings.write_text(json.dumps({"settings": "scope=regional,dynamic=auto,optimizer=fused,backend=aot_eager"}))
+    settings = "scope=regional,dynamic=auto,optimizer=fused,sdpa_kernel=flash,backend=aot_eager"
+    (folder / "best.json").write_text(json.dumps({"settings": settings}))
+    script = folder / "char_lm.py"
+    script.write_text(script.read_text() + SHOW_KERNELS)
     words = ["char_lm.py", "--max_iters=8", "--eval_interval=8", "--compile_model=True"]
     run = trained(folder, "-m", "compile_sweep.run", "--settings", "best.json", *words)
     assert run.returncode == 0, run.stderr
     assert "regional" in run.stderr
     assert "applied to model (GPT)" in run.stderr
     assert "step 8: loss" in run.stdout
+    assert run.stdout.split()[-4:] == ["True", "False", "False", "True"], "a kernel stays in force for the whole script"
     kept = torch.load(folder / "out" / "ckpt.pt")
     assert kept["iteration"] == 8
     assert next(iter(kept["model"])) == "wte.weight"
 
 
-@pytest.mark.slow
-def test_an_attention_kernel_stays_in_force_for_the_whole_script(folder: Path) -> None:
-    (folder / "attention.py").write_text(
-        "import torch\n"
-        "model = torch.nn.Linear(4, 4)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(3):\n"
-        "    model(torch.randn(2, 4)).sum().backward()\n"
-        "    optimizer.step()\n"
-        "cuda = torch.backends.cuda\n"
-        "print(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cuda.math_sdp_enabled())\n"
-    )
-    (folder / "best.json").write_text(json.dumps({"settings": "scope=eager,sdpa_kernel=flash"}))
-    run = trained(folder, "-m", "compile_sweep.run", "--settings", "best.json", "attention.py")
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["True", "False", "False", "True"]
-
-
-@pytest.mark.slow
-def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
-    run = trained(folder, "-m", "compile_sweep.run", "--settings", "nowhere", "vae.py")
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: --settings nowhere: there is no such folder or file")
-    assert "Traceback" not in run.stderr
+def test_a_winner_that_is_not_there_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["--settings", "nowhere", "vae.py"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --settings nowhere: there is no such folder or file")
+    assert "Traceback" not in error
 
 
 AS_WRITTEN = "scope=eager,as_written=on"
@@ -121,14 +116,19 @@ Trainer(model, arguments, train_dataset=rows, callbacks=[compile_sweep.trainer_c
         pytest.param(LIGHTNING, "Classifier", marks=pytest.mark.nightly("as in the Trainer, whose callback does the same")),
     ],
 )
-def test_a_callback_applies_a_winner_inside_a_trainer(program: str, model: str, folder: Path) -> None:
+def test_a_callback_applies_a_winner_inside_a_trainer(
+    program: str, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_thread: None
+) -> None:
     pytest.importorskip("lightning" if "lightning" in program else "accelerate")
-    counted = "\nfrom torch._dynamo.utils import counters; print('graphs', counters['stats']['unique_graphs'])"
-    settings = '"scope=full,dynamic=auto,backend=aot_eager,optimizer=fused"'
-    run = trained(folder, "-c", program.replace("SETTINGS", settings) + counted)
-    assert run.returncode == 0, run.stderr
-    assert f"applied to model ({model})" in run.stderr
-    assert int(run.stdout.rpartition("graphs ")[2]) >= 1
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    torch._dynamo.reset()
+    counters.clear()
+    exec(program, {"SETTINGS": "scope=full,dynamic=auto,backend=aot_eager,optimizer=fused"})
+    applied = re.search(r"^compile_sweep: .*, applied to .*\((\w+)\)$", capsys.readouterr().err, re.MULTILINE)
+    assert applied is not None
+    assert applied[1] == model
+    assert counters["stats"]["unique_graphs"] >= 1
 
 
 class Net(nn.Module):
