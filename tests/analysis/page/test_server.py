@@ -245,26 +245,27 @@ def test_an_open_page_says_what_cannot_be_read_and_shows_a_new_trial_with_what_w
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(server.url)
         note = page.locator("#live")
-        sync_api.expect(note).to_have_text("watching", timeout=PATIENCE_MS)
+        sync_api.expect(note).to_have_text("watching")
         damage(folder)
-        sync_api.expect(note).to_contain_text("not up to date: ", timeout=PATIENCE_MS)
+        sync_api.expect(note).to_contain_text("not up to date: ")
         sync_api.expect(note).to_contain_text("trials.jsonl line 10")
         for _ in range(2):  # two more looks, after which the page is still the one that was opened
             with page.expect_response("**/version"):
                 pass
         assert loads == [server.url]
         page.reload()
-        sync_api.expect(note).to_contain_text("trials.jsonl line 10", timeout=PATIENCE_MS)
+        sync_api.expect(note).to_contain_text("trials.jsonl line 10")
+        page.wait_for_selector("html[data-drawn=all]", state="attached")  # from then on a choice is kept
         page.get_by_text("peak memory", exact=True).first.click()
         page.locator("#filter").fill("dynamic=mark")
         page.locator("#filter").blur()
         damage(folder, undo=True)
         append(folder, trial("scope=full,mode=max-autotune,dynamic=mark", 5000, 1, trial_id="new"))
-        sync_api.expect(page.locator("#trials tbody")).to_contain_text("5,000", timeout=PATIENCE_MS)
+        sync_api.expect(page.locator("#trials tbody")).to_contain_text("5,000")
         # The rows are in the page before its scripts have run, so what they restore has to be waited for.
-        sync_api.expect(page.locator("#filter")).to_have_value("dynamic=mark", timeout=PATIENCE_MS)
-        sync_api.expect(page.get_by_role("radio", name="peak memory")).to_be_checked(timeout=PATIENCE_MS)
-        sync_api.expect(note).to_have_text("watching", timeout=PATIENCE_MS)
+        sync_api.expect(page.locator("#filter")).to_have_value("dynamic=mark")
+        sync_api.expect(page.get_by_role("radio", name="peak memory")).to_be_checked()
+        sync_api.expect(note).to_have_text("watching")
         page.wait_for_load_state()
         assert len(loads) == 3
         assert errors == []
