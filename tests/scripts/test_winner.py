@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,19 +115,14 @@ Trainer(model, arguments, train_dataset=rows, callbacks=[compile_sweep.trainer_c
         pytest.param(LIGHTNING, "Classifier", marks=pytest.mark.nightly("as in the Trainer, whose callback does the same")),
     ],
 )
-def test_a_callback_applies_a_winner_inside_a_trainer(
-    program: str, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_thread: None
-) -> None:
+def test_a_callback_applies_a_winner_inside_a_trainer(program: str, model: str, folder: Path) -> None:
     pytest.importorskip("lightning" if "lightning" in program else "accelerate")
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(folder)
-    torch._dynamo.reset()
-    counters.clear()
-    exec(program, {"SETTINGS": "scope=full,dynamic=auto,backend=aot_eager,optimizer=fused"})
-    applied = re.search(r"^compile_sweep: .*, applied to .*\((\w+)\)$", capsys.readouterr().err, re.MULTILINE)
-    assert applied is not None
-    assert applied[1] == model
-    assert counters["stats"]["unique_graphs"] >= 1
+    counted = "\nfrom torch._dynamo.utils import counters; print('graphs', counters['stats']['unique_graphs'])"
+    settings = '"scope=full,dynamic=auto,backend=aot_eager,optimizer=fused"'
+    run = trained(folder, "-c", program.replace("SETTINGS", settings) + counted)
+    assert run.returncode == 0, run.stderr
+    assert f"applied to model ({model})" in run.stderr
+    assert int(run.stdout.rpartition("graphs ")[2]) >= 1
 
 
 class Net(nn.Module):
